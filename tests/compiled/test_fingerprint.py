@@ -156,7 +156,7 @@ def test_prompts_of_an_unchanged_model_are_reused(
 def test_file_that_cannot_be_written_is_a_warning_not_an_error_of_the_request(tmp_path: Path) -> None:
     model = model_of()
     (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning, match="the prompt is not kept: cannot write"):
+    with pytest.warns(UserWarning, match="the prompt is not saved: cannot write"):
         found = answer(model, files=PrefixFiles(tmp_path / "file", model))
     assert same(found, answer(model))
 

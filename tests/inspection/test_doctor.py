@@ -151,7 +151,7 @@ def test_loss_that_is_given_is_checked() -> None:
     found = [doctor(model_of(GPT), checks=["loss"], loss=loss)[0] for loss in (right, wrong)]
     assert [(f.status, f.where) for f in found] == [
         ("ok", ""),
-        ("failed", "it is that of targets 1 ahead of the logits"),
+        ("failed", "it is the loss of targets 1 ahead of the logits"),
     ]
 
 

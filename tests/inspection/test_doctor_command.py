@@ -23,7 +23,7 @@ from support.planted import EXAMPLE, GPT, model_of
 WRONG: dict[str, tuple[str, str]] = {  # the target and its options, and the sentence
     "no file": ("nowhere.py:GPT", "there is no file nowhere.py"),
     "no module": ("nowhere:GPT", "nowhere cannot be imported"),
-    "no such class": ("FILE:GTP", "the target names 'GTP', which .* does not have: choose from .*Raises"),
+    "no such class": ("FILE:GTP", "the target names 'GTP', which is not in .*: choose from .*Raises"),
     "arguments that are no JSON": ("FILE:Raises {", "--kwargs is no JSON"),
     "unknown arguments": ('FILE:Raises {"x": 1}', "cannot be made .*unexpected keyword argument 'x'.*--kwargs"),
     "no model": ("FILE:number", "gives int: name a torch.nn.Module"),

@@ -60,15 +60,15 @@ def test_unusual_decoder_that_is_right_raises_no_alarm(name: str, fresh: bool) -
     assert [(f.check, f.what) for f in found if f.status in ("failed", "not run")] == []
 
 
-def test_narrow_model_is_told_what_was_tried_and_at_which_width() -> None:
+def test_overfit_of_a_narrow_model_names_its_steps_and_width() -> None:
     [found] = doctor(CORRECT["width 4"](), fresh=True, checks=["overfit"])
     assert found.status == "noted"
     assert "in 80 steps of sign descent, at a width of 4" in found.what
 
 
-def test_shared_blocks_are_no_alarm_but_are_told() -> None:
-    """One block in all places is right in a Universal Transformer and a mistake elsewhere: the code looks the same."""
-    [found] = doctor(CORRECT["one block in all places of a list"](), fresh=True, checks=["shared"])
+def test_shared_blocks_are_noted_and_not_failed() -> None:
+    """One block in all layers is right in a Universal Transformer and a mistake elsewhere: the code looks the same."""
+    [found] = doctor(CORRECT["one block in all layers of a list"](), fresh=True, checks=["shared"])
     assert found.status == "noted"
     assert "layers.0 and layers.1 are one module" in found.what
 

@@ -120,7 +120,7 @@ EDITS: dict[str, tuple[str, str]] = {
         + "        for i in range(LAYERS):\n => "
         + "        for i in range(1):\n",
     ),
-    "one block in all places of a list": (
+    "one block in all layers of a list": (
         "complex_rotary",
         "for _ in range(args.n_layers): => block = TransformerBlock(args)\n        for _ in range(args.n_layers):"
         + AND

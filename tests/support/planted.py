@@ -161,7 +161,7 @@ MUTANTS: dict[str, tuple[str, dict[str, str], str, str]] = {
         GPT,
         {CROSS_ENTROPY: "logits.reshape(len(tokens), -1, tokens.size(1)), targets"},
         "loss",
-        "is that over the wrong axis",
+        "is the loss over the wrong axis",
     ),
     "sum instead of mean": (GPT, {"targets.flatten())": 'targets.flatten(), reduction="sum")'}, "loss", "the sum over"),
     "initialization far too large": (GPT, {"std=0.02": "std=1.0"}, "first loss", ""),

@@ -1,4 +1,4 @@
-"""The text of an answer as it grows, up to a stop text."""
+"""The text of an answer while it grows token by token, and the stop texts that end it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from onward.text.tokenizer import TokenId, Tokenizer
 class StopText:
     """Passes text through up to the first stop text, and delays characters that may begin a stop text.
 
-    The first stop text is the one that ends first, however the text is split into pieces; of two that end at the same
-    character, the longer one.
+    `stops` are the stop texts. The first stop text is the one that ends first, however the text is split into pieces;
+    of two that end at the same character, the longer one.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops, self.pending, self.stopped = stops, "", False
 
     def push(self, piece: str) -> str:
-        """Add a piece; returns the text that can no longer become part of a stop text."""
+        """Add a piece of text; returns the text that can no longer become part of a stop text."""
         self.pending += piece
         ends = [(start + len(stop), start) for stop in self.stops if (start := self.pending.find(stop)) >= 0]
         if ends:
@@ -32,11 +32,11 @@ class StopText:
         return passed
 
     def beginning(self, stop: str) -> int:
-        """The number of last characters that are the beginning of a stop text."""
+        """Return how many characters at the end of the delayed text are a proper prefix of the stop text `stop`."""
         return next(n for n in range(min(len(stop) - 1, len(self.pending)), -1, -1) if self.pending.endswith(stop[:n]))
 
     def finish(self) -> str:
-        """End the text; returns the delayed characters."""
+        """End the text; returns the delayed characters, which turned out not to be a stop text."""
         rest, self.pending = self.pending, ""
         return rest
 
@@ -74,7 +74,7 @@ class Answer:
         return self.stop_text.stopped or bool(self.when and self.when(self.text))
 
     def finish(self) -> str:
-        """End the answer; returns its whole text."""
+        """End the answer; returns all of its text."""
         if not self.stop_text.stopped:
             self.text += self.stop_text.push(self.stream.finish())
         if not self.stop_text.stopped:
@@ -82,6 +82,6 @@ class Answer:
         return self.text
 
     def take(self) -> str:
-        """The text that was added since the last call."""
+        """Return the text that was added since the last call."""
         piece, self.num_taken = self.text[self.num_taken :], len(self.text)
         return piece

@@ -1,4 +1,4 @@
-"""Checks of a request against the model that answers it."""
+"""The check of a request against the model that answers it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from onward.model.decoder import check_ids
 
 
 def check_request(request: Request, config: DecoderConfig, length: int, slide: bool | None) -> None:
-    """Raise a UserError for a request that cannot be continued within `length` tokens.
+    """Raise a UserError if a request cannot be answered within `length` tokens of context.
 
-    `slide`: whether the context slides; None where sliding is not supported.
+    `slide`: whether the context slides when it is full; None if sliding is not supported.
     """
     if not request.prompt:
         raise UserError("the prompt is empty and there is no beginning-of-text token: give it at least one token")

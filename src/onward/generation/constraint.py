@@ -25,19 +25,20 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 ALL_TOKENS = '%llguidance {"no_forcing": true}\n'  # allow every tokenization of a text, not only the tokenizer's
-OF_BYTES = '%llguidance {"allow_invalid_utf8": true}\n'  # expressions match bytes, those with the flag u characters
-CHECKED = 1000  # the most tokens for which endings are searched in one step
+OF_BYTES = '%llguidance {"allow_invalid_utf8": true}\n'  # expressions match bytes, or characters with the flag u
+CHECKED = 1000  # the most allowed tokens for which endings are searched in one step
 SPACE = r"[ ]?|\n[ ]{0,40}"  # white space between JSON tokens: at most one space, or a new line with at most 40 spaces
 
 
 def constraint(
     tokenizer: Tokenizer, size: int, end: Collection[int], options: GenerationOptions
 ) -> TextConstraint | None:
-    """The constraint of the options' `regex` or `json_schema`, over the first `size` token ids; None without either.
+    """Return the constraint for the options' `regex` or `json_schema`, over the first `size` token ids; None if both
+    are empty.
 
-    Regular expressions are those of Rust's regex crate, which must match the whole answer: Unicode classes, no
-    look-around, no back-references, no `\\b`. Schemas with a keyword that is not supported raise a UserError, as do
-    constraints that no tokens of the model can meet. `end` are token ids that are allowed only where the answer is
+    Regular expressions are those of Rust's regex crate, and must match the entire answer: Unicode classes, no
+    look-around, no back-references, no `\\b`. Raises a UserError for a schema with an unsupported keyword, and for a
+    constraint that no tokens of the model can meet. `end` are token ids that are allowed only where the answer is
     complete.
     """
     what = "regex" if options.regex else "json_schema"
@@ -45,21 +46,24 @@ def constraint(
     if not text:
         return None
     language = Language(what, text)
-    known = vocabulary(tokenizer, size)
-    first = TextConstraint(language.start(known), known, sorted(end))
-    some = bool(first.mask.any())
-    if not (some and first.state.possible):
-        if characters := language.unspelled(known.spelling):
+    vocab = vocabulary(tokenizer, size)
+    first = TextConstraint(language.start(vocab), vocab, sorted(end))
+    any_allowed = bool(first.mask.any())
+    if not (any_allowed and first.state.possible):
+        if characters := language.unspelled(vocab.spelling):
             raise UserError(
                 f"{what} cannot be met: the tokens of this model cannot spell {', '.join(map(repr, characters))}"
             )
-        if not some:
+        if not any_allowed:
             raise UserError(f"{what} cannot be met: the tokens of this model can spell no text that it allows")
     return first
 
 
 class Language:
-    """The texts that a regular expression or a JSON schema allows."""
+    """The set of texts that a regular expression or a JSON schema allows, as an llguidance grammar.
+
+    `what` is "regex" or "json_schema", and `text` the expression or the schema.
+    """
 
     def __init__(self, what: str, text: str) -> None:
         try:
@@ -77,43 +81,49 @@ class Language:
                 schema = {"x-guidance": {"whitespace_pattern": SPACE}} | schema
             self.grammar = f"{ALL_TOKENS}start: %json {json.dumps(schema)}"
 
-    def start(self, known: Vocabulary, hint: str = "") -> State:
-        """The state of an empty answer; a UserError for a regular expression or a schema that cannot be used.
+    def start(self, vocab: Vocabulary, hint: str = "") -> State:
+        """Return the grammar state of an empty answer. Raises a UserError for an expression or schema that llguidance
+        rejects.
 
-        Where tokens cannot spell every text, an answer may have a beginning that no tokens can complete. Regular
-        expressions are therefore intersected with the texts that tokens can spell. Where that does not suffice, the
-        state searches for tokens that complete the answer, among which characters of `hint` are likely.
+        If the tokens of `vocab` cannot spell every text, an answer may have a prefix that no tokens can complete.
+        Regular expressions are therefore intersected with the texts that tokens can spell. If that does not suffice,
+        the state searches for tokens that complete the answer, and tries characters of `hint` first.
         """
-        matcher, spelling = self.intersected(known), known.spelling
+        matcher, spelling = self.intersected(vocab), vocab.spelling
         if spelling.complete or (spelling.prefix_free if self.what == "regex" else spelling.covers(self.text)):
             return State(matcher)
-        search = Search({piece: known.ids[piece] for piece in spelling.generators}, hint, self.text, known.size)
+        search = Search({piece: vocab.ids[piece] for piece in spelling.generators}, hint, self.text, vocab.size)
         return State(matcher, search)
 
-    def intersected(self, known: Vocabulary) -> LLMatcher:
-        """The grammar in its first state, of a regular expression intersected with the texts that tokens can spell."""
-        matcher = self.matcher(self.grammar, known)
-        if known.spelling.complete or self.what != "regex":
+    def intersected(self, vocab: Vocabulary) -> LLMatcher:
+        """Return an llguidance matcher of the grammar at its start; a regular expression is intersected with the texts
+        that the tokens of `vocab` can spell."""
+        matcher = self.matcher(self.grammar, vocab)
+        if vocab.spelling.complete or self.what != "regex":
             return matcher
-        both = f"start: TEXT\nTEXT: /(?u){self.expression}/ & /(?su:.*)/ & /{known.spelling.expression}/"
-        return self.matcher(ALL_TOKENS + OF_BYTES + both, known)
+        both = f"start: TEXT\nTEXT: /(?u){self.expression}/ & /(?su:.*)/ & /{vocab.spelling.expression}/"
+        return self.matcher(ALL_TOKENS + OF_BYTES + both, vocab)
 
-    def matcher(self, grammar: str, known: Vocabulary) -> LLMatcher:
-        """A grammar in its first state."""
+    def matcher(self, grammar: str, vocab: Vocabulary) -> LLMatcher:
+        """Return an llguidance matcher of a grammar at its start. Raises a UserError if llguidance rejects the
+        grammar."""
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(known.inner, grammar, log_level=0)
+        matcher = LLMatcher(vocab.inner, grammar, log_level=0)
         if matcher.is_error():
             raise UserError(f"{self.what} cannot be used: {reason(matcher.get_error())}")
         return matcher
 
     def unspelled(self, spelling: Spelling) -> list[str]:
-        """Characters of the regular expression or schema with which tokens could spell a text, as few as possible; none
-        if that takes others."""
+        """Return the characters that the tokens lack to spell an allowed text, as few as possible.
+
+        Only characters of the expression or schema (and, for a schema, of JSON) are tried; empty if they do not
+        suffice.
+        """
 
         def possible(characters: Collection[str]) -> bool:
-            known = Vocabulary([*spelling.generators, *(c.encode() for c in characters)])
-            state = State(self.intersected(known)) if self.what == "regex" else self.start(known, "".join(characters))
+            vocab = Vocabulary([*spelling.generators, *(c.encode() for c in characters)])
+            state = State(self.intersected(vocab)) if self.what == "regex" else self.start(vocab, "".join(characters))
             return state.possible
 
         def needed(characters: list[str], others: list[str]) -> list[str]:  # QuickXplain (Junker 2004)
@@ -133,9 +143,9 @@ class Language:
 class State:
     """The state of the grammar after some tokens of an answer.
 
-    Without a `search`, tokens can complete the answer after each token that the grammar allows. With one, `ending` are
-    tokens that complete the answer, or None if the search finds none; of up to CHECKED tokens that the grammar allows,
-    those are allowed after which the search finds an ending.
+    Without a `search`, tokens can complete the answer after each token that the grammar allows. With a search, `ending`
+    are tokens that complete the answer, or None if the search finds none; a token is then allowed only if the search
+    finds an ending after it (checked if the grammar allows at most CHECKED tokens).
     """
 
     def __init__(self, matcher: LLMatcher, search: Search | None = None) -> None:
@@ -144,18 +154,18 @@ class State:
 
     @property
     def complete(self) -> bool:
-        """Whether the answer may end here."""
+        """Whether the answer may end in this state."""
         return self.matcher.is_accepting()
 
     @property
     def possible(self) -> bool:
-        """Whether tokens can complete the answer, as far as is known."""
+        """Whether tokens can complete the answer, as far as the grammar or the search can tell."""
         if self.search is None:
             return self.complete or bool(allowed_tokens(self.matcher).any())
         return self.ending is not None
 
     def allowed(self) -> np.ndarray:
-        """Whether each token may come next, (V,)."""
+        """Return a mask (V,) of bool: True for tokens that may come next."""
         allowed = allowed_tokens(self.matcher)
         if self.search is not None and self.ending is not None and allowed.sum() <= CHECKED:
             tokens = allowed.nonzero()[0].tolist()
@@ -163,38 +173,42 @@ class State:
         return allowed
 
     def consume(self, token: int) -> None:
-        """Advance by a token that is allowed."""
+        """Advance the state by an allowed token."""
         if self.search is not None and self.ending is not None:
             self.ending = self.search.after(self.matcher, token, self.ending)
         self.matcher.consume_token(token)
 
     def copy(self) -> State:
-        """A copy with a grammar of its own."""
+        """Return a copy that advances independently."""
         result = copy(self)
         result.matcher = self.matcher.deep_copy()
         return result
 
 
 class TextConstraint:
-    """The state of a constrained answer, see `request.Constraint`."""
+    """The constraint of one answer at its current token; implements `request.Constraint`.
 
-    def __init__(self, state: State, known: Vocabulary, end: list[int]) -> None:
-        self.state, self.known, self.end = state, known, end
+    `end` are the token ids that end the answer. `full` is True if the answer is complete and no token but these may
+    follow.
+    """
+
+    def __init__(self, state: State, vocab: Vocabulary, end: list[int]) -> None:
+        self.state, self.vocab, self.end = state, vocab, end
         self.compute_mask()
 
     def compute_mask(self) -> None:
-        """Compute which tokens are allowed next."""
+        """Compute `mask` (V,), True for the tokens that are allowed next, and `full`."""
         self.mask = torch.from_numpy(self.state.allowed())
         self.mask[self.end] = False
         self.full = self.state.complete and not self.mask.any()
         self.mask[self.end] = self.state.complete
 
     def allowed(self) -> Tensor:
-        """The mask (V,) of the tokens that are allowed next."""
+        """Return the mask (V,), True for the tokens that are allowed next."""
         return self.mask
 
     def accept(self, token: int) -> bool:
-        """Advance by a token; False if the token was not allowed, or if no token may follow it."""
+        """Advance by a token; returns False if the token was not allowed, or if no token may follow it."""
         if token in self.end or not self.mask[token]:
             return False
         self.state.consume(token)
@@ -202,25 +216,25 @@ class TextConstraint:
         return not self.full
 
     def copy(self) -> TextConstraint:
-        """A copy, which can be advanced by drafted tokens."""
+        """Return a copy that advances independently, as for draft tokens."""
         result = copy(self)
         result.state = self.state.copy()
         return result
 
     def after(self, text: str) -> TextConstraint:
-        """A copy for an answer that follows `text`; after an empty text, tokens that lose their first space are
-        excluded."""
+        """Return a copy for an answer that follows `text`. After an empty text, it excludes tokens that lose their
+        first space when they are decoded."""
         result = self.copy()
         if not text:
             result.mask = self.mask.clone()
-            result.mask[self.known.spaced] = False
+            result.mask[self.vocab.spaced] = False
         return result
 
 
 class Vocabulary:
-    """Tokens for llguidance, given by their bytes; tokens without bytes are never allowed.
+    """The tokens of a model for llguidance, given by their bytes; tokens without bytes are never allowed.
 
-    The tokens in `spaced` lose their first space at the beginning of a text.
+    The token ids in `spaced` lose their first space at the beginning of a text.
     """
 
     def __init__(self, pieces: Sequence[bytes], spaced: Collection[int] = ()) -> None:
@@ -232,7 +246,7 @@ class Vocabulary:
             bos_token_id, eos_token_id, special_token_ids = None, len(pieces), (len(pieces),)
 
             def __call__(self, text: str) -> list[int]:
-                return []  # asked only where a grammar forces tokens
+                return []  # called only if a grammar forces tokens
 
         self.inner = LLTokenizer(Tokens())  # type: ignore[arg-type]
         self.size, self.spaced, self.spelling = len(pieces), list(spaced), Spelling(pieces)
@@ -241,14 +255,15 @@ class Vocabulary:
 
 @lru_cache(maxsize=2)
 def vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
-    """The token ids below `size`; control tokens and unused ids have no text."""
+    """Return the tokens of a tokenizer with ids below `size`, for llguidance; control tokens and unused ids have no
+    bytes."""
     pieces = [tokenizer.token_bytes(i) for i in range(size)]
     starts = [] if tokenizer.of_bytes else [i for i, piece in enumerate(pieces) if piece[:1] == b" "]
     return Vocabulary(pieces, [i for i in starts if tokenizer.decode([i]).encode() != pieces[i]])
 
 
 def read_schema(text: str) -> Any:
-    """A schema from its text."""
+    """Parse a schema from JSON text. Raises a UserError if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -256,7 +271,7 @@ def read_schema(text: str) -> Any:
 
 
 def reason(message: str) -> str:
-    """One sentence of an llguidance message, without the excerpt of its grammar."""
+    """Shorten an error message of llguidance to one sentence, without the excerpt of its grammar."""
     match = re.search(r"^error: (.*)", message, re.MULTILINE)
     first = message.partition("\n")[0]
     if first.startswith("panic"):  # a mistake of the library

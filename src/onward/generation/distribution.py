@@ -26,7 +26,8 @@ def next_token_distribution(
     prompt_lengths: Sequence[int] | None = None,
     allowed: Tensor | None = None,
 ) -> Tensor:
-    """The probabilities (B, V) of the next token, in fp32, from logits (B, V) and one Sampling for all or per row.
+    """Return the probabilities (B, V) of the next token, in fp32, from logits (B, V) and one Sampling for all rows or
+    per row.
 
     `history` are the tokens of each row, of which the first `prompt_lengths` are its prompt (all of them by default);
     `allowed` (V,) or (B, V) is False for tokens that must not be generated. A Sampling is applied in this order:
@@ -49,37 +50,39 @@ def next_token_distribution(
 
 
 def check_mask(allowed: Tensor | None, *shapes: Sequence[int]) -> None:
-    """A UserError unless a mask of tokens is None, or bool with one of these shapes."""
+    """Raise a UserError unless the mask `allowed` is None, or a bool tensor with one of these shapes."""
     if allowed is not None and not (allowed.dtype == torch.bool and allowed.shape in shapes):
         wanted = " or ".join(str(tuple(shape)) for shape in shapes)
         raise UserError(f"allowed is {described(allowed)}: give bool {wanted}")
 
 
 class History:
-    """The tokens before each row's next token, the first `prompt_lengths` of them from its prompt, by default all."""
+    """The tokens before each row's next token. `texts` are the tokens of each row; the first `prompt_lengths` of them
+    (by default all) are its prompt."""
 
     def __init__(self, texts: Sequence[Sequence[int]], prompt_lengths: Sequence[int] | None = None) -> None:
         self.texts = texts
         self.prompt_lengths = [len(text) for text in texts] if prompt_lengths is None else prompt_lengths
 
     def num_generated(self) -> list[int]:
-        """The number of generated tokens of each row."""
+        """Return the number of generated tokens of each row."""
         return [len(text) - length for text, length in zip(self.texts, self.prompt_lengths)]
 
     def text(self, row: int) -> Sequence[int]:
-        """The tokens of a row."""
+        """Return the tokens of a row."""
         return self.texts[row]
 
     def seen(self, like: Tensor) -> Tensor:
-        """Whether each token is in the prompt or answer of a row, (B, V) of bool."""
+        """Return whether each token is in the prompt or answer of a row, (B, V) of bool. `like` gives V and the
+        device."""
         return counts(like, self.texts) > 0
 
     def generated(self, like: Tensor) -> Tensor:
-        """The number of times that a row has generated each token, (B, V)."""
+        """Return how often each row has generated each token, (B, V). `like` gives V, the dtype and the device."""
         return counts(like, [text[length:] for text, length in zip(self.texts, self.prompt_lengths)])
 
     def repeats(self, row: int, size: int) -> Iterable[int]:
-        """The tokens that would complete a sequence of `size` tokens for the second time."""
+        """Return the tokens that, as the next token of a row, would repeat one of its n-grams of `size` tokens."""
         return p.repeats(self.texts[row], size)
 
 
@@ -90,7 +93,8 @@ def process_logits(
     allowed: Tensor | None,
     errors: dict[int, Exception] | None = None,
 ) -> Tensor:
-    """The logits whose softmax is the distribution; arguments as of `next_token_distribution`.
+    """Apply each row's Sampling to the logits; the softmax of the result is the distribution of the next token. The
+    arguments are those of `next_token_distribution`.
 
     An exception of a processor is stored in `errors` under its row or, without `errors`, raised.
     """
@@ -142,7 +146,8 @@ KEEP: dict[str, Callable[[Tensor, Sequence[Any]], Tensor]] = {
 def processed(
     sampling: Sampling, history: History, row: int, logits: Tensor, errors: dict[int, Exception] | None
 ) -> Tensor:
-    """The logits (V,) of a row after the processors of its Sampling."""
+    """Apply the user's processors of a Sampling to the logits (V,) of a row. A UserError for a result of another shape,
+    NaN or infinity, and any exception of a processor, is stored in errors[row] or, without `errors`, raised."""
     try:
         for i, processor in enumerate(sampling.processors):
             changed = processor(history.text(row), logits.clone())  # a processor may change its argument
@@ -160,12 +165,12 @@ def processed(
 
 
 def is_broken(logits: Tensor) -> bool:
-    """Whether logits have no softmax: some are NaN or infinity."""
+    """Return whether logits have no softmax: one is NaN or infinity."""
     return bool((logits.isnan() | logits.isposinf()).any())
 
 
 def counts(like: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
-    """The number of times that each token is in each text, (B, V), with the dtype and device of `like` (B, V)."""
+    """Count how often each token occurs in each text, (B, V), with the dtype and device of `like` (B, V)."""
     rows = tensor_on(like.device, [row for row, text in enumerate(texts) for _ in text], torch.long)
     tokens = tensor_on(like.device, [token for text in texts for token in text], torch.long)
     return torch.zeros_like(like).index_put_((rows, tokens), like.new_ones(()), accumulate=True)

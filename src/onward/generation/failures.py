@@ -1,4 +1,4 @@
-"""The errors of requests whose logits have no distribution.
+"""Errors of requests whose logits are NaN or allow no token.
 
 Shapes: N rows of logits, V vocabulary.
 """
@@ -19,23 +19,24 @@ NOTHING_ALLOWED = "no token may come next: the constraint, bans and processors o
 
 
 class NotANumber(Exception):
-    """The logits of a request are NaN; `nan_error` names the activation."""
+    """Marks a request whose logits are NaN; `nan_error` makes the UserError that names the activation."""
 
 
 def no_distribution_error(logits: Tensor, contexts: Sequence[Sequence[int]], model: Decoder) -> UserError:
-    """The error for logits (N, V) of which a row has no distribution: NaN, or no token is allowed."""
+    """Return the error for logits (N, V) of which a row has no distribution: NaN, or no allowed token. `contexts` are
+    the tokens before each row."""
     nan = logits.isnan().any(-1)
     return nan_error(model, contexts[int(nan.int().argmax())]) if bool(nan.any()) else UserError(NOTHING_ALLOWED)
 
 
 def nan_error(model: Decoder, tokens: Sequence[int]) -> UserError:
-    """The error that names the first activation that is NaN for these tokens."""
+    """Return the error that names the first activation that is NaN for these tokens."""
     name = first_nan(model, torch.tensor([list(tokens)], device=model.device))
-    return UserError(f"the logits are not numbers: {name} made the first NaN")
+    return UserError(f"the logits are NaN: {name} made the first NaN")
 
 
 def first_nan(model: Decoder, tokens: Tensor) -> str:
-    """The name of the first activation of a decoder that holds NaN."""
+    """Run a decoder on token ids, and return the name of its first activation that holds NaN."""
     names: list[str] = []
 
     def note(name: str, activation: Tensor) -> None:

@@ -19,7 +19,7 @@ from onward.generation.request import Request
 
 
 class NgramIndex:
-    """The tokens that followed each sequence of `size` - 1 tokens of a text."""
+    """The tokens that followed each sequence of `size` - 1 tokens of a text, to look up repeated n-grams."""
 
     def __init__(self, size: int) -> None:
         self.size, self.tokens = size, list[int]()
@@ -38,12 +38,13 @@ class NgramIndex:
         self.tokens.pop()
 
     def repeats(self) -> list[int]:
-        """The tokens that would complete a sequence of `size` tokens for the second time."""
+        """Return the tokens that, appended to the text, would repeat one of its n-grams of `size` tokens."""
         return self.following.get(tuple(self.tokens[len(self.tokens) - self.size + 1 :]), [])
 
 
 class TokenCounts:
-    """Which tokens are in the prompts of requests, and the number of times each token was generated, on the device."""
+    """Counts of tokens for penalties, on the device: which tokens are in the prompts of requests, and how often each
+    was generated."""
 
     def __init__(self) -> None:
         self.requests: list[Request | None] = []  # of each row
@@ -70,7 +71,11 @@ class TokenCounts:
 
 
 class RequestHistory(History):
-    """The history of each row of logits: the tokens of a request, and the proposed tokens before the row."""
+    """The tokens before each row of logits: prompt and answer of a request, and the draft tokens proposed before the
+    row.
+
+    `prefixes` holds, for each row of logits, the index of its request and these proposed tokens.
+    """
 
     def __init__(
         self,
@@ -83,32 +88,33 @@ class RequestHistory(History):
         self.counts, self.ngrams = counts, ngrams
 
     def num_generated(self) -> list[int]:
-        """The number of generated and proposed tokens before each row of logits."""
+        """Return the number of generated and proposed tokens before each row of logits."""
         return [len(self.requests[i].tokens) + len(proposed) for i, proposed in self.prefixes]
 
     def text(self, row: int) -> Sequence[int]:
-        """The prompt, the answer and the proposed tokens before a row of logits."""
+        """Return the prompt, the answer and the proposed tokens before a row of logits."""
         i, proposed = self.prefixes[row]
         return [*self.requests[i].prompt, *self.requests[i].tokens, *proposed]
 
     def seen(self, like: Tensor) -> Tensor:
-        """Whether each token occurs before a row of logits, (N, V) of bool."""
+        """Return whether each token occurs before each row of logits, (N, V) of bool. `like` gives V and the device."""
         generated = self.generated(like)
         return self.counts.prompts[self.rows(like)] | (generated > 0)
 
     def generated(self, like: Tensor) -> Tensor:
-        """The number of times that each token was generated or proposed before a row of logits, (N, V)."""
+        """Return how often each token was generated or proposed before each row of logits, (N, V). `like` gives V and
+        the device."""
         self.counts.update(self.requests, like)
         generated = self.counts.generated[self.rows(like)]
         proposed = [proposed for _, proposed in self.prefixes]
         return generated + counts(like, proposed) if any(proposed) else generated
 
     def rows(self, like: Tensor) -> Tensor:
-        """The index of the request of each row of logits, (N,)."""
+        """Return the index of the request of each row of logits, (N,), on the device of `like`."""
         return tensor_on(like.device, [i for i, _ in self.prefixes])
 
     def repeats(self, row: int, size: int) -> Iterable[int]:
-        """The tokens that would complete a sequence of `size` tokens for the second time."""
+        """Return the tokens that, after a row of logits, would repeat an n-gram of `size` tokens."""
         if not size:
             return ()
         i, proposed = self.prefixes[row]

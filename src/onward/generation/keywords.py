@@ -15,7 +15,7 @@ from onward.generation.search.beam import EarlyStopping
 
 
 class SearchKeywords(SamplingKeywords, total=False):
-    """The keyword arguments of both searches."""
+    """The keyword arguments that `LanguageModel.beam_search` and `LanguageModel.contrastive_search` share."""
 
     options: GenerationOptions
     min_new_tokens: int
@@ -23,7 +23,7 @@ class SearchKeywords(SamplingKeywords, total=False):
 
 
 class BeamKeywords(TypedDict, total=False):
-    """The parameters that only `generation.search.beam.beam_search` has."""
+    """The parameters of `generation.search.beam.beam_search` that GenerationOptions does not have."""
 
     beams: int
     groups: int
@@ -39,7 +39,7 @@ class BeamSearchKeywords(SearchKeywords, BeamKeywords, total=False):
 
 
 class ContrastiveKeywords(TypedDict, total=False):
-    """The parameters that only `generation.search.contrastive.contrastive_search` has."""
+    """The parameters of `generation.search.contrastive.contrastive_search` that GenerationOptions does not have."""
 
     alpha: float
     k: int
@@ -52,10 +52,10 @@ class ContrastiveSearchKeywords(SearchKeywords, ContrastiveKeywords, total=False
 def split(
     keywords: Mapping[str, Any], own: type, default: GenerationOptions
 ) -> tuple[GenerationOptions, dict[str, Any]]:
-    """The options among keyword arguments, and the keyword arguments that the TypedDict `own` declares.
+    """Split keyword arguments into GenerationOptions and the arguments that the TypedDict `own` declares.
 
-    The fields of GenerationOptions replace those of the keyword argument `options`, or of the default. A value of None
-    counts as not given. A UserError names an unknown keyword.
+    The fields of GenerationOptions replace those of the keyword argument `options`, or else of `default`. A value of
+    None counts as not given. Raises a UserError for an unknown keyword.
     """
     base = keywords.get("options", default)
     if not isinstance(base, GenerationOptions):

@@ -21,7 +21,7 @@ class TokenLogprob:
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
-    """The log-probability of each token, from logits (T, V), with the `count` likeliest alternatives."""
+    """Return the log-probability of each token, from logits (T, V), with the `count` likeliest alternatives."""
     log_p = logits.float().log_softmax(-1)
     top = log_p.topk(min(count, log_p.size(1)))
     pairs = [list(zip(ids, values)) for ids, values in zip(top.indices.tolist(), top.values.tolist())]

@@ -1,4 +1,4 @@
-"""The options of one request, as a value. Does not import torch."""
+"""The options of a request for generation. Does not import torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether
 @named
 @dataclass(frozen=True)
 class GenerationOptions(Sampling):
-    """Length, end, form and number of the answers to a prompt, in addition to the sampling."""
+    """The options of a request: how its tokens are sampled, and the length, end, form and number of its answers."""
 
     max_new_tokens: SizeOrZero | None = None  # the most tokens of an answer; none: 256, or as many as the context holds
     min_new_tokens: SizeOrZero = 0  # no stop token is generated before this many new tokens
@@ -51,7 +51,7 @@ class GenerationOptions(Sampling):
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:
-    """A JSON schema as text; a UserError where JSON cannot express it."""
+    """Convert a JSON schema to text. Raises a UserError if JSON cannot express it."""
     try:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:

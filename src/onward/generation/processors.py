@@ -1,6 +1,6 @@
-"""Changes of the logits before a token is sampled, one function per strategy.
+"""Logits processors: changes of the logits before a token is sampled, one function per sampling option.
 
-Shapes: B rows, V vocabulary. Each takes logits (B, V) in fp32 and one value per row.
+Shapes: B rows, V vocabulary. Each takes logits (B, V) in fp32 and one value of its option per row.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ MIN_TEMPERATURE = 1e-6  # lower temperatures count as 0: logits divided by them 
 
 
 def column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """One value per row as (B, 1)."""
+    """Return one value per row as a tensor (B, 1) on the device of `like`."""
     return tensor_on(like.device, values, dtype)[:, None]
 
 
 def penalize_repetition(logits: Tensor, penalty: Sequence[float], seen: Tensor) -> Tensor:
-    """Logits of tokens `seen` (B, V): positive ones divided by the penalty, negative ones multiplied (CTRL, Keskar et
-    al. 2019, section 4.1)."""
+    """Divide positive logits of the tokens that `seen` (B, V) marks by the row's penalty, and multiply negative ones by
+    it (CTRL, Keskar et al. 2019, section 4.1)."""
     p = column(penalty, logits)
     return torch.where(seen, torch.where(logits > 0, logits / p, logits * p), logits)
 
 
 def penalize_counts(logits: Tensor, frequency: Sequence[float], presence: Sequence[float], counts: Tensor) -> Tensor:
-    """A token generated c times loses c * frequency, and presence if c > 0 (OpenAI's API); counts (B, V)."""
+    """Subtract c * frequency from the logit of a token that was generated c times, and also presence if c > 0 (OpenAI's
+    API). `counts` (B, V) holds c."""
     return logits - counts * column(frequency, logits) - (counts > 0) * column(presence, logits)
 
 
 def repeats(tokens: Sequence[int], size: int) -> set[int]:
-    """The tokens that would complete a sequence of `size` tokens for the second time."""
+    """Return the tokens that, appended to `tokens`, would repeat an n-gram of `size` tokens that `tokens` already
+    contains."""
     if not size or len(tokens) < size:
         return set()
     last = tuple(tokens[len(tokens) - size + 1 :])
@@ -42,7 +44,7 @@ def repeats(tokens: Sequence[int], size: int) -> set[int]:
 
 
 def ban(logits: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
-    """Logits with -inf for these tokens of each row."""
+    """Set the logits of each row's banned `tokens`, given as token ids per row, to -inf."""
     rows = [row for row, ids in enumerate(tokens) for _ in ids]
     logits = logits.clone()
     indices = tensor_on(logits.device, [rows, [i for ids in tokens for i in ids]], torch.long)
@@ -50,14 +52,15 @@ def ban(logits: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
 
 
 def force(logits: Tensor, token: Sequence[int | None]) -> Tensor:
-    """Logits with 0 for this token and -inf for all others, in each row that has one."""
+    """Force a token per row: set its logit to 0 and all others to -inf. Rows with None stay unchanged."""
     forced = tensor_on(logits.device, [-1 if t is None else t for t in token])[:, None]
     keep = (forced < 0) | (torch.arange(logits.size(1), device=logits.device) == forced)
     return torch.where((forced >= 0) & keep, 0.0, logits).masked_fill(~keep, -math.inf)
 
 
 def apply_temperature(logits: Tensor, temperature: Sequence[float]) -> Tensor:
-    """Logits divided by the temperature; at 0 the likeliest token, the first of equals, gets probability 1."""
+    """Divide the logits by the temperature of their row. At 0 the likeliest token (the first of equals) gets
+    probability 1."""
     greedy = column([t < MIN_TEMPERATURE for t in temperature], logits, torch.bool)
     top, best_token = logits.max(-1, keepdim=True)
     best = torch.full_like(logits, -math.inf).scatter_(1, best_token, torch.where(top > -math.inf, 0.0, top))
@@ -65,7 +68,8 @@ def apply_temperature(logits: Tensor, temperature: Sequence[float]) -> Tensor:
 
 
 def keep_top_k(logits: Tensor, k: Sequence[int]) -> Tensor:
-    """Keep the k likeliest tokens, 0 for all; ties with the last of them are kept (Fan et al. 2018)."""
+    """Keep each row's k likeliest tokens (0: all), and tokens with the same logit as the k-th; set the others to -inf
+    (Fan et al. 2018)."""
     size = logits.size(1)
     k = [min(value or size, size) for value in k]
     best = logits.topk(max((value for value in k if value < size), default=1)).values
@@ -74,7 +78,8 @@ def keep_top_k(logits: Tensor, k: Sequence[int]) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, p: Sequence[float]) -> Tensor:
-    """Keep the smallest set of likeliest tokens whose probability is at least p (Holtzman et al. 2020)."""
+    """Keep each row's smallest set of likeliest tokens whose total probability is at least p; set the others to -inf
+    (Holtzman et al. 2020)."""
     ranked, order = logits.sort(-1, descending=True)
     shares = ranked.softmax(-1)
     out = shares.cumsum(-1) - shares >= column([value if value < 1 else math.inf for value in p], logits)
@@ -82,13 +87,15 @@ def keep_top_p(logits: Tensor, p: Sequence[float]) -> Tensor:
 
 
 def keep_min_p(logits: Tensor, share: Sequence[float]) -> Tensor:
-    """Keep tokens with at least this fraction of the likeliest token's probability (Nguyen et al. 2024)."""
+    """Keep tokens with at least the fraction `share` of the likeliest token's probability; set the others to -inf
+    (Nguyen et al. 2024)."""
     shares = logits.softmax(-1)
     return logits.masked_fill(shares < column(share, logits) * shares.amax(-1, keepdim=True), -math.inf)
 
 
 def keep_typical(logits: Tensor, p: Sequence[float]) -> Tensor:
-    """Keep the tokens whose surprise is nearest to the entropy, up to a probability of p (Meister et al. 2023)."""
+    """Keep the tokens whose surprise -log p is nearest to the entropy, until their total probability reaches `p`; set
+    the others to -inf (Meister et al. 2023)."""
     surprise = -logits.log_softmax(-1)
     shares = logits.softmax(-1)
     entropy = (shares * surprise).nansum(-1, keepdim=True)  # a token without probability adds nothing

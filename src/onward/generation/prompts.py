@@ -1,4 +1,4 @@
-"""From prompts to requests, and from tokens back to text."""
+"""Conversion of prompts to requests, and of tokens back to text."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ DEFAULT_NEW_TOKENS = 256
 
 
 def default_new_tokens(room: int) -> int:
-    """The most new tokens where none are given and the context has room for `room`."""
+    """Return the most new tokens of an answer without a limit of its own, if the context has room for `room` more."""
     return max(1, min(DEFAULT_NEW_TOKENS, room))
 
 
 def prompts_of(prompt: str | Sequence[Prompt]) -> list[Prompt]:
-    """One text or several prompts as a list."""
+    """Return a text as a list of one prompt, and a sequence of prompts as a list."""
     return [prompt] if isinstance(prompt, str) else list(prompt)
 
 
 def prompt_tokens(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-    """The token ids of a prompt; of an empty one the beginning-of-text token."""
+    """Return the token ids of a prompt; for an empty prompt, the beginning-of-text token."""
     tokens = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
     return tokens or tokenizer.begin([])
 
 
 def continued(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:
-    """The text of tokens that follow the tokens `before`."""
+    """Decode tokens to the text that they add after the tokens `before`."""
     answer = Answer(tokenizer, before)
     for token in tokens:
         answer.push(token)
@@ -44,7 +44,8 @@ def continued(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]
 def submit(
     engine: Engine, tokenizer: Tokenizer, prompts: Sequence[Prompt], options: GenerationOptions
 ) -> dict[Request, Answer]:
-    """Add n requests for each prompt to an engine; return each with its text, which grows as the engine steps.
+    """Add n requests for each prompt to an engine; returns each request with its Answer, whose text grows as the engine
+    steps.
 
     Request i, counted over all prompts, has the seed options.seed + i, or a random one. Requests with one prompt share
     its prefill. By default an answer has at most DEFAULT_NEW_TOKENS tokens, or as many as the context has room for. Of

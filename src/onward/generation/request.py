@@ -16,23 +16,23 @@ from onward.generation.sampling import Sampling
 
 @runtime_checkable
 class Constraint(Protocol):
-    """The state of a constraint on the text of an answer, such as a regular expression."""
+    """The interface of a constraint on the text of one answer, such as a regular expression, at its current token."""
 
     def allowed(self) -> Tensor:
-        """A mask (V,) that is True for the tokens that are allowed next."""
+        """Return a mask (V,) that is True for the tokens that are allowed next."""
         ...
 
     def accept(self, token: int) -> bool:
-        """Advance by a token; False if the token was not allowed, or if no token may follow it."""
+        """Advance by a token; returns False if the token was not allowed, or if no token may follow it."""
         ...
 
     def copy(self) -> Constraint:
-        """A copy, which can be advanced by drafted tokens."""
+        """Return a copy that advances independently, as for draft tokens."""
         ...
 
 
 def random_seed() -> int:
-    """The seed of a request without one."""
+    """Draw a seed for a request without one."""
     return secrets.randbits(63)
 
 
@@ -91,7 +91,7 @@ class Request:
 
     @property
     def num_context_tokens(self) -> int:
-        """The length of `context`."""
+        """The number of tokens in `context`."""
         return len(self.prompt) + len(self.tokens) - self.start
 
     @property
@@ -100,6 +100,6 @@ class Request:
         return self.context_from(0)
 
     def context_from(self, index: int) -> list[int]:
-        """The tokens of the context from this index on; its cost is in proportion to their number."""
+        """Return the tokens of the context from this index on, at a cost in proportion to their number."""
         index += self.start - len(self.prompt)
         return self.tokens[index:] if index >= 0 else self.prompt[index:] + self.tokens

@@ -1,4 +1,4 @@
-"""The results of generation, as values."""
+"""The results that generation returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onward.generation.logprobs import TokenLogprob
 
 @dataclass(frozen=True)
 class Completion:
-    """An answer to a prompt."""
+    """An answer to a prompt, with the reason why it ended."""
 
     text: str
     tokens: list[int]  # without the stop token, but with those of a stop text

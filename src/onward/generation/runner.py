@@ -1,4 +1,4 @@
-"""The runner: builds input tensors, and calls the model for rows of a cache.
+"""The runner: builds the input tensors of a step, and calls the model on rows of a cache.
 
 Shapes: B rows, T tokens in one call, D d_model.
 """
@@ -45,7 +45,7 @@ class Runner:
         self.positions = self.sampled = torch.empty(0)  # on the device: these positions, the sampled tokens; (B,)
 
     def view(self, first: int, end: int, length: int) -> CacheView:
-        """Rows first to end - 1 of the cache, with the slots of positions below `length`."""
+        """Return a view of rows first to end - 1 of the cache, with the slots of positions below `length`."""
         if self.capacity != self.cache.capacity:  # a cache that grew has other tensors
             self.views.clear()
             self.capacity = self.cache.capacity
@@ -57,7 +57,8 @@ class Runner:
         return self.views[key]
 
     def adapter(self, name: str | None) -> str:
-        """The name of an adapter of the model, or of the one in use; a UserError where the model does not have it."""
+        """Return the name of the adapter that a request uses: `name` or, for None, the adapter in use. Raises a
+        UserError if the model does not have it."""
         self.selection = selection(self.model)
         if name is None:
             return self.selection.name
@@ -67,8 +68,8 @@ class Runner:
     def forward_rows(
         self, first: int, pieces: Sequence[Sequence[int]], starts: Sequence[int], adapters: Sequence[str] = ()
     ) -> Tensor:
-        """The hidden states (B, T, D) of tokens at positions from `starts` on, in the rows from `first` on, by the
-        adapter of each row (none given: the one in use).
+        """Run the model on a piece of tokens per row, in the rows from `first` on, at positions from `starts` on;
+        returns the hidden states (B, T, D). `adapters` names the adapter of each row; empty: the adapter in use.
 
         Shorter pieces are padded with their own last token: NaN from a token never reaches another row.
         """
@@ -79,18 +80,19 @@ class Runner:
             return self.model.hidden(tokens, positions, view)
 
     def inputs(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Tokens and positions, each (B, T), of pieces of one length that begin at these positions."""
+        """Return tokens and positions, each (B, T), of pieces of equal length that begin at positions `starts`."""
         tokens = tensor_on(self.model.device, pieces)
         return tokens, tensor_on(self.model.device, starts)[:, None] + torch.arange(
             tokens.size(1), device=tokens.device
         )
 
     def using(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
-        """A context in which each row uses its adapter; none given: the one in use."""
+        """Return a context in which each row uses its adapter; if `adapters` is empty, the adapter in use."""
         return self.selection.use(adapters) if adapters else nullcontext()
 
     def decode(self, requests: Sequence[Request]) -> Tensor:
-        """The logits (B, V) after each request's last token. Request i is in row i."""
+        """Run the model on the last token of each request; returns the logits (B, V) after it. Request i is in row
+        i."""
         starts, adapters = [request.num_cached for request in requests], [r.adapter or "" for r in requests]
         if not self.follows(requests, starts):
             device = self.model.device
@@ -105,7 +107,7 @@ class Runner:
             return self.logits(hidden.flatten(0, 1), adapters)
 
     def keep(self, requests: Sequence[Request], sampled: Tensor) -> None:
-        """Keep the tokens (B,) that were sampled for requests, on the device, for the next call."""
+        """Keep the tokens (B,) that were sampled for these requests on the device, as inputs of the next `decode`."""
         self.sampled_for, self.sampled = list(requests), sampled
 
     def forget(self) -> None:
@@ -113,13 +115,13 @@ class Runner:
         self.decoding = []
 
     def logits(self, hidden: Tensor, adapters: Sequence[str] = ()) -> Tensor:
-        """The logits (N, V) of hidden states (N, D), each by its adapter."""
+        """Compute the logits (N, V) of hidden states (N, D), each row with its adapter."""
         with self.using(adapters):
             return self.model.logits(hidden[None])[0]
 
     def follows(self, requests: Sequence[Request], starts: Sequence[int]) -> bool:
-        """Whether `sampled` holds the tokens to feed now, each one position after the last call; advances
-        `positions`."""
+        """Return whether the tokens kept on the device are the inputs of this step: the same requests, each one
+        position after the last call. If so, advances `positions`."""
         if self.decoding != list(requests) or self.sampled_for != self.decoding:
             return False
         if any(start != before + 1 for start, before in zip(starts, self.starts)):

@@ -1,4 +1,4 @@
-"""The options that shape the distribution of the next token, as a value. Does not import torch."""
+"""The sampling options, which turn logits into the distribution of the next token. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Processor = Callable[..., Any]  # (tokens of prompt and answer, logits (V,)) -> 
 @named
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling: how logits become the distribution of the next token.
+    """Sampling options: how logits become the distribution of the next token.
 
     The names are those of the OpenAI API and of transformers; `next_token_distribution` lists the order in which they
-    are applied. Values of a wrong type, out of range or in contradiction are a UserError.
+    are applied. Raises a UserError for values of a wrong type, out of range or in contradiction.
     """
 
     temperature: Annotated[float, Range(0, 1e30)] = 0.8  # below 1 sharpens, above 1 flattens; 0: the likeliest token
@@ -60,20 +60,21 @@ class Sampling:
             raise UserError(f"token {min(both)} is both in forced_tokens and in suppress_tokens: choose one")
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """A UserError for a token id that a vocabulary of this size does not have."""
+        """Raise a UserError if an option holds a token id outside a vocabulary of `vocab_size` tokens."""
         for name in "suppress_tokens", "forced_tokens", "logit_bias":
             check_vocabulary(name, getattr(self, name), vocab_size)
 
 
 def check_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    """A UserError for the first token id that a vocabulary of this size does not have."""
+    """Raise a UserError for the first of `token_ids` outside a vocabulary of `vocab_size` tokens; the message begins
+    with `name`, the option that holds them."""
     for token in token_ids:
         if not 0 <= token < vocab_size:
             raise UserError(f"{name} has token id {token}, and the vocabulary has {vocab_size}")
 
 
 def token_id(value: Any) -> int:
-    """An integer, or the text of one, as a token id; a TypeError or ValueError for a fraction."""
+    """Convert an integer, or the text of one, to a token id. Raises a TypeError or ValueError for a fraction."""
     return int(value) if isinstance(value, str) else index(value)
 
 

@@ -1,4 +1,5 @@
-"""What the tokens of a vocabulary can spell, and how an answer under a grammar can end with them."""
+"""The texts that the tokens of a vocabulary can spell, and the search for tokens that complete an answer under a
+grammar."""
 
 from __future__ import annotations
 
@@ -15,17 +16,21 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 BYTES_OF_TEXT = frozenset(bytes([b]) for b in range(0xF5)) - {b"\xc0", b"\xc1"}  # the bytes that occur in UTF-8
-CONTINUATION = frozenset(bytes([b]) for b in range(0x80, 0xC0))  # those that can follow another in a character
-JSON = '{}[]:,"-.0123456789truefalsn'  # what any JSON may need
-BEYOND = re.compile(r"\\\\[pPuUx]|\[\^|format|x-guidance")  # in a schema: may ask for characters that it does not name
-FIRST, LAST = '"}],:', "{[ \t\r\n"  # characters that end JSON soon, and those that make it longer, in this order
+CONTINUATION = frozenset(bytes([b]) for b in range(0x80, 0xC0))  # bytes after the first of a character
+JSON = '{}[]:,"-.0123456789truefalsn'  # characters that any JSON may need
+BEYOND = re.compile(r"\\\\[pPuUx]|\[\^|format|x-guidance")  # schemas that may need further characters
+FIRST, LAST = (
+    '"}],:',
+    "{[ \t\r\n",
+)  # characters that end JSON soon, and that make it longer, in order
 SPACE_COST = 4
 TRIES = 500  # the most states that a search looks at
 STEPS = (1 / 64, 1 / 4, 4)  # the cost of a token in three searches: for long endings, shorter ones and the shortest
 
 
 class Spelling:
-    """The texts that tokens can spell: sequences of `generators`, the tokens that are no sequence of shorter ones."""
+    """The texts that the tokens of a vocabulary, given by their bytes in `pieces`, can spell: sequences of
+    `generators`, the tokens that are not themselves sequences of shorter tokens."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         pieces = {piece for piece in pieces if piece}
@@ -43,7 +48,8 @@ class Spelling:
 
     @cached_property
     def prefix_free(self) -> bool:
-        """Whether no generator begins with another: how a text divides into generators is then clear from its left."""
+        """Whether no generator (a token that is not a sequence of shorter tokens) begins with another one, so that a
+        text divides into generators in only one way."""
         ranked = sorted(self.generators)
         return not any(second.startswith(first) for first, second in pairwise(ranked))
 
@@ -56,25 +62,27 @@ class Spelling:
         return f"({'|'.join([f'(?u:[{classes}])'] * bool(classes) + [f'(?-u:{rest})'] * bool(rest))})*"
 
     def covers(self, schema: str) -> bool:
-        """Whether tokens can spell the rest of every prefix of JSON that conforms to a schema; False if in doubt."""
+        """Return whether tokens can complete every prefix of JSON that conforms to a schema, given as text; False if in
+        doubt."""
         spelled = lambda c: c in self.generators or all(bytes([b]) in self.generators for b in c)
-        parts = [piece for piece in self.generators if character(piece) is None]
-        whole = not parts or (self.generators >= CONTINUATION and max(map(len, parts)) == 1)
+        partial = [piece for piece in self.generators if character(piece) is None]  # bytes of incomplete characters
+        completable = not partial or (self.generators >= CONTINUATION and max(map(len, partial)) == 1)
         named = {c.encode(errors="replace") for c in {*JSON, *schema}}
-        return whole and all(map(spelled, named)) and not BEYOND.search(schema)
+        return completable and all(map(spelled, named)) and not BEYOND.search(schema)
 
 
 def character(piece: bytes) -> str | None:
-    """The character that a piece spells; None if it spells a part of a character, or more than one character."""
+    """Return the character that these bytes spell; None if they spell a part of a character, or more than one
+    character."""
     text = piece.decode(errors="ignore")
     return text if len(text) == 1 and text.encode() == piece else None
 
 
 class Search:
-    """Searches for sequences of tokens that complete an answer.
+    """Searches for token sequences that complete an answer under a grammar.
 
-    `ids` are the tokens to search with, and `end` is the id of the grammar's end token. Characters of `hint` are tried
-    before all others, and those of `text` before those that neither has.
+    `ids` maps the bytes of the tokens to search with to their ids, and `end` is the id of the grammar's end token.
+    Characters of `hint` are tried first, then those that end JSON, then other characters of `text`.
     """
 
     def __init__(self, ids: Mapping[bytes, int], hint: str, text: str, end: int) -> None:
@@ -94,7 +102,8 @@ class Search:
         self.weights = np.array([SPACE_COST if piece.isspace() else 1 for piece in pieces])
 
     def after(self, matcher: LLMatcher, token: int, known: Sequence[int]) -> Sequence[int] | None:
-        """Tokens that complete the answer after a token; `known` complete it without that token."""
+        """Return tokens that complete the answer after `token`; None if the search finds none. `known` are tokens that
+        complete the answer before `token` is added."""
         for guess in (known[1:], known):  # the token is the first known one, or one of a run of equal tokens
             if matcher.validate_tokens([token, *guess, self.end]) == len(guess) + 2:
                 return guess
@@ -103,12 +112,15 @@ class Search:
         return self.find(following)
 
     def find(self, matcher: LLMatcher) -> list[int] | None:
-        """Tokens that complete the answer; None if there are none, or none that the best-first searches find."""
+        """Return tokens that complete the answer; None if there are none, or none that the best-first searches find."""
         return next((path for step in STEPS if (path := self.best_first(matcher, step)) is not None), None)
 
     def best_first(self, matcher: LLMatcher, step: float) -> list[int] | None:
-        """Tokens that complete the answer, at low cost: each costs `step`, a second choice 1 more, a third 2 more, and
-        white space SPACE_COST times as much more."""
+        """Search for tokens that complete the answer, cheapest first; returns None if TRIES states do not suffice.
+
+        A token costs `step`, plus 0 for the first choice of the order, 1 for the second, 2 for the third and so on;
+        white space costs SPACE_COST times this addition.
+        """
         order = count(0, -1)  # of states with equal cost, the latest first
         states: list[tuple[float, int, float, LLMatcher, list[int], np.ndarray, int]] = []
 
@@ -135,5 +147,5 @@ class Search:
 
 
 def allowed_tokens(matcher: LLMatcher) -> np.ndarray:
-    """Whether a grammar allows each token next, (V,) of bool; its own end token is left out."""
+    """Return a mask (V,) of bool: True for the tokens that a grammar allows next, without its own end token."""
     return np.frombuffer(matcher.compute_logit_bias(), np.uint8)[:-1] > 0

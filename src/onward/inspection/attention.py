@@ -1,4 +1,4 @@
-"""The attention weights and next-token probabilities of a decoder.
+"""Attention weights and next-token probabilities of a decoder.
 
 Shapes: B batch, L layers, H heads, T tokens, V vocabulary.
 """
@@ -15,10 +15,10 @@ from onward.tracing.trace import trace
 
 
 def attention_maps(model: Decoder, tokens: Sequence[int]) -> list[Tensor]:
-    """The attention weights (H, T, T) of each layer for one sequence of token ids, without dropout.
+    """Return the attention weights (H, T, T) of each layer for one sequence of token ids, without dropout.
 
-    Row q, column k: the weight with which token q attends to token k. Rows sum to 1 (to less with sinks); weights
-    above the diagonal, of later tokens, are exactly 0.
+    Row q, column k: the weight with which token q attends to token k. Rows sum to 1 (to less with sinks); weights above
+    the diagonal, of later tokens, are exactly 0.
     """
     with trace(model, "blocks.*.attn.weights") as t:
         logits(model, tokens)
@@ -26,7 +26,7 @@ def attention_maps(model: Decoder, tokens: Sequence[int]) -> list[Tensor]:
 
 
 def head_scores(maps: Sequence[Tensor]) -> Tensor:
-    """How selective each row of attention maps (L times (H, T, T)) is: scores from 0 to 1, (L, H, T).
+    """Score how selective each row of attention maps (L times (H, T, T)) is, from 0 to 1, (L, H, T).
 
     The score of the row of token t is m * 4 h (1 - h): m is the weight on the tokens 1 to t - 2, and h the entropy of
     the row over its maximum, ln(t + 1). It is 0 for a row that attends only to the first token, to its own and the one
@@ -40,13 +40,13 @@ def head_scores(maps: Sequence[Tensor]) -> Tensor:
 
 
 def most_selective(maps: Sequence[Tensor]) -> int:
-    """The layer whose attention maps have the greatest mean of `head_scores`."""
+    """Return the index of the layer whose attention maps have the greatest mean of `head_scores`."""
     return int(head_scores(maps).mean((1, 2)).argmax())
 
 
 def next_tokens(model: Decoder, tokens: Sequence[int], top: int = 10) -> list[list[tuple[int, float]]]:
-    """The `top` most probable next tokens at each position of a sequence of token ids, as (id, probability), the most
-    probable first.
+    """Return the `top` most probable next tokens at each position of a sequence of token ids, as (id, probability), the
+    most probable first.
 
     Position t sees tokens 0 to t; the last entry predicts the token after the sequence.
     """

@@ -1,4 +1,4 @@
-"""Direct logit attribution: how much each layer, head and feed-forward adds to a logit, and attention rollout.
+"""Direct logit attribution: how much each layer, head and feed-forward adds to a logit; and attention rollout.
 
 Shapes: L layers, H heads, T tokens, D d_model, E d_head, V vocabulary.
 """
@@ -21,15 +21,15 @@ from onward.tracing.listening import unheard
 from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
 
-# how far the sum of the parts may be from the logit, as a share of the sum of their absolute values or, if that is
-# greater, of the length of the hidden state times that of its direction
+# how far the sum of the contributions may be from the logit, as a share of the sum of their absolute values or, if that
+# is greater, of the norm of the hidden state times the norm of the direction
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
 
 @dataclass(frozen=True)
 class LogitAttribution:
-    """The parts of a logit, or of the difference of two logits, after one position of a text. They sum to `logit` up to
-    rounding; see `TOLERANCE`."""
+    """The contributions to a logit, or to the difference of two logits, after one position of a text. They sum to
+    `logit` up to rounding; see `TOLERANCE`."""
 
     tokens: list[int]
     position: int  # after which the token is predicted
@@ -47,13 +47,13 @@ class LogitAttribution:
 def logit_attribution(
     model: Decoder, tokens: Sequence[int], position: int = -1, target: int | None = None, against: int | None = None
 ) -> LogitAttribution:
-    """The contribution of each part of a model to the logit of `target` (by default the likeliest token) after a
-    position.
+    """Compute the contribution of each head, feed-forward and bias, and of the embedding, to the logit of `target` (by
+    default the likeliest token) after a position; with `against`, to its difference to the logit of that token.
 
     The residual stream is a sum. With the scales of the norms kept fixed, the logit is a sum too (Elhage et al. 2021);
-    norms on the stream (post-norm) rescale all parts before them. A part that acts through later layers counts as a
-    contribution of those layers. Projections are computed by their modules, adapters included. A UserError if the parts
-    do not sum to the logit.
+    norms on the stream (post-norm) rescale all contributions before them. An effect through later layers counts as a
+    contribution of those layers. Projections are computed by their modules, adapters included. Raises a UserError if
+    the contributions do not sum to the logit.
     """
     row, position = as_row(model, tokens), check_position(position, tokens)
     with without_dropout(model):
@@ -72,7 +72,8 @@ def logit_attribution(
     modules = dict(model.named_modules())
 
     def before(name: str, direction: Tensor) -> Tensor:
-        """The direction before the norm with this name, if there is one. The norm's bias counts as a constant."""
+        """Return the direction before the norm with this name, if the model has it. The norm's bias counts as a
+        constant."""
         nonlocal constant
         norm = modules.get(name, nn.Identity())
         constant += norm_constant(norm, direction)
@@ -89,17 +90,17 @@ def logit_attribution(
         direction = before(f"{name}.attn_norm", direction) if on_stream else direction
         branch = before(f"{name}.attn_post_norm", direction * scale)
         z = t[f"{name}.attn.heads"][:, position]
-        by_head, bias = parts_of_heads(modules[f"{name}.attn.out"], z[0], branch)
+        by_head, bias = contributions_of_heads(modules[f"{name}.attn.out"], z[0], branch)
         heads.append(by_head)
         biases.append(bias)
     embedding = float(at("blocks.0.in") @ direction)
-    stacked = [torch.stack(parts[::-1]).cpu() for parts in (heads, biases, mlps)]
-    total = embedding + constant + sum(float(part.sum()) for part in stacked)
-    size = max(1.0, float(size), abs(embedding) + sum(float(part.abs().sum()) for part in stacked))
+    stacked = [torch.stack(layers[::-1]).cpu() for layers in (heads, biases, mlps)]
+    total = embedding + constant + sum(float(x.sum()) for x in stacked)
+    size = max(1.0, float(size), abs(embedding) + sum(float(x.abs().sum()) for x in stacked))
     if not abs(total - logit) <= TOLERANCE[model.dtype] * size:
         raise UserError(
-            f"the parts of the logit add up to {total:.6g}, and the logit is {logit:.6g}: an edit, a hook or a module "
-            "of your own adds something else than heads, feed-forwards and embeddings to the residual stream"
+            f"the contributions to the logit add up to {total:.6g}, and the logit is {logit:.6g}: an edit, a hook or a "
+            "module of your own adds something else than heads, feed-forwards and embeddings to the residual stream"
         )
     return LogitAttribution(
         list(tokens), position, target, against, logit, embedding, stacked[0], stacked[1], stacked[2], constant
@@ -107,8 +108,8 @@ def logit_attribution(
 
 
 def logit_and_direction(model: Decoder, hidden: Tensor, target: int, against: int | None) -> tuple[float, Tensor]:
-    """The logit of a token, before scale and cap, for a hidden state (1, 1, D), or its difference to the logit of
-    another token; and its gradient (D,)."""
+    """Compute the logit of token `target`, before scale and cap, for a hidden state (1, 1, D), or its difference to the
+    logit of token `against`; and its gradient (D,) with respect to the hidden state."""
     with torch.enable_grad(), unheard():
         leaf = hidden.detach().requires_grad_()
         logits = model.head(model.embed_out(leaf))[0, 0]
@@ -117,9 +118,12 @@ def logit_and_direction(model: Decoder, hidden: Tensor, target: int, against: in
     return float(logit), exact(direction[0, 0])
 
 
-def parts_of_heads(out: nn.Module, z: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """The contribution (H,) of each head along a direction (D,) through the output projection, and the contribution of
-    its bias. The projection is called with the output (E,) of one head at a time, and with none."""
+def contributions_of_heads(out: nn.Module, z: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the contribution (H,) of each head along a direction (D,) through the output projection `out`, and the
+    contribution of the projection's bias. `z` (H, E) are the outputs of the heads.
+
+    The projection is called with the output of one head at a time, the others set to 0, and with zeros alone.
+    """
     alone = torch.eye(len(z), dtype=z.dtype, device=z.device)[:, :, None] * z
     inputs = torch.cat([alone.flatten(1), torch.zeros_like(alone[:1]).flatten(1)])
     with unheard(), without_dropout(out):
@@ -128,32 +132,33 @@ def parts_of_heads(out: nn.Module, z: Tensor, direction: Tensor) -> tuple[Tensor
 
 
 def names_of(model: Decoder) -> list[str]:
-    """The activations that an attribution needs."""
+    """Return the names of the activations that an attribution needs."""
     ends = "attn.heads", "mlp.out", "norm.scale"
     return [name for name in activation_names(model) if name == "blocks.0.in" or name.endswith(ends)]
 
 
 def weight_of(norm: nn.Module) -> Tensor | float:
-    """The factors of a norm's output, (D,)."""
+    """Return the weight (D,) by which a norm multiplies its output, with its offset; 1 for a norm without a weight."""
     weight: Any = norm.weight
     return 1.0 if weight is None else exact(weight) + getattr(norm, "offset", 0.0)
 
 
 def before_norm(norm: nn.Module, direction: Tensor, scale: Tensor) -> Tensor:
-    """The direction d' with d'·x = d·norm(x), for a norm that divides by `scale`; without its bias."""
+    """Return the direction d' with d'·x = d·norm(x), for a norm that divides by `scale`; without the norm's bias."""
     direction = direction * weight_of(norm) / scale
     return direction - direction.mean() if isinstance(norm, LayerNormModule) else direction
 
 
 def norm_constant(norm: nn.Module, direction: Tensor) -> float:
-    """The contribution of a norm's bias along a direction."""
+    """Return the contribution of a norm's bias along a direction (D,)."""
     bias: Any = getattr(norm, "bias", None)
     return 0.0 if bias is None else float(direction @ exact(bias))
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """The flow of each token to each position through attention, up to each layer."""
+    """Attention rollout of a text: how much of each token flows to each position through attention, up to each
+    layer."""
 
     tokens: list[int]
     flow: Tensor  # (L, T, T): row t, column k; rows sum to 1
@@ -161,8 +166,8 @@ class Rollout:
 
 @torch.no_grad()
 def attention_rollout(model: Decoder, tokens: Sequence[int], residual: float = 0.5) -> Rollout:
-    """The product of the layers' attention weights, averaged over heads and mixed with a share `residual` of the
-    identity for the residual stream (Abnar and Zuidema 2020)."""
+    """Multiply the layers' attention weights, averaged over heads and mixed with a share `residual` of the identity for
+    the residual stream (Abnar and Zuidema 2020)."""
     with without_dropout(model), trace(model, "blocks.*.attn.weights", keep=lambda _, w: exact(w)[0].mean(0)) as t:
         model.hidden(as_row(model, tokens))
     flow, result = torch.eye(len(tokens), device=model.device), []

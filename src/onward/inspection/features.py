@@ -1,4 +1,4 @@
-"""A sparse autoencoder of an activation: each vector is a sum of a few features.
+"""Sparse autoencoders: an activation as a sum of a few features.
 
 Shapes: N tokens, T tokens of a text, D width of the activation, F features.
 """
@@ -42,21 +42,22 @@ class SparseAutoencoder(nn.Module):
 
     @property
     def decoder(self) -> Tensor:
-        """The directions of the features (F, D), each of length 1."""
+        """The directions of the features (F, D), each of norm 1."""
         return F.normalize(self.directions)
 
     def encode(self, x: Tensor) -> Tensor:
-        """The features (..., F) of x (..., D)."""
+        """Compute the features (..., F) of an activation x (..., D)."""
         y = ((x.to(self.bias) - self.bias) @ self.encoder.T + self.encoder_bias).relu()
         best = y.topk(min(self.active, y.size(-1)), dim=-1)
         return torch.zeros_like(y).scatter(-1, best.indices, best.values)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The reconstruction (..., D)."""
+        """Reconstruct an activation x (..., D) from its features."""
         return self.encode(x) @ self.decoder + self.bias
 
     def changing(self, feature: int, value: float) -> Callable[[Tensor], Tensor]:
-        """An edit that sets one feature to a value at every token and leaves the rest of the activation unchanged."""
+        """Return a function for `edit` that sets one feature of an activation to a value at every token and leaves the
+        rest unchanged."""
 
         def change(x: Tensor) -> Tensor:
             direction = F.normalize(self.directions[feature], dim=0)
@@ -74,7 +75,7 @@ class ReconstructionLoss(Loss):
     name: str
 
     def __call__(self, autoencoder: SparseAutoencoder, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The sum over the batch's targets to minimize and, detached, to report."""
+        """Return the sum over the batch's targets to minimize, and the same sum detached, to report."""
         with torch.no_grad(), without_dropout(self.model), trace(self.model, self.name) as t:
             self.model.hidden(batch.tokens, batch.positions)
         x = exact(t[self.name]).flatten(0, 1)
@@ -84,8 +85,9 @@ class ReconstructionLoss(Loss):
 
 
 def autoencoder_of(model: Decoder, name: str, features: int = 0, active: int = 16, seed: int = 0) -> SparseAutoencoder:
-    """A SparseAutoencoder for an activation (B, T, D) of a model, by default with 8 D features. A UserError if there is
-    no such activation, or if it has another shape."""
+    """Create an untrained SparseAutoencoder for an activation (B, T, D) of a model, with `features` features (by
+    default 8 D), of which a token has at most `active`. Raises a UserError if no activation has this name, or if it
+    has another shape."""
     known, name = activations(model), full_name(name)
     resolve(known, [name])
     if len(known[name].shape) != 3 or known[name].shape[:2] != ("B", "T") or not known[name].editable:
@@ -96,11 +98,11 @@ def autoencoder_of(model: Decoder, name: str, features: int = 0, active: int = 1
 
 @dataclass(frozen=True)
 class FeatureEffect:
-    """The effect of a feature on one prediction: the model as it is, compared with the feature set to 0 everywhere."""
+    """The effect of a feature on one prediction: the unchanged model, compared with the feature set to 0 everywhere."""
 
-    divergence: float  # KL(as it is || without the feature) in nats
+    divergence: float  # KL(unchanged || without the feature) in nats
     raised: list[int]  # the token ids whose probability the feature raises most
-    lowered: list[int]  # those whose probability it lowers most
+    lowered: list[int]  # the token ids whose probability the feature lowers most
 
 
 def feature_effect(
@@ -112,7 +114,8 @@ def feature_effect(
     position: int = -1,
     top: int = 3,
 ) -> FeatureEffect:
-    """The effect of a feature of the activation `name` on the prediction after a position of a text."""
+    """Measure the effect of a feature of the activation `name` on the prediction after a position of a text, with the
+    `top` tokens that it raises and lowers most."""
     position = check_position(position, tokens)
     p = exact(logits(model, tokens)[position]).softmax(-1)
     with edit(model, {name: autoencoder.changing(feature, 0.0)}):

@@ -1,4 +1,4 @@
-"""Train modules that read a model's activations, such as a tuned lens, on windows of tokens."""
+"""Training of modules that read a model's activations, such as a tuned lens, on windows of tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ RATE = 0.6  # the learning rate at the start, times the width of the activation
 
 
 def windows_of(model: Decoder, tokens: Tokens, seed: int = 0) -> Windows:
-    """Windows of a text to train on, of at most WINDOW tokens."""
+    """Return windows of a text to train on, of at most WINDOW tokens. Raises a UserError for a text without two
+    tokens."""
     if len(tokens) < 2:
         raise UserError("there is no text to train on: name a longer one")
     return Windows([tokens], min(WINDOW, model.config.context_length, len(tokens) - 1), seed)
@@ -60,13 +61,14 @@ def fit(
 
 
 def silent(step: Step) -> None:
-    """Ignore a step."""
+    """Do nothing: the default `watch`, which ignores each step."""
 
 
 def fit_lens(
     model: Decoder, tokens: Tokens, *, seconds: float = math.inf, watch: Callable[[Step], None] = silent
 ) -> TunedLens:
-    """Train a tuned lens of a model on a text with `fit`; `watch` is called after each step."""
+    """Train a tuned lens of a model on a text with `fit`, for at most about `seconds` seconds, and return it; `watch`
+    is called after each step."""
     lens = TunedLens(model)
     for step in fit(lens, LensLoss(model), windows_of(model, tokens), seconds=seconds):
         watch(step)
@@ -82,7 +84,7 @@ def fit_features(
     watch: Callable[[Step], None] = silent,
 ) -> tuple[SparseAutoencoder, str]:
     """Train a sparse autoencoder of an activation ("": the residual stream after the middle block) on a text with
-    `fit`; `watch` is called after each step. Also returns the full name of the activation."""
+    `fit`; `watch` is called after each step. Returns it with the full name of the activation."""
     name = full_name(activation or f"blocks.{model.config.n_layers // 2}")
     autoencoder = autoencoder_of(model, name)
     for step in fit(autoencoder, ReconstructionLoss(model, name), windows_of(model, tokens), seconds=seconds):

@@ -1,4 +1,5 @@
-"""Roles of attention heads by their standard definitions, as scores from attention weights.
+"""Roles of attention heads (previous token, induction, ...) by their standard definitions, as scores from attention
+weights.
 
 Shapes: B texts, L layers, H heads, T tokens.
 """
@@ -19,18 +20,18 @@ from onward.inspection.inputs import as_row, exact
 from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.trace import trace
 
-DISTANCES = (1, 2, 3)  # to the tokens before that are looked at
-MIN_SCORE = 0.3  # of the role that a map names
+DISTANCES = (1, 2, 3)  # to earlier tokens, of the roles previous and back
+MIN_SCORE = 0.3  # the least score for which a map names a role
 
 
 @dataclass(frozen=True)
 class HeadRoles:
-    """The score of each head for each role, (L, H): from 0 to 1 (rare: from -1)."""
+    """The score of each head for each role, (L, H): from 0 to 1 (`rare`: from -1)."""
 
     scores: dict[str, Tensor]
 
     def map(self, least: float = MIN_SCORE) -> list[list[str]]:
-        """The role with the greatest score of each head, [layer][head]; "" if no score reaches `least`."""
+        """Return the role with the greatest score of each head, [layer][head]; "" if no score reaches `least`."""
         names, stacked = [*self.scores], torch.stack([*self.scores.values()])
         best = stacked.max(0)
         return [
@@ -39,14 +40,14 @@ class HeadRoles:
         ]
 
     def strongest(self, role: str, count: int = 5) -> list[tuple[int, int, float]]:
-        """The heads with the greatest scores of a role, as (layer, head, score)."""
+        """Return the `count` heads with the greatest scores of a role, as (layer, head, score)."""
         scores = self.scores[role]
         order = scores.flatten().argsort(descending=True)[:count].tolist()
         return [(*divmod(i, scores.size(1)), float(scores.flatten()[i])) for i in order]
 
 
 def weights_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Iterate over (layer, attention weights (B, H, T, T)) for token ids (B, T)."""
+    """Yield (layer, attention weights (B, H, T, T)) for token ids (B, T)."""
     weights: dict[int, Tensor] = {}
     with without_dropout(model), torch.no_grad(), trace(model, "blocks.*.attn.weights") as t:
         model.hidden(tokens.to(model.device))
@@ -56,14 +57,15 @@ def weights_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def mean_weight(weights: Tensor, offset: int, first: int = 0) -> Tensor:
-    """The mean weight (H,) on the token `offset` positions earlier, over texts and over tokens from `first` on."""
+    """Return the mean weight (H,) on the token `offset` positions earlier, over texts and over query tokens from
+    `first` on. `weights` are (B, H, T, T)."""
     diagonal = weights.diagonal(-offset, 2, 3)  # entry i is row i + offset
     return diagonal[..., max(0, first - offset) :].mean((0, 2)).cpu()
 
 
 def repeated_tokens(model: Decoder, length: int = 0, texts: int = 4, seed: int = 0) -> Tensor:
-    """Random token ids (texts, 2 length): each text repeats the same `length` tokens, distinct if the vocabulary is
-    large enough.
+    """Return random token ids (texts, 2 length): each text repeats the same `length` tokens, distinct if the vocabulary
+    is large enough.
 
     `length` is by default 50, or fewer if half the context or the vocabulary is smaller.
     """
@@ -86,7 +88,7 @@ def head_roles(
     length: int = 0,
     seed: int = 0,
 ) -> HeadRoles:
-    """The scores of all heads.
+    """Score all heads for each role.
 
     On random tokens repeated once (the second half of `repeated_tokens`), as in Olsson et al. 2022:
 
@@ -103,7 +105,7 @@ def head_roles(
     NAME         for `pairs` {NAME: [(t, k), ...]}: mean weight of token t on token k
     """
     if pairs and tokens is None:
-        raise UserError("pairs are given without the tokens that they point into: give both")
+        raise UserError("pairs are given without tokens: give both")
     ids = repeated_tokens(model, length, seed=seed)
     half = ids.size(1) // 2
     c, rows = model.config, dict[str, list[Tensor]]()
@@ -120,19 +122,20 @@ def head_roles(
             w = weights[0].float().cpu()
             uniform = rarity.cumsum(0) / torch.arange(1, len(tokens) + 1)
             rows.setdefault("rare", []).append(((w @ rarity) - uniform).mean(-1))
-            for name, places in (pairs or {}).items():
-                for t, k in places:
+            for name, token_pairs in (pairs or {}).items():
+                for t, k in token_pairs:
                     if not 0 <= k <= t < len(tokens):
                         raise UserError(
                             f"pair ({t}, {k}) of {name}: give (token, earlier token), 0 to {len(tokens) - 1}"
                         )
-                queries, keys = zip(*places)
+                queries, keys = zip(*token_pairs)
                 rows.setdefault(name, []).append(w[:, list(queries), list(keys)].mean(-1))
     return HeadRoles({name: torch.stack(layers).view(c.n_layers, c.n_heads) for name, layers in rows.items()})
 
 
 def rarity_of(tokens: Sequence[int]) -> Tensor:
-    """-log of each token's share of the text (T,), divided by the greatest; 0 where all tokens are the same."""
+    """Return -log of each token's share of the text, (T,), divided by its greatest value; 0 if all tokens are the
+    same."""
     ids = torch.tensor(list(tokens))
     counts = (ids[:, None] == ids).sum(1)
     surprise = -(counts / len(ids)).log()
@@ -141,7 +144,7 @@ def rarity_of(tokens: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class RoleCurve:
-    """The score of every head over the saves of a run."""
+    """The score of every head for one role over the saves of a run."""
 
     role: str
     steps: list[int]
@@ -149,7 +152,8 @@ class RoleCurve:
 
 
 def role_curve(run: str | Path, role: str = "induction", length: int = 0) -> RoleCurve:
-    """A role of `head_roles` over the saves in a run folder; the run's option `keep` determines how many there are."""
+    """Compute the scores of a role of `head_roles` for each save in a run folder; the run's option `keep` determines
+    the number of saves. `length` is that of `repeated_tokens`. Raises a UserError for a run without saves."""
     folders = saves(Path(run))
     if not folders:
         raise UserError(f"{run} has no saves: name the folder of a run")

@@ -1,4 +1,4 @@
-"""Inputs of the functions in this folder: one text as token ids, and a model with frozen weights.
+"""Inputs of the functions in this folder: a text as token ids (1, T), and a model with frozen weights.
 
 Shapes: T tokens, V vocabulary.
 """
@@ -16,8 +16,8 @@ from onward.model.decoder import Decoder, without_dropout
 
 
 def as_row(model: Decoder, tokens: Sequence[int]) -> Tensor:
-    """The token ids of one text as (1, T) on the model's device. A UserError for an empty text, or one longer than the
-    context."""
+    """Convert the token ids of a text to a tensor (1, T) on the model's device. Raises a UserError for an empty text,
+    or one longer than the context."""
     length = model.config.context_length
     if not len(tokens):
         raise UserError("the text has no tokens: give at least one")
@@ -28,30 +28,32 @@ def as_row(model: Decoder, tokens: Sequence[int]) -> Tensor:
 
 @torch.inference_mode()
 def logits(model: Decoder, tokens: Sequence[int]) -> Tensor:
-    """The logits (T, V) of one text, without dropout."""
+    """Compute the logits (T, V) of a text, without dropout."""
     with without_dropout(model):
         return model(as_row(model, tokens))[0]
 
 
 def exact(x: Tensor) -> Tensor:
-    """A tensor in at least fp32."""
+    """Convert a tensor to fp32, unless its dtype is at least as precise."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def check_position(position: int, tokens: Sequence[int]) -> int:
-    """Resolve a position that may count from the end; a UserError if it is outside of the text."""
+    """Resolve a position in a text that may count from the end, as index -1. Raises a UserError if it is outside of the
+    text."""
     if not -len(tokens) <= position < len(tokens):
         raise UserError(f"position {position} is not in the text, which has tokens 0 to {len(tokens) - 1}")
     return position % len(tokens)
 
 
 def check_layer(layer: int, model: Decoder) -> int:
-    """Resolve a layer that may count from the end; a UserError if it does not exist."""
+    """Resolve a layer that may count from the end, as layer -1. Raises a UserError if it does not exist."""
     return check_index(layer, model.config.n_layers, "layer")
 
 
 def check_index(index: int, count: int, name: str) -> int:
-    """Resolve the index of a layer or a head that may count from the end; a UserError if it does not exist."""
+    """Resolve the index of a layer or a head (`name` in messages) that may count from the end. Raises a UserError
+    unless it is one of `count`."""
     if not -count <= index < count:
         raise UserError(f"{name} {index} does not exist: the model has {name}s 0 to {count - 1}")
     return index % count

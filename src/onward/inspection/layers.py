@@ -23,17 +23,18 @@ from onward.transforms.lora import weights
 
 @dataclass(frozen=True)
 class ResidualStream:
-    """Length and direction of the residual stream of each token, before the first block and after each."""
+    """Norm and direction of the residual stream of each token, before the first block and after each."""
 
     tokens: list[int]
     norms: Tensor  # (L + 1, T)
-    to_next: Tensor  # (L, T), the cosine of a stream and that after the next block
-    to_last: Tensor  # (L + 1, T), the cosine of a stream and that after the last block
+    to_next: Tensor  # (L, T), the cosine of a stream and the stream after the next block
+    to_last: Tensor  # (L + 1, T), the cosine of a stream and the stream after the last block
 
 
 @torch.no_grad()
 def residual_stream(model: Decoder, tokens: Sequence[int]) -> ResidualStream:
-    """Norms and cosines of the residual stream."""
+    """Compute the norm of each token's residual stream in each layer, and its cosine with the next and with the last
+    layer."""
     streams = torch.cat([exact(x) for x in residuals(model, as_row(model, tokens))])
     cosine = torch.nn.functional.cosine_similarity
     to_next, to_last = cosine(streams[:-1], streams[1:], -1), cosine(streams, streams[-1:], -1)
@@ -52,11 +53,11 @@ class Units:
 
     @property
     def dead(self) -> list[int]:
-        """The units that are active at no token."""
+        """The indices of the units that are active at no token."""
         return (self.share == 0).nonzero()[:, 0].tolist()
 
     def most_active(self, count: int = 10) -> list[int]:
-        """The units with the greatest activations."""
+        """Return the indices of the `count` units with the greatest activations."""
         return self.peaks[:, 0].argsort(descending=True)[:count].tolist()
 
 
@@ -69,13 +70,14 @@ def units(
     top: int = 5,
     encode: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Units:
-    """The units of an activation (B, T, F), such as blocks.3.mlp.post, over texts of token ids.
+    """Measure the units of an activation (B, T, F), such as blocks.3.mlp.post, over texts of token ids, with the `top`
+    texts in which each is most active.
 
     `encode` turns the activation of a text (T, D) into features (T, F), such as those of a sparse autoencoder.
     """
     if not texts:
         raise UserError("there are no texts: give at least one")
-    top, peaks, places, active, count = min(top, len(texts)), list[Tensor](), list[Tensor](), torch.zeros(()), 0
+    top, peaks, positions, active, count = min(top, len(texts)), list[Tensor](), list[Tensor](), torch.zeros(()), 0
     for tokens in texts:
         with without_dropout(model), trace(model, name) as t:
             model.hidden(as_row(model, tokens))
@@ -84,15 +86,15 @@ def units(
             raise UserError(f"{name} is {activation_names(model).get(name)}: name an activation with units (B, T, F)")
         greatest = features.max(0)
         peaks.append(greatest.values)
-        places.append(greatest.indices)
+        positions.append(greatest.indices)
         active, count = active + (features > 0).sum(0), count + len(features)
     best = torch.stack(peaks, 1).topk(top, dim=1)
-    return Units(name, active / count, best.values, best.indices, torch.stack(places, 1).gather(1, best.indices))
+    return Units(name, active / count, best.values, best.indices, torch.stack(positions, 1).gather(1, best.indices))
 
 
 def singular_values(model: Decoder, pattern: str = "*") -> dict[str, Tensor]:
-    """The singular values, in descending order, of each matrix whose name matches a pattern, adapters included; of
-    stacks of experts, (X, values)."""
+    """Compute the singular values, in descending order, of each matrix whose name matches a pattern, adapters included;
+    of stacks of experts, (X, values)."""
     targets, result = weights(model), dict[str, Tensor]()
     for name, p in model.named_parameters():
         if p.ndim >= 2 and fnmatchcase(name, pattern):
@@ -106,16 +108,17 @@ def singular_values(model: Decoder, pattern: str = "*") -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class RouterLoad:
-    """The share of each expert among the tokens of each kind, by layer."""
+    """The share of each expert among the routers' choices, by layer and by kind of token."""
 
     kinds: list[str]
-    layers: list[int]  # those with experts
+    layers: list[int]  # indices of the layers with experts
     shares: Tensor  # (layers, kinds, X): of the assignments of a kind; rows sum to 1
 
 
 @torch.no_grad()
 def router_load(model: Decoder, texts: Sequence[Sequence[int]], kind: Callable[[int], str]) -> RouterLoad:
-    """The share of each expert among the routers' choices, by kind of token; `kind` maps a token id to its kind."""
+    """Compute the share of each expert among the routers' choices, by kind of token; `kind` maps a token id to the name
+    of its kind. Raises a UserError for a model without experts."""
     names = [n for n in activation_names(model) if n.endswith("router.choices")]
     if not names:
         raise UserError("this model has no experts, so there is no router to look at")
@@ -135,7 +138,7 @@ def router_load(model: Decoder, texts: Sequence[Sequence[int]], kind: Callable[[
 
 
 def kind_of(piece: str) -> str:
-    """The kind of a token by its text: space, number, word, capital (begins with one), symbol."""
+    """Classify a token by its text: space, number, word, capital (begins with a capital letter) or symbol."""
     text = piece.strip()
     if not text:
         return "space"
@@ -148,7 +151,8 @@ def kind_of(piece: str) -> str:
 
 @torch.no_grad()
 def unit_activations(model: Decoder, tokens: Sequence[int], layer: int) -> Tensor:
-    """The activations (T, F) of the units of a layer's feed-forward. A UserError for a mixture of experts."""
+    """Return the activations (T, F) of the units of a layer's feed-forward. Raises a UserError for a mixture of
+    experts."""
     name, known = f"blocks.{layer}.mlp.post", activation_names(model)
     if name not in known or f"blocks.{layer}.mlp.shares" in known:
         raise UserError(f"layer {layer} has no plain feed-forward: choose another --layer, or the view experts")
@@ -159,8 +163,8 @@ def unit_activations(model: Decoder, tokens: Sequence[int], layer: int) -> Tenso
 
 @torch.no_grad()
 def expert_shares(model: Decoder, tokens: Sequence[int]) -> dict[int, Tensor]:
-    """The factors (T, X) of the experts' outputs in each layer with experts, by its number. A UserError for a model
-    without experts."""
+    """Return the factors (T, X) by which the experts' outputs are multiplied, for each layer with experts, by its
+    index. Raises a UserError for a model without experts."""
     names = [name for name in activation_names(model) if name.endswith("mlp.shares")]
     if not names:
         raise UserError("this model has no experts: choose another view")

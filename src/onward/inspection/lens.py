@@ -1,4 +1,4 @@
-"""The logit lens and the tuned lens: the prediction of each layer.
+"""The logit lens and the tuned lens: the next tokens that each layer's residual stream predicts.
 
 Shapes: L layers, T tokens, D d_model, V vocabulary, K candidates; L + 1 residual streams: before the first block and
 after each.
@@ -22,7 +22,7 @@ from onward.training.step.loss import Loss
 
 @dataclass(frozen=True)
 class Lens:
-    """The predictions of every layer at every position."""
+    """The next-token predictions of every residual stream at every position of a text."""
 
     tokens: list[int]
     names: list[str]  # of the residual streams (L + 1,)
@@ -33,7 +33,7 @@ class Lens:
 
 
 def residuals(model: Decoder, tokens: Tensor) -> list[Tensor]:
-    """The residual streams (B, T, D) before the first block and after each, for token ids (B, T)."""
+    """Return the residual streams (B, T, D) before the first block and after each, for token ids (B, T)."""
     with without_dropout(model), trace(model, "blocks.0.in", "blocks.*.out") as t:
         model.hidden(tokens)
     return [t["blocks.0.in"], *(t[f"blocks.{layer}"] for layer in range(model.config.n_layers))]
@@ -43,10 +43,11 @@ def residuals(model: Decoder, tokens: Tensor) -> list[Tensor]:
 def logit_lens(
     model: Decoder, tokens: Sequence[int], top: int = 5, tuned: Callable[[int, Tensor], Tensor] | None = None
 ) -> Lens:
-    """The next tokens predicted by each residual stream through the model's own final norm and head (nostalgebraist
+    """Predict the next tokens from each residual stream, through the model's own final norm and head (nostalgebraist
     2020).
 
-    `tuned` is a TunedLens that first translates stream `layer` (T, D) into the last stream.
+    `top` is the number of tokens to list; `tuned` is a TunedLens that first translates stream `layer` (T, D) into the
+    last stream.
     """
     streams = residuals(model, as_row(model, tokens))
     top = min(top, model.config.vocab_size)
@@ -86,7 +87,8 @@ class TunedLens(nn.Module):
         return next(self.parameters()).device
 
     def forward(self, layer: int, x: Tensor) -> Tensor:
-        """Translate residual stream `layer`, from 0 before the first block; stream L is returned unchanged."""
+        """Translate residual stream x (..., D) into the last stream. `layer` 0 is the stream before the first block;
+        stream L is returned unchanged."""
         return x if layer == len(self.maps) else x + self.maps[layer](x)
 
 
@@ -97,7 +99,7 @@ class LensLoss(Loss):
     model: Decoder
 
     def __call__(self, lens: TunedLens, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The sum over the batch's tokens to minimize and, detached, to report."""
+        """Return the sum over the batch's tokens to minimize, and the same sum detached, to report."""
         with torch.no_grad():
             streams = residuals(self.model, batch.tokens)
             final = exact(self.model.logits(self.model.norm(streams[-1]))).log_softmax(-1)

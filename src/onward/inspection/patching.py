@@ -1,4 +1,5 @@
-"""Activation patching and its first-order estimate, attribution patching: the activations that distinguish two texts.
+"""Activation patching and its first-order estimate, attribution patching: which activations cause the difference
+between two texts.
 
 Shapes: B texts, L layers, H heads, T tokens, E d_head, D d_model, V vocabulary.
 """
@@ -25,8 +26,8 @@ TOGETHER = 32  # texts in one call
 
 @dataclass(frozen=True)
 class Patching:
-    """The effect of replacing an activation of the corrupted text by that of the clean text: 0 keeps the metric of the
-    corrupted text, 1 restores that of the clean one."""
+    """The effects of replacing an activation of the corrupted text by that of the clean text: 0 keeps the metric of the
+    corrupted text, 1 restores that of the clean text."""
 
     clean: list[int]
     corrupted: list[int]
@@ -37,32 +38,36 @@ class Patching:
 
 
 def logit_difference(right: int, wrong: int, position: int = -1) -> Metric:
-    """The logit of one token minus that of another, after a position."""
+    """Return a metric: the logit of token `right` minus that of token `wrong`, after a position."""
     return lambda logits: logits[:, position, right] - logits[:, position, wrong]
 
 
 def heads_of(model: Decoder, site: str) -> dict[int, tuple[int, int]]:
-    """The axis and the number of heads of an activation `blocks.LAYER.SITE`, by layer, as declared by its module.
+    """Return the axis of the heads and their number, by layer, for an activation `blocks.LAYER.SITE`, as its module
+    describes it.
 
-    (1, 0) for an activation without heads, which is patched by position; also if the axis is the last, as for units.
+    (1, 0) stands for an activation without heads, which is patched by position; also if the axis is the last, as for
+    units.
     """
     heads = {}
     for layer in range(model.config.n_layers):
-        if one := activations(model).get(f"blocks.{layer}.{site}"):
-            by_head = one.axis is not None and one.axis < len(one.shape) - 1 and not one.count
-            heads[layer] = (one.axis, one.parts) if by_head and one.axis is not None else (1, 0)
+        if activation := activations(model).get(f"blocks.{layer}.{site}"):
+            axis = activation.axis
+            by_head = axis is not None and axis < len(activation.shape) - 1 and not activation.count
+            heads[layer] = (axis, activation.parts) if by_head and axis is not None else (1, 0)
     return heads
 
 
 def rows_of(model: Decoder, clean: Sequence[int], corrupted: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Both texts as (1, T) each; a UserError if their lengths differ."""
+    """Convert both texts to token ids (1, T) each. Raises a UserError if their lengths differ."""
     if len(clean) != len(corrupted):
         raise UserError(f"the texts have {len(clean)} and {len(corrupted)} tokens: patching needs as many in both")
     return as_row(model, clean), as_row(model, corrupted)
 
 
 def differing(good: Tensor, bad: Tensor) -> tuple[float, float]:
-    """The two metrics as floats. Raises a UserError if they are equal, since patching then has no effect to measure."""
+    """Return the metrics of the clean and the corrupted text as floats. Raises a UserError if they are equal, since
+    patching then has no effect to measure."""
     if float(good) == float(bad):
         raise UserError("the metric is the same for both texts: choose texts, or a metric, that differ")
     return float(good), float(bad)
@@ -72,8 +77,8 @@ def differing(good: Tensor, bad: Tensor) -> tuple[float, float]:
 def activation_patching(
     model: Decoder, clean: Sequence[int], corrupted: Sequence[int], metric: Metric, site: str = "in"
 ) -> Patching:
-    """The effect of each activation `blocks.LAYER.SITE` of the clean text on the run of the corrupted one, exactly, by
-    one run of the corrupted text for each (layer, position) or, if the activation has heads, each (layer, head).
+    """Measure the effect of each activation `blocks.LAYER.SITE` of the clean text on the run of the corrupted text:
+    exactly, by one run for each (layer, position) or, if the activation has heads, each (layer, head).
 
     (Causal tracing, Meng et al. 2022; path-free activation patching, Wang et al. 2022.)
     """
@@ -86,16 +91,17 @@ def activation_patching(
     effects = torch.zeros(model.config.n_layers, max(count for _, count in heads.values()) or len(clean))
     for layer, (axis, count) in heads.items():
         name = f"blocks.{layer}.{site}"
-        for part in torch.arange(count or len(clean), device=model.device).split(TOGETHER):
-            change = partial(patched, t[name], part, axis)
+        for indices in torch.arange(count or len(clean), device=model.device).split(TOGETHER):
+            change = partial(patched, t[name], indices, axis)
             with without_dropout(model), edit(model, {name: change}):
-                patched_metric = exact(metric(model(row.expand(len(part), -1))))
-            effects[layer, part.cpu()] = ((patched_metric - bad) / (good - bad)).float().cpu()
+                patched_metric = exact(metric(model(row.expand(len(indices), -1))))
+            effects[layer, indices.cpu()] = ((patched_metric - bad) / (good - bad)).float().cpu()
     return Patching(list(clean), list(corrupted), site, effects, good, bad)
 
 
 def patched(clean: Tensor, indices: Tensor, axis: int, x: Tensor) -> Tensor:
-    """x (B, ...) with index `indices[i]` along `axis`, in row i, copied from the clean run (1, ...)."""
+    """Return a copy of x (B, ...), an activation of the corrupted text in B rows, in which row i has index `indices[i]`
+    along `axis` from the activation of the clean run (1, ...)."""
     x = x.clone()
     for row, index in enumerate(indices.tolist()):
         x[row].select(axis - 1, index).copy_(clean[0].select(axis - 1, index))
@@ -105,7 +111,7 @@ def patched(clean: Tensor, indices: Tensor, axis: int, x: Tensor) -> Tensor:
 def attribution_patching(
     model: Decoder, clean: Sequence[int], corrupted: Sequence[int], metric: Metric, site: str = "attn.heads"
 ) -> Patching:
-    """An estimate of `activation_patching` for all (layer, position), or (layer, head, position), by two runs and one
+    """Estimate `activation_patching` for all (layer, position), or (layer, head, position), by two runs and one
     backward: (clean - corrupted activation) · gradient of the metric (Nanda 2023)."""
     clean_row, row = rows_of(model, clean, corrupted)
     names = f"blocks.*.{site}"

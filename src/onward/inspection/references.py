@@ -1,4 +1,4 @@
-"""The same model in other programs: reference logits and residual streams.
+"""References for `verify`: the same model computed by transformers or llama.cpp, as logits and residual streams.
 
 Shapes: B rows, T tokens, D d_model, V vocabulary.
 """
@@ -28,15 +28,15 @@ QUANTIZED = 0.5  # of the largest logit, for all other types
 
 @dataclass(frozen=True)
 class Computed:
-    """The results of a reference for token ids (B, T)."""
+    """The logits and residual streams that a reference program computes for token ids (B, T)."""
 
     logits: Tensor  # (B, T, V)
-    streams: dict[int, Tensor]  # (B, T, D), by the number of blocks before it; that after the last has the final norm
+    streams: dict[int, Tensor]  # (B, T, D), by the number of blocks before it; the last one after the final norm
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A program that computes a model."""
+    """Another program that computes the same model, to compare with Onward."""
 
     name: str
     compute: Callable[[Tensor], Computed]
@@ -44,7 +44,8 @@ class Reference:
 
 
 def transformers_reference(folder: Path, model: Decoder, name: str) -> Reference:
-    """The model of a folder in transformers, without code from the folder. A UserError if it cannot be loaded."""
+    """Load the model in a folder in transformers, without code from the folder. `name` names it in messages. Raises a
+    UserError if it cannot be loaded."""
     try:
         from transformers import AutoModelForCausalLM, logging
     except ImportError:
@@ -59,7 +60,7 @@ def transformers_reference(folder: Path, model: Decoder, name: str) -> Reference
 
 
 def from_transformers(theirs: Any) -> Reference:
-    """A model of transformers."""
+    """Make a reference from a loaded model of transformers."""
 
     def compute(tokens: Tensor) -> Computed:
         result = theirs(tokens, output_hidden_states=True)
@@ -69,8 +70,8 @@ def from_transformers(theirs: Any) -> Reference:
 
 
 def llama_cpp_reference(path: Path, model: Decoder) -> Reference:
-    """A GGUF file in llama.cpp. A UserError if the file is missing or holds another model, or if llama-cpp-python is
-    missing."""
+    """Make a reference from a GGUF file, computed by llama.cpp. Raises a UserError if the file is missing, or if
+    llama-cpp-python is."""
     if not path.is_file():
         raise UserError(f"there is no file {path}: make it with onward convert MODEL {path}")
     try:
@@ -83,7 +84,8 @@ def llama_cpp_reference(path: Path, model: Decoder) -> Reference:
 
 
 def llama_cpp_computes(library: Any, path: Path, tokens: Tensor, model: Decoder) -> Computed:
-    """The results of llama.cpp for token ids (B, T), each row in its own context; in fp32 if the file is."""
+    """Compute the logits and residual streams of token ids (B, T) with llama.cpp, each row in its own context; in fp32
+    if the file is. Raises a UserError if the file holds another model."""
     rows = [read_row(library, path, row.tolist(), model) for row in tokens]
     names = rows[0][1].keys()
     return Computed(
@@ -93,7 +95,8 @@ def llama_cpp_computes(library: Any, path: Path, tokens: Tensor, model: Decoder)
 
 
 def read_row(library: Any, path: Path, row: list[int], model: Decoder) -> tuple[Tensor, dict[int, Tensor]]:
-    """The logits (T, V) and the streams (T, D) of one row."""
+    """Compute the logits (T, V) and the residual streams (T, D), by the number of blocks before them, of one row with
+    llama.cpp."""
     streams: dict[int, Tensor] = {}
     ggml = import_module("llama_cpp._ggml").libggml
     width, blocks = model.config.d_model, model.config.n_layers
@@ -130,7 +133,8 @@ def read_row(library: Any, path: Path, row: list[int], model: Decoder) -> tuple[
 
 @contextmanager
 def opened(library: Any, path: Path, model: Decoder, length: int, callback: Any) -> Iterator[Any]:
-    """A context of llama.cpp for one text of this many tokens; the callback receives every computed tensor."""
+    """Open a llama.cpp context for a text of `length` tokens inside the `with` block; `callback` receives every
+    computed tensor."""
     quiet = library.llama_log_callback(lambda level, text, data: None)
     library.llama_log_set(quiet, None)
     loaded = library.llama_model_load_from_file(str(path).encode(), library.llama_model_default_params())

@@ -1,5 +1,5 @@
-"""Probabilities of the tokens of a text: the effect of each step of sampling, ranks and entropies, loss by position,
-and the choice among alternatives.
+"""Probabilities of the tokens of a text: the effect of each sampling option, ranks and entropies, loss by position, and
+scores of alternative answers.
 
 Shapes: B texts, T tokens, C candidates, V vocabulary.
 """
@@ -36,7 +36,7 @@ STEPS = {  # the fields of a Sampling that belong to a step, in the order of the
 
 @dataclass(frozen=True)
 class SamplingSteps:
-    """The probabilities of the likeliest next tokens, after each step of sampling."""
+    """The probabilities of the likeliest next tokens, after each step of sampling in turn."""
 
     candidates: list[int]  # token ids (C,), the likeliest of the model first
     steps: list[str]  # "model", then the steps that change anything
@@ -46,7 +46,8 @@ class SamplingSteps:
 
 
 def sampling_steps(model: Decoder, tokens: Sequence[int], sampling: Sampling, top: int = 10) -> SamplingSteps:
-    """The effect of each step of a Sampling on the distribution of the next token after a text."""
+    """Compute the effect of each step of a Sampling on the distribution of the next token after a text, for the `top`
+    likeliest tokens."""
     last = exact(logits(model, tokens)[-1:])
     neutral, given, steps = Sampling(temperature=1.0), dict[str, object](), {"model": last.softmax(-1)}
     for step, names in STEPS.items():
@@ -64,17 +65,17 @@ def sampling_steps(model: Decoder, tokens: Sequence[int], sampling: Sampling, to
 
 @dataclass(frozen=True)
 class TokenStatistics:
-    """The probability and the rank of each token of a text, given the tokens before it."""
+    """The log-probability, rank and entropy of each token of a text, given the tokens before it."""
 
     tokens: list[int]
-    logprobs: Tensor  # (T,) in nats; NaN for the first, before which there is nothing
+    logprobs: Tensor  # (T,) in nats; NaN for the first token
     ranks: Tensor  # (T,), 1 for the likeliest token; 0 for the first
     entropies: Tensor  # (T,), of the distribution that the token comes from, in nats; NaN for the first
 
 
 def token_statistics(model: Decoder, tokens: Sequence[int]) -> TokenStatistics:
-    """The log-probability and the rank of each token of a text, and the entropy of the model's distribution before
-    it."""
+    """Compute the log-probability and the rank of each token of a text, and the entropy of the model's distribution
+    before it."""
     log_p = exact(logits(model, tokens)[:-1]).log_softmax(-1)
     ids = torch.tensor(list(tokens)[1:], device=log_p.device)
     of_token = log_p.gather(1, ids[:, None])
@@ -91,7 +92,7 @@ def token_statistics(model: Decoder, tokens: Sequence[int]) -> TokenStatistics:
 
 @dataclass(frozen=True)
 class PositionLoss:
-    """The mean loss at each position of windows."""
+    """The mean cross-entropy at each position of windows of a text."""
 
     loss: Tensor  # (T,) in nats per token; entry t is about the token at position t + 1
     windows: int  # over which it is the mean
@@ -100,7 +101,7 @@ class PositionLoss:
 
 @torch.inference_mode()
 def loss_by_position(model: Decoder, windows: Iterable[Tensor]) -> PositionLoss:
-    """The mean cross-entropy at each position of windows of T + 1 token ids, given as batches (B, T + 1).
+    """Compute the mean cross-entropy at each position of windows of T + 1 token ids, given as batches (B, T + 1).
 
     Windows may exceed the context unless positions are learned; the end of the curve then shows how the model
     extrapolates.
@@ -118,8 +119,8 @@ def loss_by_position(model: Decoder, windows: Iterable[Tensor]) -> PositionLoss:
 
 
 def text_loss_by_position(model: Decoder, tokens: Sequence[int]) -> PositionLoss:
-    """The loss by position of a text, cut into windows as long as the context; of up to twice its length if the
-    positions allow it. A UserError for a text of fewer than three tokens."""
+    """Compute the loss by position of a text, cut into windows as long as the context, or twice as long if the
+    positions allow it. Raises a UserError for a text of fewer than three tokens."""
     c = model.config
     most = 2 * c.context_length if at(c.position, 0).limit(c) > c.context_length else c.context_length
     length = min(len(tokens) - 1, most)
@@ -132,7 +133,7 @@ def text_loss_by_position(model: Decoder, tokens: Sequence[int]) -> PositionLoss
 
 @dataclass(frozen=True)
 class Alternatives:
-    """The scores of answers to one question."""
+    """The scores of alternative answers to one question."""
 
     texts: list[str]
     logprobs: list[float]  # of all tokens of an answer, in nats
@@ -153,10 +154,12 @@ def score_alternatives(
     examples: Sequence[tuple[str, str]] = (),
     separator: str = "\n\n",
 ) -> Alternatives:
-    """The log-probability of each alternative as the text after a question.
+    """Compute the log-probability of each alternative as the text after a question. Raises a UserError if an
+    alternative adds no token to the question, or if question and answer exceed the context.
 
-    `examples` are answered questions put before it: none for zero-shot scoring, one for one-shot. Each answer follows
-    its question directly: a space between them belongs to one of the two.
+    `examples` are pairs (question, answer) that precede the question, each followed by `separator`: none for zero-shot
+    scoring, one for one-shot. Each answer follows its question directly: a space between them belongs to one of the
+    two.
     """
     if not alternatives:
         raise UserError("there are no alternatives: give at least one")
@@ -164,15 +167,15 @@ def score_alternatives(
     before = tokenizer.begin(tokenizer.encode(prompt))
     scored: list[tuple[float, int, int]] = []
     for text in alternatives:
-        whole = tokenizer.begin(tokenizer.encode(prompt + text))
-        first = next((i for i, (a, b) in enumerate(zip(before, whole)) if a != b), min(len(before), len(whole)))
-        first = max(1, first)  # the first token has nothing before it
-        if len(whole) <= first:
+        ids = tokenizer.begin(tokenizer.encode(prompt + text))
+        first = next((i for i, (a, b) in enumerate(zip(before, ids)) if a != b), min(len(before), len(ids)))
+        first = max(1, first)  # no token precedes the first
+        if len(ids) <= first:
             raise UserError(f"the alternative {text!r} adds no token to the question: give a longer one")
-        if len(whole) > model.config.context_length:
-            raise UserError(f"question and answer are {len(whole)} tokens, more than the context: shorten them")
-        total = float(logprobs(model, torch.tensor([whole]).numpy(), first).sum())
-        scored.append((total, len(whole) - first, len(text.encode())))
+        if len(ids) > model.config.context_length:
+            raise UserError(f"question and answer are {len(ids)} tokens, more than the context: shorten them")
+        total = float(logprobs(model, torch.tensor([ids]).numpy(), first).sum())
+        scored.append((total, len(ids) - first, len(text.encode())))
     return Alternatives(
         list(alternatives),
         [total for total, _, _ in scored],

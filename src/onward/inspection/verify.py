@@ -1,4 +1,5 @@
-"""Exactness measured on a model: every way to run it gives the logits of the plain forward.
+"""Exactness measured on a model: with caches, batches, drafts or another program, its logits equal those of the plain
+forward.
 
 Shapes: B rows, T tokens, S tokens in one call, V vocabulary, D d_model.
 """
@@ -37,22 +38,26 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, tor
 
 @dataclass(frozen=True)
 class Finding:
-    """A promise and its measurement."""
+    """A promise, which is an equality such as "cached = plain", and the difference that was measured."""
 
     promise: str
-    measured: float  # the largest difference, in what `of` says
+    measured: float  # the largest difference, in the unit `of`
     allowed: float
     of: str
     note: str = ""
 
     @property
     def holds(self) -> bool:
-        """Whether the difference is within the tolerance; NaN never is."""
+        """Whether the difference is within the tolerance; False for NaN."""
         return self.measured <= self.allowed
 
 
 class Subject:
-    """A model, two rows of random tokens (2, T), and their plain logits (2, T, V)."""
+    """The model to verify, with two rows of random tokens (2, T) and their logits (2, T, V) from a plain forward
+    without a cache.
+
+    `hf` is the config.json that the model was loaded from.
+    """
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer | None, hf: Mapping[str, Any]) -> None:
         self.model, self.tokenizer, self.hf = model, tokenizer, hf
@@ -64,12 +69,12 @@ class Subject:
         self.allowed = TOLERANCE[model.dtype] * max(1.0, float(self.plain.abs().max()))
 
     def compare(self, promise: str, logits: Tensor, note: str = "") -> Finding:
-        """The finding for logits (2, T, V), compared with the plain ones."""
+        """Compare logits (2, T, V) with those of the plain forward, and return the finding for `promise`."""
         difference = float((logits.float() - self.plain.float()).abs().max())
         return Finding(promise, difference, self.allowed, "a logit", note)
 
     def manager(self, kind: str, chunk: int) -> CacheManager:
-        """A new cache for the two rows."""
+        """Create an empty cache for the two rows, "contiguous" or "paged", for calls of at most `chunk` tokens."""
         length = self.tokens.size(1)
         options: dict[str, Any] = {"device": self.model.device, "dtype": self.model.dtype}
         if kind == "paged":
@@ -80,7 +85,7 @@ class Subject:
         return CacheManager(KVCache(self.model.config, 2, length, chunk, **options))
 
     def feed(self, manager: CacheManager, tokens: Tensor, start: int) -> Tensor:
-        """The logits of tokens (2, S) at positions from `start` on."""
+        """Run the model with a cache on tokens (2, S) at positions from `start` on; returns their logits."""
         end = start + tokens.size(1)
         for row in range(2):
             manager.reserve(row, start, end)
@@ -88,8 +93,8 @@ class Subject:
         return self.model(tokens, positions, manager.cache.view())
 
     def in_chunks(self, chunk: int, kind: str = "contiguous", wrong: bool = False) -> Tensor:
-        """The logits from calls of at most `chunk` tokens. With `wrong`, other tokens are written first and rolled
-        back."""
+        """Compute the logits (2, T, V) with a cache of `kind`, by calls of at most `chunk` tokens. With `wrong`, other
+        tokens are written first and rolled back."""
         manager, pieces = self.manager(kind, chunk), []
         for start in range(0, self.tokens.size(1), chunk):
             piece = self.tokens[:, start : start + chunk]
@@ -99,7 +104,8 @@ class Subject:
         return torch.cat(pieces, 1)
 
     def generate(self, *, rows: int = 1, draft: bool = False) -> list[int]:
-        """Greedy tokens after the first half of the first row, with requests of other lengths in the other rows."""
+        """Return greedy tokens after the first half of the first row, generated together with `rows` - 1 other requests
+        of other lengths, and with a draft if `draft`."""
         engine = Engine(self.model, rows=rows, draft=ModelDraft(self.model, 3) if draft else None)
         half = self.tokens.size(1) // 2
         prompts = [self.tokens[row % 2, : half - row].tolist() for row in range(rows)]
@@ -112,7 +118,8 @@ class Subject:
         return requests[0].tokens
 
     def generated(self, promise: str, **options: Any) -> Finding:
-        """The finding for greedy tokens: the largest gap between the plain logit of a token and the greatest one."""
+        """Generate greedy tokens with `generate(**options)`, and return the finding: the largest gap between the plain
+        logit of a generated token and the greatest logit."""
         tokens, half = self.generate(**options), self.tokens.size(1) // 2
         row = torch.tensor([[*self.tokens[0, :half].tolist(), *tokens]], device=self.tokens.device)
         logits = self.model(row)[0, half - 1 : -1].float()
@@ -122,7 +129,7 @@ class Subject:
 
 
 def saved(subject: Subject) -> Finding:
-    """Whether a saved and loaded copy of the model gives the same logits, bit for bit."""
+    """Compare the logits of a saved and loaded copy of the model, which must be bit-for-bit identical."""
     with tempfile.TemporaryDirectory() as folder:
         save_model(subject.model, Path(folder), subject.hf)
         loaded, _ = load_model(Path(folder), device=subject.model.device)
@@ -130,18 +137,18 @@ def saved(subject: Subject) -> Finding:
 
 
 def streamed(subject: Subject) -> Finding:
-    """Whether the pieces of an answer, decoded token by token, equal the text of all its tokens."""
+    """Compare the text of an answer, decoded token by token, with the text of all its tokens at once."""
     assert subject.tokenizer
     tokens, answer = subject.generate(), Answer(subject.tokenizer)
     for token in tokens:
         answer.push(token)
-    pieces, whole = answer.finish(), subject.tokenizer.decode(tokens)
-    wrong = abs(len(pieces) - len(whole)) + sum(a != b for a, b in zip(pieces, whole))
-    return Finding("streamed = whole text", float(wrong), 0.0, "characters", f"{len(whole)} characters")
+    streamed_text, text = answer.finish(), subject.tokenizer.decode(tokens)
+    wrong = abs(len(streamed_text) - len(text)) + sum(a != b for a, b in zip(streamed_text, text))
+    return Finding("streamed = whole text", float(wrong), 0.0, "characters", f"{len(text)} characters")
 
 
 def batched(subject: Subject) -> Finding:
-    """Whether rows in one call have the logits of a call with that row alone."""
+    """Compare the logits of rows in one call with those of each row alone."""
     alone = [subject.model(row[None]) for row in subject.tokens]
     return subject.compare("batched = alone", torch.cat(alone))
 
@@ -170,7 +177,7 @@ def verify(
     """Measure each promise on a model; yields the findings one by one.
 
     `hf` is the config.json that the model was loaded from. `reference` is the same model in another program, whose
-    logits and residual streams are compared. A UserError if the model's logits are not finite.
+    logits and residual streams are compared. Raises a UserError if the model's logits are not finite.
     """
     with without_dropout(model):
         subject = Subject(model, tokenizer, hf or {})
@@ -184,7 +191,8 @@ def verify(
 
 
 def against(subject: Subject, reference: Reference) -> Finding:
-    """The finding for another program; its note names the first layer beyond the tolerance."""
+    """Compare the logits with those of another program. The note of the finding names the first layer whose residual
+    stream differs beyond the tolerance."""
     theirs = reference.compute(subject.tokens)
     finding = subject.compare(f"Onward = {reference.name}", theirs.logits)
     ours = TOLERANCE[subject.model.dtype]
@@ -196,7 +204,7 @@ def against(subject: Subject, reference: Reference) -> Finding:
         i: float((streams[i].float() - x.float()).abs().max() / x.float().abs().max().clamp(min=1e-6))
         for i, x in theirs.streams.items()
     }
-    beyond = next((i for i, one in share.items() if not one <= 5 * tolerance), None)
+    beyond = next((i for i, difference in share.items() if not difference <= 5 * tolerance), None)
     if beyond is None:
         worst = max(share.values(), default=0.0)
         return replace(finding, note=f"the residual stream differs by at most {worst:.0e} of its largest value")

@@ -1,4 +1,5 @@
-"""The decoder of a model by any name, with the weights in its folder, or else random weights."""
+"""Models to measure, given by name: their config, and the decoder with the weights of a folder or, for a release or
+preset, random weights."""
 
 from __future__ import annotations
 
@@ -18,29 +19,29 @@ from onward.transforms.quantize import quantize_model
 
 
 def decoder_of(model: str, vocab_size: int) -> DecoderConfig:
-    """The config of a release, a folder, a config.json, a GGUF file, a model on the hub or, with `vocab_size` tokens,
-    of a preset of training. Reads no weights; raises a UserError for any other name."""
+    """Return the config of a model given by name: a published release, a folder, a config.json, a GGUF file, a model on
+    the hub or, with `vocab_size` tokens, a training preset. Reads no weights; raises a UserError for any other name."""
     if model in PRESETS:
         return decoder(model, vocab_size, {})
     return releases.decoder_of(model, PRESETS)
 
 
 def check_context(config: DecoderConfig, context: int) -> None:
-    """Raise a UserError for a context longer than the model's."""
+    """Raise a UserError if `context` tokens exceed the model's context."""
     if context > config.context_length:
         raise UserError(f"context is {context:,}, and the model's is {config.context_length:,} tokens: lower it")
 
 
 def has_random_weights(model: str) -> bool:
-    """Whether a name is a release or a preset of training, whose weights are random."""
+    """Return whether a name is a published release or a training preset, which are measured with random weights."""
     return model in presets() or model in PRESETS
 
 
 def models_in(
     precisions: Sequence[Precision], model: str, device: torch.device, vocab_size: int, revision: str = ""
 ) -> Iterator[tuple[Precision, Decoder]]:
-    """Iterate over a model in each precision; only one is in memory. A preset of training gets `vocab_size` tokens, a
-    model on the hub its `revision`."""
+    """Yield a model in each precision in turn, only one of them in memory. A training preset gets `vocab_size` tokens;
+    a model on the hub is loaded in its `revision`."""
     for precision in precisions:
         dtype = torch.float32 if precision == "float32" else torch.bfloat16
         quantize = precision if precision in ("int8", "int4") else None

@@ -1,4 +1,4 @@
-"""The speed of a model of any name in generation and in training, with the limits of the machine."""
+"""The speed of a model, given by name, in generation and in training, with the limits of the machine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TOKENS = 128  # of a prompt and of an answer, unless the context is shorter
 
 
 def silent(case: str) -> None:
-    """Ignore the announcement of a case."""
+    """Do nothing: the default `watch`, which ignores the name of each measured case."""
 
 
 def generation_lengths(model: str, prompt: int | None, new: int | None) -> tuple[int, int]:
-    """The tokens of a prompt and of an answer; None means TOKENS, or half the context if it is shorter. A UserError if
-    both together exceed the context."""
+    """Return the number of tokens of a prompt and of an answer. None means TOKENS, or half the context if that is
+    shorter. Raises a UserError if both together exceed the context."""
     room = decoder_of(model, VOCABULARY).context_length
     prompt, new = prompt or min(TOKENS, room // 2), new or min(TOKENS, room // 2)
     if prompt + new > room:
@@ -43,8 +43,8 @@ def generation_speeds(
     revision: str = "",
     watch: Callable[[str], None] = silent,
 ) -> tuple[list[Speed], Limits]:
-    """The speed of a model for each precision and number of rows, measured for about `seconds` seconds each, and the
-    limits of the machine. `watch` is called with the name of each case before it is measured."""
+    """Measure the speed of a model for each precision and each number of rows, for about `seconds` seconds each. Also
+    returns the limits of the machine. `watch` is called with the name of each case before it is measured."""
     dtypes = {torch.float32 if precision == "float32" else torch.bfloat16 for precision in precisions}
     limits = Limits(read_bandwidth(device), {dtype: peak_flops(dtype, device) for dtype in dtypes})
     speeds = []
@@ -56,7 +56,7 @@ def generation_speeds(
 
 
 def plain_cases(speeds: Sequence[Speed]) -> dict[str, str]:
-    """The cases with decoding steps that are not compiled, by reason."""
+    """Return the measured cases (precision and number of rows) whose decoding steps were not compiled, by reason."""
     cases: dict[str, list[str]] = {}
     for speed in speeds:
         if speed.plain:
@@ -76,9 +76,9 @@ def training_speeds(
     revision: str = "",
     watch: Callable[[str], None] = silent,
 ) -> tuple[list[TrainingSpeed], dict[str, float]]:
-    """The speed of training a model for each precision in TRAINED and each number of windows of `context` tokens (None:
-    the model's), and the operations per second of the machine by precision. `watch` is called as in
-    `generation_speeds`."""
+    """Measure the speed of training a model for each precision in TRAINED and each number of windows of `context`
+    tokens (None: the model's context). Also returns the operations per second of the machine by precision. `watch`
+    is called as in `generation_speeds`."""
     speeds, peaks = [], {}
     for name in precisions:
         peaks[name] = peak_flops(getattr(torch, name), device)

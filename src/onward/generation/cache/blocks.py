@@ -23,11 +23,13 @@ from onward.model.paged import NULL_BLOCK, PagedKVCache, max_blocks
 
 
 class BlockPool:
-    """The `count` blocks of `size` positions of the layers with one window (0: no window), numbered from 1.
+    """The blocks of a paged cache for the layers with one window size: `count` blocks of `size` positions, numbered
+    from 1.
 
-    Each row has a list of blocks; those behind the window are freed and replaced by NULL_BLOCK. `ref_counts` is the
-    number of rows that have each block. Blocks with no reference are free, but keep their hash until they are
-    allocated: first blocks without a hash, then the least recently used.
+    Each row of the cache has a list of blocks; blocks behind the window are freed and replaced by NULL_BLOCK.
+    `ref_counts` is the number of rows that hold each block. Blocks without references are free, but keep their hash
+    until they are allocated: first blocks without a hash, then the least recently used. `window` is 0 for layers
+    without a window; `limit` is the most blocks that a row holds; `table` (rows, P) is the cache's block table.
     """
 
     def __init__(self, window: int, size: int, limit: int, count: int, table: Tensor) -> None:
@@ -40,11 +42,13 @@ class BlockPool:
         self.free = OrderedDict.fromkeys(range(1, count + 1))  # in the order of allocation
 
     def first_visible(self, start: int) -> int:
-        """The index in a row of the first block that queries from position `start` on attend to."""
+        """Return the index, in a row's list of blocks, of the first block that queries from position `start` on attend
+        to."""
         return max(0, start - self.window + 1) // self.size if self.window else 0
 
     def prefix_blocks(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks for a row that begins with the blocks of these hashes, NULL_BLOCK behind the window."""
+        """Return the registered blocks with these hashes, for the beginning of a new row; NULL_BLOCK stands for blocks
+        behind the window."""
         first = self.first_visible(len(hashes) * self.size)
         return [NULL_BLOCK] * first + [self.hash_to_block[h] for h in hashes[first:]]
 
@@ -85,7 +89,7 @@ class BlockPool:
                 self.block_hashes[block], self.hash_to_block[block_hash] = block_hash, block
 
     def assign(self, row: int, blocks: list[int]) -> None:
-        """Replace the blocks of a row by these, which are acquired already, and release the old ones."""
+        """Replace the blocks of a row by `blocks`, whose references are counted already, and release the old ones."""
         old, self.row_blocks[row] = self.row_blocks[row], blocks
         self.table[row] = NULL_BLOCK
         self.table[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.long)
@@ -93,15 +97,16 @@ class BlockPool:
             self.release(block)
 
     def to_allocate(self, row: int, start: int, end: int) -> list[int]:
-        """The indices of the blocks of a row to allocate before positions start to end - 1 are written: missing blocks
-        and shared blocks."""
+        """Return which blocks of a row (indices in its list) must be allocated before positions start to end - 1 are
+        written: missing blocks, and blocks shared with other rows."""
         blocks = self.row_blocks[row]
         writes = range(start // self.size, -(-end // self.size))
         return [i for i in writes if i >= len(blocks) or self.ref_counts[blocks[i]] != 1]
 
     def to_free(self, row: int, start: int, end: int) -> list[int]:
-        """The indices of the blocks of a row to free: those from position `end` on, and those behind the window of the
-        first position in the block of `start`, where rows that share the prefix may continue."""
+        """Return which blocks of a row (indices in its list) to free: those from position `end` on, and those behind
+        the window of the first position in the block of `start`, since rows that share the prefix may continue from
+        that position."""
         blocks = self.row_blocks[row]
         freed = list(range(len(blocks) - 1, -(-end // self.size) - 1, -1))
         behind = self.first_visible(start // self.size * self.size) - 1
@@ -111,12 +116,12 @@ class BlockPool:
         return freed
 
     def can_continue(self, row: int, start: int) -> bool:
-        """Whether a row has all blocks that queries from position `start` on attend to."""
+        """Return whether a row has all blocks that queries from position `start` on attend to."""
         blocks, first = self.row_blocks[row], self.first_visible(start)
         return start <= len(blocks) * self.size and (start <= first * self.size or blocks[first] != NULL_BLOCK)
 
     def has_capacity(self, row: int, start: int, end: int) -> bool:
-        """Whether there are enough free blocks for `reserve`. Raises a UserError where the row lacks blocks that
+        """Return whether there are enough free blocks for `reserve`. Raises a UserError if the row lacks blocks that
         queries from `start` attend to."""
         if not self.can_continue(row, start):
             raise UserError(f"a row lacks blocks that position {start} attends to: allocate the row again")
@@ -125,10 +130,10 @@ class BlockPool:
         return len(self.to_allocate(row, start, end)) <= len(self.free) + freed
 
     def reserve(self, row: int, start: int, end: int) -> tuple[list[int], tuple[int, int] | None]:
-        """Allocate unshared blocks for positions start to end - 1 of a row, and free those of `to_free`.
+        """Allocate unshared blocks for positions start to end - 1 of a row, and free the blocks that `to_free` returns.
 
-        Returns the allocated blocks and, where the first of them replaces a shared block with positions before `start`,
-        (source, target) of the copy to make.
+        Returns the allocated blocks. If the first of them replaces a shared block with positions before `start`, also
+        returns (source, target): the block to copy and its replacement.
         """
         blocks, new, copied = self.row_blocks[row], [], None
         for i in self.to_free(row, start, end):
@@ -155,9 +160,9 @@ class BlockPool:
 class BlockManager(CacheManager):
     """Assigns the rows and blocks of a PagedKVCache to requests.
 
-    `allocate` shares the registered blocks of the longest prefix of the request's tokens, in all layers or in none. A
-    shared block is copied before a row writes to it. `reserve` frees blocks behind the window and blocks from `end` on,
-    so a row can be rolled back as far as the `start` of the last call.
+    `allocate` shares the registered blocks of the longest cached prefix of the request's tokens, in all layers or in
+    none. A shared block is copied before a row writes to it. `reserve` frees blocks behind the window and blocks from
+    `end` on, so a row can be rolled back as far as the `start` of the last call.
     """
 
     @checked
@@ -172,7 +177,8 @@ class BlockManager(CacheManager):
         self.hashes = [[root] for _ in range(cache.rows)]  # of each row: its rope_key, hashes of registered blocks
 
     def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
-        """Assign a row to a request, with the registered blocks of its longest prefix; as `CacheManager.allocate`."""
+        """Assign a row to a request, with the registered blocks of its longest cached prefix; see
+        `CacheManager.allocate`."""
         self.free(row)
         hashes = self.chain([rope_key(self.cache.config, rope_length) + key.encode()], tokens[:-1])
         num_shared, pools = self.longest_prefix(hashes[1:]), self.pools.values()
@@ -188,8 +194,8 @@ class BlockManager(CacheManager):
         return num_shared * self.block_size
 
     def longest_prefix(self, hashes: Sequence[bytes]) -> int:
-        """The number of blocks of the longest prefix, given block hashes, whose blocks in the window exist in all
-        pools."""
+        """Return the number of blocks in the longest cached prefix of a request whose blocks have these hashes: each
+        block of the prefix that lies in a pool's window must be registered in that pool."""
         num_shared, runs = 0, dict.fromkeys(self.pools, 0)
         for n, key in enumerate(hashes, 1):
             for window, pool in self.pools.items():
@@ -199,7 +205,7 @@ class BlockManager(CacheManager):
         return num_shared
 
     def reserve(self, row: int, start: int, end: int) -> bool:
-        """Allocate unshared blocks for positions start to end - 1 of a row; as `CacheManager.reserve`."""
+        """Allocate unshared blocks for positions start to end - 1 of a row; see `CacheManager.reserve`."""
         if not all(pool.has_capacity(row, start, end) for pool in self.pools.values()):
             return False
         for window, pool in self.pools.items():
@@ -220,7 +226,8 @@ class BlockManager(CacheManager):
             pool.register(row, known - 1, self.hashes[row][known:])
 
     def chain(self, hashes: list[bytes], tokens: Sequence[int]) -> list[bytes]:
-        """`hashes` and those of the further full blocks of tokens, each computed from the hash before it."""
+        """Return `hashes` followed by the hashes of the further full blocks of `tokens`. Each hash is computed from the
+        block's tokens and the hash before it."""
         hashes = list(hashes)
         for start in range((len(hashes) - 1) * self.block_size, len(tokens) - self.block_size + 1, self.block_size):
             block = array("q", tokens[start : start + self.block_size]).tobytes()
@@ -234,7 +241,7 @@ class BlockManager(CacheManager):
         del self.hashes[row][1:]
 
     def can_continue(self, row: int, position: int) -> bool:
-        """Whether a row has all blocks that queries from `position` on attend to."""
+        """Return whether a row has all blocks that queries from `position` on attend to."""
         return all(pool.can_continue(row, position) for pool in self.pools.values())
 
     def fork(self, source: int, target: int, length: int) -> None:
@@ -251,7 +258,7 @@ class BlockManager(CacheManager):
         self.free(source)
 
     def reorder(self, index: Sequence[int]) -> None:
-        """Give row i the blocks of row index[i] for every i; rows may be left out or repeated."""
+        """Give row i the blocks of row index[i] for every i; `index` may omit or repeat rows."""
         for pool in self.pools.values():
             rows = [[pool.acquire(block) for block in pool.row_blocks[i]] for i in index]
             for row, blocks in enumerate(rows):
@@ -260,7 +267,8 @@ class BlockManager(CacheManager):
         self.cache.rope_length[: len(index)] = self.cache.rope_length[torch.tensor(index)]
 
     def dump(self, row: int, length: int) -> dict[str, Tensor]:
-        """The entries of a row, as `CacheManager.dump`; a UserError where a block that they need was freed."""
+        """Return the cache entries of a row; see `CacheManager.dump`. Raises a UserError if a block that they need was
+        freed."""
         if not self.can_continue(row, (length - 1) // self.block_size * self.block_size):
             raise UserError(f"a row no longer has the blocks of its first {length} tokens: they cannot be saved")
         return super().dump(row, length)

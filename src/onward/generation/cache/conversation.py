@@ -11,19 +11,23 @@ from onward.model.cache import KVCache
 
 
 class ConversationCache(CacheManager):
-    """A cache of one row that keeps its tokens when a request leaves: the next request, such as the next turn of a
-    conversation, continues after the tokens that both begin with."""
+    """A cache of one row that keeps its tokens when a request leaves, so that the next turn of a conversation prefills
+    only its new tokens.
+
+    The next request continues after the longest common prefix of its tokens and the kept ones.
+    """
 
     @checked
     def __init__(self, cache: KVCache) -> None:
         super().__init__(cache)
         if cache.rows != 1:
-            raise UserError(f"the cache has {cache.rows} rows: a conversation takes one")
+            raise UserError(f"the cache has {cache.rows} rows: a conversation needs exactly one")
         self.tokens: Sequence[int] = ()  # the tokens in the row
         self.kind: tuple[str, bytes] = "", b""  # key and rotations with which they were computed
 
     def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
-        """Assign the row to a request, and keep the common first tokens; as `CacheManager.allocate`."""
+        """Assign the row to a request, and keep the common prefix of its tokens and the row's; see
+        `CacheManager.allocate`."""
         kind = key, rope_key(self.cache.config, rope_length)
         length = min(common_prefix(tokens, self.tokens), len(tokens) - 1) if kind == self.kind else 0
         if not self.can_continue(row, length):
@@ -38,8 +42,8 @@ class ConversationCache(CacheManager):
         return length
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
-        """Note the tokens that the row holds."""
+        """Record the tokens that the row holds."""
         self.tokens = list(tokens)
 
     def free(self, row: int) -> None:
-        """Keep the tokens until the next request."""
+        """Do nothing: the row keeps its tokens until the next request."""

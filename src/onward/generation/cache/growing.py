@@ -11,5 +11,9 @@ STEP = 256  # slots by which a cache grows
 
 
 def growing_cache(model: Decoder, rows: int, length: int, chunk: int) -> CacheManager:
-    """A contiguous cache in the model's dtype that grows with its rows."""
+    """Create a contiguous cache of `rows` rows in the model's dtype that grows as needed, up to `length` tokens per
+    row.
+
+    `chunk` is the most tokens per row in one call of the model.
+    """
     return CacheManager(KVCache(model.config, rows, length, chunk, step=STEP, device=model.device, dtype=model.dtype))

@@ -34,7 +34,7 @@ class CacheManager:
     @checked
     def __init__(self, cache: KVCache) -> None:
         if isinstance(cache, PagedKVCache):
-            raise UserError("this cache is paged: a BlockManager gives its blocks to rows")
+            raise UserError("this cache is paged: make a BlockManager for it")
         self.cache = cache
         self.starts = [0] * cache.rows  # of each row: where the last reserved call began
         self.used = [0] * cache.rows  # of each row: positions that may have been written, padding included
@@ -52,7 +52,8 @@ class CacheManager:
         return 0
 
     def reserve(self, row: int, start: int, end: int) -> bool:
-        """Make positions start to end - 1 of a row writable, at most a chunk; the row holds the positions before them.
+        """Prepare positions start to end - 1 of a row for writing, at most a chunk of them; the row holds the positions
+        before.
 
         Returns False, and changes nothing, if memory is short.
         """
@@ -63,7 +64,7 @@ class CacheManager:
         return True
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
-        """Note that a row holds these tokens, so that requests that begin with them may share its memory."""
+        """Record that a row holds these tokens, so that requests that begin with them may share its memory."""
 
     def free(self, row: int) -> None:
         """Free a row and its memory."""
@@ -73,8 +74,8 @@ class CacheManager:
         self.starts[row] = self.used[row] = 0
 
     def can_continue(self, row: int, position: int) -> bool:
-        """Whether a row holds all positions that queries from `position` on attend to; window layers overwrite old
-        ones."""
+        """Return whether a row still holds all positions that queries from `position` on attend to; layers with a
+        window overwrite old positions."""
         return position >= self.starts[row] or not any(cache.window for cache in self.cache.layers)
 
     def fork(self, source: int, target: int, length: int) -> None:
@@ -91,7 +92,7 @@ class CacheManager:
         self.free(source)
 
     def reorder(self, index: Sequence[int]) -> None:
-        """Copy row index[i] to row i for every i; rows may be left out or repeated."""
+        """Copy row index[i] to row i for every i; `index` may omit or repeat rows."""
         rows = torch.tensor(index, device=self.cache.rope_length.device)
         entries = (entry for cache in self.cache.layers for entry in cache.entries.values())
         for tensor in [self.cache.rope_length, *entries]:
@@ -100,8 +101,8 @@ class CacheManager:
         self.used[: len(index)] = [self.used[row] for row in index]
 
     def dump(self, row: int, length: int) -> dict[str, Tensor]:
-        """The entries that a row with `length` tokens needs to continue from the last token: "layer.entry" -> vectors
-        (T, ...) of all tokens or, in window layers, of the last tokens."""
+        """Return the cache entries that a row with `length` tokens needs to continue from the last token: "layer.entry"
+        -> vectors (T, ...) of all tokens or, in layers with a window, of the last tokens."""
         return {
             f"{layer}.{name}": entry[index][0]
             for layer, cache, index in self.needed(row, length)
@@ -109,13 +110,15 @@ class CacheManager:
         }
 
     def load(self, row: int, length: int, vectors: Mapping[str, Tensor]) -> None:
-        """Write the vectors that `dump` returned to a row; position length - 1 must be reserved."""
+        """Write to a row the cache entries that `dump` returned for `length` tokens; position length - 1 must be
+        reserved."""
         for layer, cache, index in self.needed(row, length):
             for name, entry in cache.entries.items():
                 entry[index] = vectors[f"{layer}.{name}"][None].to(entry.device)
 
     def needed(self, row: int, length: int) -> Iterator[tuple[int, LayerCache, tuple[Tensor, Tensor]]]:
-        """Each layer, its cache, and the indices of the positions that the block of position length - 1 attends to."""
+        """Yield each layer, its cache, and the slot indices of the positions that the block of position length - 1
+        attends to."""
         size = self.block_size
         for layer, cache in enumerate(self.cache.view(row, row + 1).layers):
             first = max(0, (length - 1) // size * size - cache.window + 1) // size * size if cache.window else 0
@@ -125,15 +128,16 @@ class CacheManager:
 
 @lru_cache(maxsize=256)
 def rope_key(config: DecoderConfig, rope_length: int) -> bytes:
-    """Cosines and sines at position 1 for this `rope_length`: a key that is equal for rows with equal rotations."""
-    one, length = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1, 1), rope_length, dtype=torch.float64)
+    """Return a key that is equal for two values of `rope_length` if rotary positions rotate equally: the cosines and
+    sines at position 1."""
+    first, length = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1, 1), rope_length, dtype=torch.float64)
     widths = [(at(config.position, i), at(config.attention, i).rope_width(config)) for i in range(config.n_layers)]
-    rotations = [rotation(position, width, one, length) for position, width in dict.fromkeys(widths)]
+    rotations = [rotation(position, width, first, length) for position, width in dict.fromkeys(widths)]
     return repr([[t.tolist() for t in pair] for pair in rotations if pair]).encode()
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """The number of first tokens that are equal."""
+    """Return the length of the longest common prefix of two token sequences."""
     length = min(len(a), len(b))
     if a[:length] == b[:length]:
         return length

@@ -2,8 +2,8 @@
 
 Blocks of a paged cache are looked up by their hash (`BlockManager.allocate`), rows of other requests by comparing
 tokens (`fork`), and prompts on disk by a hash in the name of their file (`PrefixFiles`). Keys and values belong to the
-fingerprint of the model that computed them (`fingerprint.py`) and to an adapter; while a model has hooks or edits, none
-are read and none are kept.
+fingerprint of the model that computed them (`fingerprint.py`) and to an adapter; while a model has hooks or edits,
+cached keys and values are neither used nor stored.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from onward.generation.cache.prefix_files import PrefixFiles
 
 
 class PrefixCache:
-    """Allocates rows that hold the longest cached prefix of their tokens.
+    """Allocates rows that hold the longest cached prefix of a request's tokens.
 
-    `state` follows the model; None: the model never changes.
+    `manager` owns the cache, `files` are prompts on disk, and `state` reports changes of the model's weights, hooks and
+    edits; None: the model never changes.
     """
 
     def __init__(
@@ -32,8 +33,10 @@ class PrefixCache:
         self.model: str | None = ""  # name of the model at the last admission; None: nothing is shared
 
     def model_changed(self, admitting: bool) -> bool:
-        """Whether the model has changed since the last call. All weights are read, but only where `admitting`: PyTorch
-        does not count changes through `data`, such as `p.data.mul_(2)`."""
+        """Return whether the model has changed since the last call.
+
+        If `admitting`, all weights are read: PyTorch does not count changes through `data`, such as `p.data.mul_(2)`.
+        """
         if self.state is None:
             return False
         changed, self.changes = self.changes != self.state.changes, self.state.changes
@@ -43,20 +46,22 @@ class PrefixCache:
         return changed
 
     def model_name(self) -> str | None:
-        """The name of the model as it is now; None where keys and values are not shared."""
+        """Return the fingerprint of the model as it is now; None if keys and values are not shared between requests."""
         one_row = type(self.manager) is CacheManager and self.manager.cache.rows == 1 and self.files is None
         if self.state is None or one_row:
             return None
         return self.state.current().fingerprint()
 
     def key(self, adapter: str) -> str | None:
-        """The key of the keys and values that the model now computes with an adapter; None if they are not shared."""
+        """Return the key of keys and values that the model now computes with an adapter; None if they are not
+        shared."""
         return None if self.model is None else f"{self.model} {adapter}"
 
     def allocate(
         self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]], key: str | None = ""
     ) -> int | None:
-        """As `CacheManager.allocate`; `rows` are the cached tokens of each row in use that may be shared."""
+        """Allocate a row with the longest cached prefix of `tokens`; see `CacheManager.allocate`. `rows` are the tokens
+        that each row in use holds and may share."""
         if key is None:  # a key that nothing else has
             return self.manager.allocate(row, tokens, rope_length, secrets.token_hex())
         cached = self.manager.allocate(row, tokens, rope_length, key)
@@ -68,7 +73,8 @@ class PrefixCache:
     def fork(
         self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]], cached: int
     ) -> int:
-        """Copy the longest common prefix with another row, if it is longer than `cached`; returns its length or 0."""
+        """Copy the longest common prefix of `tokens` and another row to `row`, if it is longer than `cached` tokens.
+        Returns its length, or 0 if nothing is copied."""
         best, source = cached, None
         for other, row_tokens in enumerate(rows):
             length = min(common_prefix(tokens, row_tokens), len(tokens) - 1)
@@ -82,15 +88,16 @@ class PrefixCache:
         return best
 
     def register(self, row: int, tokens: Sequence[int]) -> None:
-        """Register the tokens that a row holds, see `CacheManager.register_prefix`."""
+        """Register the tokens that a row holds; see `CacheManager.register_prefix`."""
         self.manager.register_prefix(row, tokens)
 
     def keep(self, row: int, tokens: Sequence[int], key: str) -> None:
-        """Save the tokens that a row holds to a file, if there are files and the model is still that of the key. A file
-        that cannot be written is a warning."""
+        """Save the keys and values of a row that holds these tokens to a file, under the `key` of its model and
+        adapter. Does nothing without `files`, or if the model has changed since the last admission. Warns if the
+        file cannot be written."""
         if self.files is None or self.model_name() != self.model:
             return
         try:
             self.files.save(self.manager, row, tokens, key)
         except UserError as error:
-            warnings.warn(f"the prompt is not kept: {error}", stacklevel=2)
+            warnings.warn(f"the prompt is not saved: {error}", stacklevel=2)

@@ -20,11 +20,12 @@ from onward.model.decoder import Decoder
 
 
 class PrefixFiles:
-    """Rows of caches of one model in a folder, as safetensors: the backend of a PrefixCache that persists.
+    """A folder of prefilled prompts of one model: the backend of a PrefixCache that persists. Each file holds the keys
+    and values of one cache row, as safetensors.
 
-    A file's name is a hash of the tokens, a key of the model and its adapter, the config and the form of the cache's
-    entries. The key is by default the fingerprint of the model as it is. A file is written atomically and has a
-    checksum; damaged files and files under a wrong name are ignored. Files are never removed.
+    A file's name is a hash of the tokens, a key of the model and its adapter, the config, and the dtypes and shapes of
+    the cache's entries. The key is by default the fingerprint of the model as it is. A file is written atomically and
+    has a checksum; damaged files and files under a wrong name are ignored. Files are never removed.
     """
 
     def __init__(self, folder: Path, model: Decoder) -> None:
@@ -39,8 +40,11 @@ class PrefixFiles:
         cached: int,
         key: str | None = None,
     ) -> int:
-        """Load the file with the longest prefix of the tokens into an allocated row, which holds the first `cached`
-        tokens; returns the number of first tokens that the row then holds, always fewer than all."""
+        """Load the file with the longest prefix of `tokens` into an allocated row, which holds the first `cached`
+        tokens.
+
+        Returns the number of leading tokens that the row then holds, always fewer than all.
+        """
         names, saved = {path.stem for path in self.folder.glob("*.safetensors")}, []
         if not names or (key := key or fingerprint(self.model)) is None:
             return cached
@@ -63,8 +67,11 @@ class PrefixFiles:
         return cached
 
     def save(self, manager: CacheManager, row: int, tokens: Sequence[int], key: str | None = None) -> Path:
-        """Save a row that holds these tokens and at most a chunk beyond them; returns the path of the file. A UserError
-        where it cannot be written, or without a key where the model has hooks or edits."""
+        """Save the keys and values of a cache row to a file; returns its path. The row holds `tokens`, and at most a
+        chunk of further ones, which are not saved.
+
+        Raises a UserError if the file cannot be written, or if no key is given and the model has hooks or edits.
+        """
         if (key := key or fingerprint(self.model)) is None:
             raise UserError("the model has hooks or edits: its prompts are not saved")
         state = self.name_hash(manager, int(manager.cache.rope_length[row]), key)
@@ -77,7 +84,7 @@ class PrefixFiles:
         return path
 
     def name_hash(self, manager: CacheManager, rope_length: int, key: str) -> hashlib._Hash:
-        """The state of a file name's hash before the tokens."""
+        """Return the unfinished hash of a file name, to which the tokens are still to be added."""
         config, layers = self.model.config, manager.cache.layers
         kinds = [(name, t.dtype, t.shape[2:]) for layer in layers for name, t in layer.entries.items()]
         identity = config, kinds, manager.block_size, rope_key(config, rope_length), key
@@ -85,12 +92,12 @@ class PrefixFiles:
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor."""
+    """Return the bytes of a tensor."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def checksum(name: str, vectors: Mapping[str, Tensor]) -> str:
-    """A hash of the name and the tensors that a file of this name holds."""
+    """Return a hash of a file's name and of all tensors in it."""
     digest = hashlib.sha256(name.encode())
     for key in sorted(vectors):
         digest.update(key.encode())
@@ -99,7 +106,7 @@ def checksum(name: str, vectors: Mapping[str, Tensor]) -> str:
 
 
 def read(path: Path) -> dict[str, Tensor] | None:
-    """The tensors of a file, or None where it is missing, damaged, or saved under another name."""
+    """Read the tensors of a file; returns None if it is missing, damaged, or was saved under another name."""
     try:
         with safe_open(path, framework="pt") as file:
             vectors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

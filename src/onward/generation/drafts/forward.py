@@ -18,7 +18,8 @@ MAX_COMPILED = 16  # the most tokens of a row in a compiled step
 
 
 def decode_drafted(runner: Runner, requests: Sequence[Request], drafted: Sequence[Sequence[int]]) -> Tensor:
-    """The logits (N, V) after each request's last token and after each of its draft tokens. Request i is in row i."""
+    """Run the model on each request's last token and its draft tokens; returns the logits (N, V) after each of these
+    tokens. Request i is in row i."""
     runner.forget()
     pieces = [[request.last_token, *tokens] for request, tokens in zip(requests, drafted)]
     starts, adapters = [request.num_cached for request in requests], [r.adapter or "" for r in requests]
@@ -30,8 +31,11 @@ def decode_drafted(runner: Runner, requests: Sequence[Request], drafted: Sequenc
 
 
 def compiled_logits(runner: Runner, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor | None:
-    """The logits (B, T, V) after each token of pieces in the rows from 0 on, by a compiled step; None where no compiled
-    step exists, as for pieces of several lengths."""
+    """Run a compiled step on `pieces`, the tokens of each row from row 0 on, at positions from `starts` on; returns the
+    logits (B, T, V).
+
+    Returns None if there is no compiled step for them, as for pieces of several lengths.
+    """
     width = len(pieces[0])
     if width > MAX_COMPILED or any(len(piece) != width for piece in pieces):
         return None

@@ -12,22 +12,23 @@ from onward.generation.request import Request
 
 
 class LookupDraft:
-    """Proposes the tokens that followed the last occurrence of the last n-gram of the text (prompt lookup decoding,
-    Saxena 2023)."""
+    """A draft that proposes the tokens that followed the last occurrence of the text's final n-gram of at most `ngram`
+    tokens (prompt lookup decoding, Saxena 2023)."""
 
     manager: CacheManager | None = None
 
     def __init__(self, num_draft_tokens: int = 8, ngram: int = 3) -> None:
         if num_draft_tokens < 1 or ngram < 1:
-            raise UserError(f"a look-up of {num_draft_tokens} tokens by runs of {ngram}: both must be at least 1")
+            raise UserError(f"num_draft_tokens is {num_draft_tokens} and ngram {ngram}: both must be at least 1")
         self.num_draft_tokens, self.ngram = num_draft_tokens, ngram
         self.indices: WeakKeyDictionary[Request, LookupIndex] = WeakKeyDictionary()
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
-        """A look-up needs no preparation."""
+        """Do nothing: a look-up needs no preparation."""
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """The tokens after the last occurrence of each request's last n-gram, at most `room` of them."""
+        """Propose the tokens after the last occurrence of each request's final n-gram, at most room[i] for
+        requests[i]."""
         proposals = []
         for request, most in zip(requests, room):
             index = self.indices.setdefault(request, LookupIndex(self.ngram))
@@ -38,7 +39,8 @@ class LookupDraft:
 
 
 class LookupIndex:
-    """The end of the last occurrence of each n-gram of at most `ngram` tokens of a text; a new token costs O(ngram)."""
+    """For each n-gram of a text of at most `ngram` tokens, the position after its last occurrence. Adding a token costs
+    O(ngram)."""
 
     def __init__(self, ngram: int) -> None:
         self.ngram, self.tokens, self.ends = ngram, list[int](), dict[tuple[int, ...], int]()
@@ -52,7 +54,8 @@ class LookupIndex:
             self.tokens.append(token)
 
     def find(self, most: int) -> list[int]:
-        """At most `most` tokens that followed the last occurrence of the longest n-gram that ends the text; or none."""
+        """Return at most `most` tokens that followed the last earlier occurrence of the longest n-gram at the end of
+        the text; empty if there is none."""
         for size in range(min(self.ngram, len(self.tokens) - 1), 0, -1):
             end = self.ends.get(tuple(self.tokens[-size:]))
             if end is not None:

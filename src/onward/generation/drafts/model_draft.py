@@ -30,20 +30,21 @@ from onward.tracing.calls import Row, labeled
 
 
 class ModelDraft:
-    """Proposes tokens that a smaller model with the same vocabulary samples."""
+    """A draft that proposes tokens sampled from a smaller model with the same vocabulary."""
 
     def __init__(self, model: Decoder, num_draft_tokens: int = 4) -> None:
         if num_draft_tokens < 1:
-            raise UserError(f"a draft of {num_draft_tokens} tokens: it must be at least 1")
+            raise UserError(f"num_draft_tokens is {num_draft_tokens}: it must be at least 1")
         self.model, self.num_draft_tokens, self.vocab_size = model, num_draft_tokens, model.config.vocab_size
         self.manager: CacheManager | None = None
         self.runner: Runner | None = None
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
-        """Make a cache for the rows of an engine; a UserError if the draft has fewer positions than `length`."""
+        """Create a cache for the rows of an engine. Raises a UserError if the draft model has fewer positions than
+        `length`."""
         model, limit = self.model, at(self.model.config.position, 0).limit(self.model.config)
         if limit < length:
-            raise UserError(f"the draft has {limit} positions and the model {length}: take one with as many")
+            raise UserError(f"the draft has {limit} positions and the model {length}: choose a draft with as many")
         self.vocab_size = vocab_size
         self.manager = CacheManager(KVCache(model.config, rows, length, chunk, device=model.device, dtype=model.dtype))
         if self.runner:
@@ -52,7 +53,8 @@ class ModelDraft:
         self.counts, self.ngrams = TokenCounts(), WeakKeyDictionary[Request, NgramIndex]()
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """At most `room` tokens for each request, sampled from the draft with the request's own Sampling."""
+        """Propose at most room[i] tokens for requests[i], sampled from the draft model with the request's own
+        Sampling."""
         seeds, room = torch.tensor([r.seed for r in requests]), list(room)
         tokens: list[list[int]] = [[] for _ in requests]
         distributions: list[Tensor] = []  # of each step, (B, V)
@@ -82,7 +84,10 @@ class ModelDraft:
         ]
 
     def distribution(self, logits: Tensor, requests: Sequence[Request], proposed: Sequence[Sequence[int]]) -> Tensor:
-        """The draft's distributions (B, V) from logits, after each request's Sampling."""
+        """Return the draft model's distributions (B, V) of each request's next token, after the request's Sampling.
+
+        `logits` are those after the tokens in `proposed`.
+        """
         logits = logits[:, : self.vocab_size]  # vocabularies differ in their padding
         logits = F.pad(logits, (0, self.vocab_size - logits.size(1)), value=-math.inf)
         history = RequestHistory(requests, list(enumerate(proposed)), self.counts, self.ngrams)
@@ -90,7 +95,8 @@ class ModelDraft:
         return process_logits(logits, [r.sampling for r in requests], history, None, errors).softmax(-1).cpu()
 
     def catch_up(self, requests: Sequence[Request]) -> Tensor:
-        """Feed the tokens that the draft's cache lacks; returns the logits (B, V) after the last tokens."""
+        """Feed the tokens of each request that the draft's cache lacks; returns the logits (B, V) after its last
+        token."""
         assert self.manager is not None
         cached = [min(r.num_draft_cached, r.num_cached) for r in requests]  # refused proposals are rolled back
         logits: Tensor | None = None
@@ -105,8 +111,8 @@ class ModelDraft:
         return logits
 
     def forward(self, requests: Sequence[Request], pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-        """The logits (B, V) after the last token of each request's piece; ids outside the draft's vocabulary are
-        replaced by its last id."""
+        """Run the draft model on a piece of tokens per request, at positions from `starts` on; returns the logits (B,
+        V) after each piece. Ids outside the draft's vocabulary are replaced by its last id."""
         assert self.manager is not None
         assert self.runner is not None
         last_id = self.model.config.vocab_size - 1

@@ -1,4 +1,4 @@
-"""Proposed tokens, and the interface of the drafts that propose them.
+"""Draft tokens that are proposed for speculative decoding, and the interface of the drafts that propose them.
 
 Shapes: K proposed tokens, V vocabulary.
 """
@@ -17,7 +17,8 @@ from onward.generation.request import Request
 
 @dataclass(frozen=True)
 class Proposal:
-    """Proposed tokens, and the distributions (K, V) they were drawn from; None: each had probability 1."""
+    """The tokens that a draft proposes for one request, and the distributions (K, V) it sampled them from; None: each
+    token had probability 1."""
 
     tokens: list[int] = field(default_factory=list)
     distributions: Tensor | None = None
@@ -25,14 +26,16 @@ class Proposal:
 
 @runtime_checkable
 class Draft(Protocol):
-    """Proposes tokens that the model then verifies. A draft serves one engine at a time."""
+    """The interface of drafts: a draft proposes tokens that the model then verifies. A draft serves one engine at a
+    time."""
 
     num_draft_tokens: int  # the most tokens it proposes
     manager: CacheManager | None  # of the draft's own cache, whose row i belongs to row i of the engine
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
-        """Prepare for an engine: its rows, their length, the most tokens per call, and the size of the vocabulary."""
+        """Prepare for an engine: its number of `rows`, the `length` of a row in tokens, the most tokens of a row per
+        call (`chunk`), and the size of the vocabulary."""
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """At most `room` tokens for each request; request i is in row i."""
+        """Propose at most room[i] tokens for requests[i], which is in row i of the engine."""
         ...

@@ -1,4 +1,4 @@
-"""Whether speculative decoding pays."""
+"""Measurement of whether speculative decoding pays."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ LEAST = 8  # the fewest steps without proposals whose mean time is used
 
 @dataclass
 class SpeculationTimes:
-    """The seconds of decoding steps with and without proposals, to measure whether speculation pays."""
+    """The seconds of decoding steps with and without proposals, from which the speed-up of speculation is computed."""
 
     seconds: float = 0.0  # of steps with proposals, drafting included
-    drafting: float = 0.0  # the part of `seconds` that the draft took
+    drafting: float = 0.0  # seconds of the draft, included in `seconds`
     tokens_per_row: float = 0.0  # new tokens of a request in all of these steps
     steps: int = 0
     plain_seconds: float = 0.0  # of steps without proposals
     plain_steps: int = 0
 
     def add(self, seconds: float, drafting: float, tokens_per_row: float, speculated: bool) -> None:
-        """Count a step."""
+        """Count a step of `seconds`, `drafting` of them spent by the draft, that gave `tokens_per_row` new tokens per
+        request."""
         if speculated:
             self.seconds, self.drafting = self.seconds + seconds, self.drafting + drafting
             self.tokens_per_row, self.steps = self.tokens_per_row + tokens_per_row, self.steps + 1
@@ -27,7 +28,7 @@ class SpeculationTimes:
             self.plain_seconds, self.plain_steps = self.plain_seconds + seconds, self.plain_steps + 1
 
     def speed_up(self) -> float | None:
-        """How many times as fast as without proposals; None if no step had any.
+        """Return how many times as fast decoding was as without proposals; None if no step had proposals.
 
         The time without proposals is the mean of the steps without them, if there were at least LEAST; else the mean
         time of verification, which is not less: the result is then an upper bound.
@@ -40,6 +41,6 @@ class SpeculationTimes:
 
 
 def expected_tokens(rate: float, num_draft_tokens: int) -> float:
-    """Expected tokens per step where each of K = `num_draft_tokens` proposals is accepted with probability a = `rate`:
-    (1 - a ** (K + 1)) / (1 - a) (Leviathan et al. 2023, equation 1)."""
+    """Compute the expected number of tokens per step if each of K = `num_draft_tokens` proposals is accepted with
+    probability a = `rate`: (1 - a ** (K + 1)) / (1 - a) (Leviathan et al. 2023, equation 1)."""
     return num_draft_tokens + 1 if rate == 1 else (1 - rate ** (num_draft_tokens + 1)) / (1 - rate)

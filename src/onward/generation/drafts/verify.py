@@ -19,13 +19,13 @@ DRAW, ACCEPT, RESIDUAL, DRAFT = range(4)  # the purposes of random numbers, see 
 
 
 def verify(p: Tensor, proposals: Sequence[Proposal], seeds: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The number of accepted proposals of each request, the token that follows them, and the row of p that this token
-    is drawn from, each (B,). No value is read from the device.
+    """Verify proposals by rejection sampling. Returns the number of accepted proposals of each request, the token that
+    follows them, and the row of p that this token is drawn from, each (B,). Forces no sync with the device.
 
     `p` (N, V) are the model's distributions, request by request, after its last token and after each of its proposals.
-    A proposal x is accepted with probability min(1, p(x) / q(x)), q being the draft's distribution; the first
-    refused one is replaced by a draw from max(p - q, 0), normalized, and after the last one a token is drawn from p.
-    `seeds` (B,) and `index` (B,), the number of tokens of each answer, determine all draws.
+    A proposal x is accepted with probability min(1, p(x) / q(x)), where q is the draft's distribution; the first
+    refused proposal is replaced by a draw from max(p - q, 0), normalized. If all are accepted, one more token is drawn
+    from p. `seeds` (B,) and `index` (B,), the number of tokens of each answer, determine all draws.
     """
     lengths = tensor_on(p.device, [len(proposal.tokens) for proposal in proposals])
     first = torch.cumsum(lengths + 1, 0) - lengths - 1  # the row after a request's last token
@@ -39,8 +39,8 @@ def verify(p: Tensor, proposals: Sequence[Proposal], seeds: Tensor, index: Tenso
 
 
 def accepted(p: Tensor, proposals: Sequence[Proposal], first: Tensor, seeds: Tensor, index: Tensor) -> Tensor:
-    """The number of accepted proposals of each request, (B,); arguments as of `verify`, `first` the first row of p of
-    each."""
+    """Return the number of accepted proposals of each request, (B,). `first` (B,) is the first row of p of each
+    request; the other arguments are those of `verify`."""
     width = max(len(proposal.tokens) for proposal in proposals)
     padded = [[*proposal.tokens, *[0] * (width - len(proposal.tokens))] for proposal in proposals]
     tokens, column = tensor_on(p.device, padded), torch.arange(width, device=p.device)
@@ -56,8 +56,8 @@ def accepted(p: Tensor, proposals: Sequence[Proposal], first: Tensor, seeds: Ten
 
 
 def residual(p: Tensor, proposal: Proposal, kept: Tensor) -> Tensor:
-    """The distribution (V,) of the token after `kept` accepted proposals, not normalized: max(p - q, 0) in place of a
-    refused proposal, else p."""
+    """Return the distribution (V,), not normalized, of the token after `kept` accepted proposals: max(p - q, 0) in
+    place of a refused proposal, or p if all were accepted."""
     if not proposal.tokens:
         return p
     at = kept.clamp(max=len(proposal.tokens) - 1)[None]  # an index of no dimension would be read by the host

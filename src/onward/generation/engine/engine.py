@@ -46,13 +46,14 @@ class Engine:
     alone: its `finish_reason` is "error", and `error` is the exception.
 
     `stop_token_ids` end an answer, in addition to those of its request; `allowed` (V,) is False for tokens that are
-    never sampled. Prompt and new tokens beyond the length of the context or the cache are a UserError in `add` or, with
-    `slide`, the request continues from the later half of its context whenever the context is full. A `draft` proposes
-    tokens that the model then verifies together (speculative decoding). Prefilled prompts are saved in `files` and
-    loaded from there. At most `rows` requests are active at a time, by default 16 or as many as the `cache` has, which
-    by default is contiguous and grows; with a draft its chunk must exceed `draft.num_draft_tokens`.
-    A decoding step is compiled after `compile_after` plain ones with as many rows (None: never): on a CPU, which takes
-    about a second for a model; on CUDA it is captured as a graph.
+    never sampled. If prompt and new tokens exceed the length of the context or the cache, `add` raises a UserError or,
+    with `slide`, the request continues from the later half of its context whenever the context is full. A `draft`
+    proposes tokens that the model then verifies together (speculative decoding). Prefilled prompts are saved in `files`
+    and loaded from there. At most `rows` requests are active at a time, by default 16 or as many as the `cache` has,
+    which by default is contiguous and grows; with a draft its chunk must exceed `draft.num_draft_tokens`.
+
+    A decoding step is compiled after `compile_after` uncompiled steps with as many rows (None: never). On a CPU this
+    takes about a second per model; on CUDA the step is captured as a graph.
     """
 
     @checked
@@ -103,9 +104,12 @@ class Engine:
 
     @checked
     def compile(self, rows: Annotated[int, Range(1, 1 << 20)] = 1, folder: str | Path | None = None) -> str:
-        """Compile decoding steps of this many rows now, rather than after `compile_after` plain ones; a `folder` keeps
-        the machine code for the next start. On CUDA torch.compile makes the kernels; no request may be active there.
-        Returns why they cannot be compiled, so that steps stay plain; "" if they are."""
+        """Compile decoding steps of this many rows now, rather than after `compile_after` uncompiled ones; the machine
+        code is stored in `folder`, if given, for the next start.
+
+        Returns "", or the reason why the steps cannot be compiled and stay uncompiled. On CUDA torch.compile makes the
+        kernels. Raises a UserError if requests are active on CUDA.
+        """
         if self.model.device.type == "cuda" and self.scheduler.active:
             raise UserError("requests are active: compile steps before they are added")
         try:
@@ -117,7 +121,7 @@ class Engine:
 
     @checked
     def add(self, request: Request) -> Request:
-        """Queue a request. Raises a UserError where it can never be answered."""
+        """Queue a request and return it. Raises a UserError if it can never be answered."""
         check_request(request, self.model.config, self.length, self.slide)
         request.stop_token_ids |= self.stop_token_ids
         request.adapter = self.runner.adapter(request.adapter)
@@ -129,21 +133,22 @@ class Engine:
 
     @checked
     def cancel(self, request: Request) -> None:
-        """End a request; its row is free at once."""
+        """End a request that waits or is active, with `finish_reason` "cancelled"; its row is free at once."""
         self.scheduler.remove(request)
         request.finish_reason = request.finish_reason or "cancelled"
         if not self.scheduler.active:
             self.runner.steps.release()
 
     def run(self) -> Iterator[tuple[Request, int]]:
-        """Step until every request is done; yields (request, token) for each generated token except stop tokens."""
+        """Run steps until every request is done; yields (request, token) for each generated token except stop
+        tokens."""
         with without_dropout(self.model):  # here rather than in every step
             while self.busy:
                 yield from self.step()
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, int]]:
-        """Run one step; returns the new tokens of all requests."""
+        """Run one step; returns the new tokens as pairs (request, token)."""
         with without_dropout(self.model):
             self.runner.state.follow()
             schedule, start = self.scheduler.schedule(), perf_counter()
@@ -164,14 +169,14 @@ class Engine:
             return new
 
     def propose(self, schedule: Schedule) -> list[Proposal]:
-        """The draft's proposal for each request that decodes; without a draft they are empty."""
+        """Return the draft's proposal for each request that decodes; without a draft, empty proposals."""
         if self.draft and schedule.decode:
             return self.draft.propose(schedule.decode, schedule.room)
         return [Proposal() for _ in schedule.decode]
 
     def forward(self, schedule: Schedule, proposals: list[Proposal]) -> tuple[list[Request], list[Proposal], Tensor]:
-        """Run the model; returns the requests that sample a token, the proposal for each, and the logits (N, V) after
-        its last token and after each proposed token."""
+        """Run the model on the scheduled tokens. Returns the requests that sample a token, the proposal for each, and
+        the logits (N, V) after its last token and after each proposed token."""
         requests, logits = list(schedule.decode), list[Tensor]()
         if requests:
             with labeled([row_of(r, 1 + len(p.tokens)) for r, p in zip(requests, proposals)]):
@@ -202,7 +207,8 @@ class Engine:
         sampled: Sequence[list[int] | Exception],
         logits: Tensor,
     ) -> list[tuple[Request, int]]:
-        """Append sampled tokens to their requests, and fail requests with an error; returns the new tokens."""
+        """Append the `sampled` tokens to their requests, and fail requests with an exception instead; returns the new
+        tokens as pairs (request, token)."""
         new: list[tuple[Request, int]] = []
         row = 0
         for request, proposal, tokens in zip(requests, proposals, sampled):
@@ -220,14 +226,15 @@ class Engine:
 
 
 def row_of(request: Request, tokens: int) -> Row:
-    """The label of a row with the next `tokens` tokens of a request."""
+    """Return the label of a cache row for tracing: it processes the next `tokens` tokens of a request."""
     return Row(request, tokens, len(request.tokens), request.start + request.num_cached)
 
 
 def receive(
     request: Request, proposal: Proposal, tokens: Sequence[int], logits: Tensor
 ) -> Iterator[tuple[Request, int]]:
-    """Append tokens, sampled from logits (T, V), to a request up to the end of its answer; yields appended tokens."""
+    """Append tokens, sampled from logits (T, V), to a request up to the end of its answer; yields (request, token) for
+    each appended token."""
     if request.num_logprobs is not None:
         logprobs = token_logprobs(logits[: len(tokens)], tokens, request.num_logprobs)
     request.steps += 1

@@ -1,4 +1,4 @@
-"""Requests answered by an engine of their own."""
+"""Generation for a fixed list of requests, by an engine that exists only for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onward.model.decoder import Decoder
 
 
 class EngineOptions(TypedDict, total=False):
-    """The parameters of an Engine but for its model and rows."""
+    """The parameters of an Engine except its model and rows."""
 
     cache: CacheManager | None
     stop_token_ids: Collection[int]
@@ -30,9 +30,9 @@ class EngineOptions(TypedDict, total=False):
 def generate(
     model: Decoder, requests: Sequence[Request], **options: Unpack[EngineOptions]
 ) -> Iterator[tuple[Request, int]]:
-    """Continue requests by an Engine with these options; yields (request, token) for each token.
+    """Continue requests with a new Engine with these options; yields (request, token) for each token.
 
-    Raises the error of a request that failed once all others are done.
+    Once all requests are done, raises the error of the first that failed.
     """
     engine = Engine(model, rows=max(1, min(len(requests), ROWS)), **options)
     for request in requests:

@@ -1,4 +1,4 @@
-"""The sampler: the next tokens of requests, from logits.
+"""The sampler: draws the next tokens of requests from logits.
 
 Shapes: B requests, N rows of logits (after each request's last token, and after each draft token), V vocabulary.
 """
@@ -19,7 +19,7 @@ from onward.kernels.draws import draw_by_kernel
 
 
 class Sampler:
-    """Samples the next tokens of requests, and reads results from the device once per call.
+    """Samples the next tokens of requests, with one sync of the device per call.
 
     `allowed` (V,) is False for tokens that are never sampled.
     """
@@ -30,13 +30,12 @@ class Sampler:
     def sample(
         self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]
     ) -> tuple[list[list[int] | Exception], Tensor]:
-        """The next tokens of each request, its accepted draft tokens and one more, or the exception of a request that
-        has no next token.
+        """Sample the next tokens of each request: its accepted draft tokens and one more, or an exception if the
+        request has no next token.
 
-        An exception after some accepted draft tokens is left to the next step: the result is these tokens alone.
-
-        `logits` (N, V) are, request by request, those after its last token and after each of its draft tokens. Returns
-        also the last token of each request on the device, (B,).
+        `logits` (N, V) are, request by request, those after its last token and after each of its draft tokens. Also
+        returns the last token of each request on the device, (B,). An exception after some accepted draft tokens is
+        left to the next step: the result is these tokens alone.
         """
         plain = self.sample_plain(logits, requests, proposals)
         return self.shaped.sample(logits, requests, proposals) if plain is None else plain
@@ -44,8 +43,11 @@ class Sampler:
     def sample_plain(
         self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]
     ) -> tuple[list[list[int] | Exception], Tensor] | None:
-        """As `sample`, by one kernel on a CPU, where only the temperature shapes the distributions of all rows. None on
-        other devices, with other options, and where a row has no distribution."""
+        """Sample as `sample` does, by one kernel on a CPU, if only the temperature shapes the distributions of all
+        rows.
+
+        Returns None on other devices, with other options, and if a row has no distribution.
+        """
         if not all(map(is_plain, requests, proposals)):
             return None
         factors = [inverse_temperature(request.sampling.temperature) for request in requests]
@@ -62,7 +64,7 @@ PLAIN = [getattr(Sampling(), name) for name in SHAPING]
 
 
 def is_plain(request: Request, proposal: Proposal) -> bool:
-    """Whether only the temperature shapes the distribution of a request's next token."""
+    """Return whether only the temperature shapes the distribution of a request's next token."""
     return (
         not proposal.tokens
         and request.constraint is None
@@ -72,5 +74,6 @@ def is_plain(request: Request, proposal: Proposal) -> bool:
 
 
 def inverse_temperature(temperature: float) -> float:
-    """The factor of the logits; 0 selects the likeliest token."""
+    """Return 1 / temperature, the factor of the logits; 0 for a temperature of about 0, which selects the likeliest
+    token."""
     return 0.0 if temperature < MIN_TEMPERATURE else 1 / temperature

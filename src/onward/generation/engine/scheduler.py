@@ -19,7 +19,7 @@ PADDING = 1.25  # prompts are prefilled together where padding makes the call at
 
 @dataclass(frozen=True)
 class Schedule:
-    """The tokens that the model processes in one step."""
+    """The requests and tokens that the model processes in one step."""
 
     decode: list[Request]  # row i decodes request i
     room: list[int]  # the most draft tokens of each of them
@@ -27,9 +27,10 @@ class Schedule:
 
 
 class Scheduler:
-    """Row i of the cache belongs to `active[i]`; the first `num_decoding` rows decode, the others prefill.
+    """Assigns requests to the rows of a cache: row i belongs to `active[i]`; the first `num_decoding` rows decode, the
+    others prefill.
 
-    `manager` allocates rows of the cache, and `draft_manager` those of a draft's cache, with the same indices. At most
+    `prefixes` allocates rows of the cache, and `draft_manager` those of a draft's cache, with the same indices. At most
     `rows` requests are active. A request whose context exceeds `length` tokens is prefilled again from the later half.
     A request that can never continue fails alone, with its `error` set.
     """
@@ -70,7 +71,7 @@ class Scheduler:
         self.remove(request)
 
     def schedule(self) -> Schedule:
-        """Admit requests, and choose the tokens of the next step."""
+        """Admit waiting requests, and choose the requests and tokens of the next step."""
         if self.prefixes.model_changed(admitting=bool(self.waiting) and len(self.active) < self.rows):
             for request in self.active:
                 request.computed_by = None
@@ -101,8 +102,8 @@ class Scheduler:
                 self.fail(request, self.too_large(request))
 
     def decode(self) -> list[Request]:
-        """The requests that decode, after memory for a token and its draft tokens is reserved in each row; where memory
-        is short, the requests that arrived last are preempted."""
+        """Reserve memory for the next token and draft tokens of each decoding request, and return these requests. If
+        memory is short, the requests that arrived last are preempted."""
         row = 0
         while row < self.num_decoding:
             request = self.active[row]
@@ -115,7 +116,8 @@ class Scheduler:
         return self.active[: self.num_decoding]
 
     def prefill(self) -> list[tuple[Request, list[int]]]:
-        """A chunk of the first prompt that is not prefilled, or several whole prompts of about the same length."""
+        """Choose the tokens to prefill: a chunk of the first prompt that is not prefilled, or several complete prompts
+        of about the same length. Returns each request with its tokens."""
         while self.num_decoding < len(self.active) and not tokens_to_prefill(self.active[self.num_decoding]):
             self.num_decoding += 1  # a preempted request continues
         start, chunk = self.num_decoding, self.manager.cache.chunk
@@ -136,8 +138,8 @@ class Scheduler:
     def prefilled(self, schedule: Schedule) -> list[int]:
         """Update the requests of `schedule.prefill` after the call of the model.
 
-        Returns the indices in `schedule.prefill` of the requests that have their whole prompt in the cache and sample
-        their first token.
+        Returns the indices in `schedule.prefill` of the requests whose prompts are now complete in the cache, which
+        sample their first token.
         """
         first, sampling = self.num_decoding, list[int]()
         for index, (request, piece) in enumerate(schedule.prefill):
@@ -147,7 +149,7 @@ class Scheduler:
                 self.prefixes.register(first + index, known)
             if tokens_to_prefill(request):
                 continue
-            self.num_decoding += 1  # of several pieces, all complete their prompt
+            self.num_decoding += 1  # if several prompts are prefilled, each is completed in one call
             if request.tokens:
                 continue
             if request.computed_by is not None:
@@ -199,27 +201,27 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def too_large(self, request: Request) -> UserError:
-        """The error of a request that needs more memory than the cache has."""
+        """Return the error of a request that needs more memory than the cache has."""
         return UserError(
             f"the cache has no room for {request.num_context_tokens} tokens of one request: make it larger"
         )
 
 
 def is_prefilling(request: Request, other: Request) -> bool:
-    """Whether a request is prefilling the prompt of another with the same adapter, and has more than its last token
-    left, which is never shared."""
+    """Return whether `request` is still prefilling the same prompt as `other`, with the same adapter, beyond the last
+    token, which is never shared."""
     same = request.prompt == other.prompt and request.adapter == other.adapter
     return same and request.num_cached < len(request.prompt) - 1
 
 
 def shareable(request: Request, key: str | None) -> list[int]:
-    """The tokens of a request whose keys and values a request with this key can share; none if the
-    model or the adapter differs."""
+    """Return the cached tokens of a request that another request with `key`, its model and adapter, may share; empty if
+    model or adapter differ."""
     return request.context[: request.num_cached] if key is not None and request.computed_by == key else []
 
 
 def tokens_to_prefill(request: Request) -> list[int]:
-    """The tokens to prefill before the next token is sampled: the rest of the context. Once the answer has begun,
-    its last token is left out: the next decoding step feeds it, together with draft tokens."""
+    """Return the tokens to prefill before the next token is sampled: the rest of the context. Once the answer has
+    begun, its last token is left out: the next decoding step feeds it, together with draft tokens."""
     rest = request.context_from(request.num_cached)
     return rest[:-1] if request.tokens else rest

@@ -1,4 +1,5 @@
-"""The sampler of distributions that more than a temperature shapes: processors, masks of constraints, draft tokens.
+"""The sampler for requests whose distribution depends on more than the temperature: on processors, constraints or draft
+tokens.
 
 Shapes: B requests, N rows of logits (after each request's last token, and after each draft token), V vocabulary.
 """
@@ -22,7 +23,7 @@ from onward.generation.request import Request
 
 
 class ShapedSampler:
-    """Samples from the full distributions (N, V), and verifies draft tokens.
+    """Samples from the complete distributions (N, V), and verifies draft tokens.
 
     `allowed` (V,) is False for tokens that are never sampled.
     """
@@ -34,7 +35,7 @@ class ShapedSampler:
     def sample(
         self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]
     ) -> tuple[list[list[int] | Exception], Tensor]:
-        """Arguments and results as of `Sampler.sample`."""
+        """Sample the next tokens of each request; arguments and results are those of `Sampler.sample`."""
         prefixes = [(i, p.tokens[:j]) for i, p in enumerate(proposals) for j in range(1 + len(p.tokens))]
         history = RequestHistory(requests, prefixes, self.counts, self.ngrams)
         errors: dict[int, Exception] = {}
@@ -69,10 +70,11 @@ def masks(
     like: Tensor,
     errors: dict[int, Exception],
 ) -> Tensor | None:
-    """The mask of allowed tokens of each row of logits, (N, V), or one mask (V,) of all rows; V and the device are
-    those of `like`.
+    """Return the mask of allowed tokens of each row of logits, (N, V), or one mask (V,) for all rows; `like` gives V
+    and the device.
 
-    The exception of a constraint is stored in `errors` under the row.
+    It combines `allowed`, the constraints, and `min_new_tokens`. The exception of a constraint is stored in `errors`
+    under its row.
     """
     if all(r.constraint is None and len(r.tokens) >= r.min_new_tokens for r in requests):
         return allowed

@@ -26,7 +26,7 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A continuation of a prompt."""
+    """A finished continuation of a prompt, with its score."""
 
     tokens: list[int]  # without the stop token
     score: float  # (logprob - diversity penalties) / (number of tokens, stop token included) ** length_penalty
@@ -36,7 +36,7 @@ class Hypothesis:
 
 @dataclass
 class Beam:
-    """A hypothesis that is not finished."""
+    """A hypothesis that the search still extends."""
 
     row: int  # its row of the cache or, until the rows are reordered, the row of the beam that it continues
     tokens: list[int]
@@ -46,7 +46,7 @@ class Beam:
 
 @dataclass(frozen=True)
 class StoppingRules:
-    """When a hypothesis ends and when the search ends; see `beam_search`."""
+    """The rules of when a hypothesis ends and when the search ends; see `beam_search`."""
 
     group_size: int  # number of beams in a group
     stop_token_ids: frozenset[int]
@@ -55,7 +55,7 @@ class StoppingRules:
     early_stopping: EarlyStopping
 
     def ended(self, running: list[Beam], finished: list[Hypothesis]) -> bool:
-        """Whether the search ends, given the running and the finished hypotheses of a group, both best first."""
+        """Return whether the search of a group ends, given its running and its finished hypotheses, both best first."""
         if not running or len(finished) < self.group_size:
             return not running
         longest = self.early_stopping == "never" and self.length_penalty > 0
@@ -65,22 +65,22 @@ class StoppingRules:
 
 @dataclass
 class Group:
-    """Beams of one prompt that compete with each other."""
+    """Beams of one prompt that compete with each other, and the hypotheses they finished."""
 
     running: list[Beam]
     finished: list[Hypothesis] = field(default_factory=list)  # the best first
 
     def advance(self, log_p: Tensor, penalty: Tensor, rules: StoppingRules) -> list[int]:
-        """Extend the beams by a token, given log-probabilities (B, V) of all rows and a penalty (V,).
+        """Extend the beams by one token, given log-probabilities (B, V) of all rows and a penalty (V,) to subtract.
 
         Of the `group_size` likeliest candidates, those with a stop token become finished hypotheses; the `group_size`
-        likeliest without one become the running beams, or none where the search has ended. Returns the new tokens of
-        both.
+        likeliest without a stop token become the running beams, or none once the search has ended. Returns the new
+        tokens of finished and running hypotheses.
         """
         if not self.running:
             return []
         sources, self.running, length = self.running, [], len(self.running[0].tokens) + 1
-        taken: list[int] = []
+        new_tokens: list[int] = []
         plain = log_p[[beam.row for beam in sources]]
         totals = (plain + plain.new_tensor([beam.total for beam in sources])[:, None] - penalty).flatten()
         enough = (1 + len(rules.stop_token_ids)) * rules.group_size  # so that group_size have no stop token
@@ -94,7 +94,7 @@ class Group:
             runs = not ended and length < rules.max_new_tokens
             if (len(self.running) if runs else rank) >= rules.group_size:
                 continue
-            taken.append(token)
+            new_tokens.append(token)
             tokens = source.tokens if ended else [*source.tokens, token]
             if runs:
                 self.running.append(Beam(source.row, tokens, total, logprob))
@@ -103,11 +103,11 @@ class Group:
         self.finished = ranked(self.finished)[: rules.group_size]
         if rules.ended(self.running, self.finished):
             self.running = []
-        return taken
+        return new_tokens
 
 
 def ranked(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """The hypotheses sorted by score, best first; the sort is stable."""
+    """Sort hypotheses by score, best first; the sort is stable."""
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
 
 
@@ -128,13 +128,13 @@ def beam_search(
     stop_token_ids: Collection[int] = (),
     allowed: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
-    """The `n` best hypotheses for each prompt, best first; fewer where fewer exist.
+    """Return the `n` best hypotheses for each prompt, best first; fewer if fewer exist.
 
     The score of a hypothesis is its log-probability / number of new tokens ** `length_penalty`; a greater penalty
-    favors longer hypotheses. A hypothesis ends with a token of `stop_token_ids` or at `max_new_tokens`. Once there
-    are as many finished hypotheses as `beams`, the search ends at once (`early_stopping` True), or as soon as no
-    running one can beat the worst of them at its present length (False), or at any length ("never", which is exact
-    where the penalty is at least 0). The rules are those of transformers' `generate(num_beams=beams)`.
+    favors longer hypotheses. A hypothesis ends with a token of `stop_token_ids` or at `max_new_tokens`. Once there are
+    as many finished hypotheses as `beams`, the search ends at once (`early_stopping` True), or as soon as no running
+    hypothesis can beat the worst finished one at its present length (False), or at any length ("never", which is exact
+    if the penalty is at least 0). The rules are those of transformers' `generate(num_beams=beams)`.
 
     With `groups`, each step extends the groups in turn, and `diversity` is subtracted from the score of a token for
     each time that an earlier group chose it in this step (diverse beam search with Hamming diversity, Vijayakumar et
@@ -142,8 +142,8 @@ def beam_search(
 
     `sampling` changes the model's log-probabilities (penalties, bans, temperature and so on), which are not normalized
     again; by default they are not changed. `allowed` (V,) is False for tokens that are never chosen; before
-    `min_new_tokens` no token of `stop_token_ids` is. All prompts are searched together, in `beams` rows of one cache
-    each. Options that contradict each other are a UserError.
+    `min_new_tokens` no token of `stop_token_ids` is chosen. All prompts are searched together, in `beams` rows of one
+    cache each. Raises a UserError for options that contradict each other.
     """
     for sentence, wrong in {
         f"beams is {beams}: it must be from 1 to {MAX_ANSWERS}": not 1 <= beams <= MAX_ANSWERS,

@@ -33,7 +33,8 @@ def contrastive_search(
     stop_token_ids: Collection[int] = (),
     allowed: Tensor | None = None,
 ) -> list[list[int]]:
-    """The tokens that continue each prompt, up to a stop token, which is not part of them, or `max_new_tokens`.
+    """Continue each prompt by contrastive search. Returns the new tokens of each prompt, up to a stop token, which is
+    not part of them, or `max_new_tokens`.
 
     The next token is the one of the `k` likeliest tokens v with the greatest (1 - alpha) p(v) - alpha max_j cos(h_v,
     h_j), where h are the hidden states of v and of the tokens j before it (Su et al. 2022). `alpha` is from 0, which is
@@ -41,8 +42,8 @@ def contrastive_search(
 
     `sampling` changes p (penalties, bans, temperature and so on); by default p is not changed. `allowed` (V,) is False
     for tokens that are never chosen; before `min_new_tokens` no token of `stop_token_ids` is chosen. All prompts are
-    searched together, in k rows of one cache each. A UserError for values out of range and for prompts that cannot be
-    continued.
+    searched together, in k rows of one cache each. Raises a UserError for values out of range and for prompts that
+    cannot be continued.
     """
     if not 0 <= alpha <= 1:
         raise UserError(f"alpha is {alpha}: it must be between 0 and 1")

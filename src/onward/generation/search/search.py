@@ -1,4 +1,4 @@
-"""The parts that beam search and contrastive search share: checks of arguments, and prefill into the rows of a cache.
+"""Shared code of beam search and contrastive search: checks of arguments, and prefill into the rows of a cache.
 
 Shapes: T tokens, D d_model.
 """
@@ -28,7 +28,7 @@ def check_prompts(
     min_new_tokens: int,
     stop_token_ids: Collection[int],
 ) -> None:
-    """Raise a UserError for a prompt that cannot be continued with these options."""
+    """Raise a UserError if a prompt cannot be continued with these options."""
     ids = frozenset(stop_token_ids)
     for prompt in prompts:
         request = Request(prompt, sampling, max_new_tokens, min_new_tokens=min_new_tokens, stop_token_ids=ids)
@@ -36,29 +36,31 @@ def check_prompts(
 
 
 def mask_without(tokens: Collection[int], allowed: Tensor | None, like: Tensor) -> Tensor:
-    """The mask `allowed` (V,), by default all True for logits (B, V) `like`, with False for some tokens."""
+    """Return a copy of the mask `allowed` (V,) with False for `tokens`. Without `allowed`, all other tokens are True;
+    `like` gives V and the device."""
     mask = like.new_ones(like.size(-1), dtype=torch.bool) if allowed is None else allowed.clone()
     mask[list(tokens)] = False
     return mask
 
 
 class SearchRows:
-    """Rows of a growing cache for the hypotheses of a search."""
+    """The rows of a growing cache that hold the hypotheses of a search, and the runner of the model over them."""
 
     def __init__(self, model: Decoder, rows: int, length: int) -> None:
         self.manager = growing_cache(model, rows, length, min(CHUNK, length))
         self.runner = Runner(model, self.manager.cache)
 
     def forward(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-        """The hidden states (B, T, D) of tokens at positions from `starts` on, in the first rows."""
+        """Run the model on a piece of tokens per row, in the first rows, at positions from `starts` on; returns the
+        hidden states (B, T, D)."""
         for row, (piece, start) in enumerate(zip(pieces, starts)):
             self.manager.reserve(row, start, start + len(piece))
         return self.runner.forward_rows(0, pieces, starts)
 
 
 def prefill(model: Decoder, prompts: Sequence[list[int]], new: int, rows: int) -> tuple[SearchRows, list[list[Tensor]]]:
-    """Rows with slots for `new` tokens after each prompt, with prompt i in row i; and the hidden states of each prompt,
-    as a list of (T, D)."""
+    """Prefill prompt i into row i of a new cache of `rows` rows, with slots for `new` tokens after each prompt. Returns
+    the rows, and the hidden states of each prompt as a list of (T, D)."""
     longest = max(map(len, prompts))
     search = SearchRows(model, rows, longest + new)
     for row, prompt in enumerate(prompts):

@@ -23,18 +23,19 @@ from onward.inspection.doctor.subject import POSITION_NAMES, TOLERANCE, Subject
 
 TEXTS = 6
 GAIN = {"repeated": 1.5, "random": 0.5}  # small scores stay where softmax and soft caps are nearly linear
-FIT = 0.05  # the share of what is to be explained that may stay unexplained
+FIT = 0.05  # the largest relative residual of a fit
 ALIKE = 1e-4  # of the largest number: two vectors that differ by less are the same
 FASTEST = 1.05  # radians per token of the fastest pair
 SEEN = 1e-20  # a weight below this is that of a masked key
 POSITIONS = r"(?<![a-z])pos(?!t)|position|wpe|rope|rotary|inv_freq|freqs_cis|alibi|slopes"
-NO_ATTENTION = "no product of weights (T, T) and values is known in this model"
+NO_ATTENTION = "the doctor recognizes no product of weights (T, T) and values in this model"
 
-Layer = Sequence[Attention]  # one attention in each of the texts
+Layer = Sequence[Attention]  # the recordings of one attention, one per text
 
 
 def layers(s: Subject, kind: str) -> list[Layer]:
-    """The attentions of the loud model on N texts: "repeated", each text of one token, or "random"."""
+    """Record each attention of a forward, with all weights enlarged (`loud`), on N texts: "repeated", each of one
+    repeated token, or "random". The result is kept for other checks."""
     if kind not in s.memo:
         T, generator = length_of_texts(s), torch.Generator().manual_seed(3)
         ids = torch.randperm(s.vocab_size, generator=generator)[: TEXTS if T else 0, None].expand(-1, T)
@@ -48,22 +49,23 @@ def layers(s: Subject, kind: str) -> list[Layer]:
 
 
 def stacked(layer: Layer, name: str) -> Tensor:
-    """Queries, keys, values or weights of all texts (N, H, T, ...)."""
+    """Stack the queries, keys, values or weights (`name`) of one attention over the N texts, (N, H, T, ...)."""
     return torch.stack([getattr(a, name) for a in layer])
 
 
-def apart(x: Tensor, dim: int) -> float:
-    """The variation of a tensor along a dimension, relative to its largest number."""
+def variation(x: Tensor, dim: int) -> float:
+    """Return the variation of a tensor along a dimension, relative to its largest absolute value."""
     return largest(x - x.narrow(dim, 0, 1)) / max(1e-12, largest(x))
 
 
-def rows_of(parts: Sequence[Tensor], T: int) -> Tensor | None:
-    """The outputs of the parts of a projection for each token (T, ...); None if they are unknown."""
-    turned = [x.movedim(x.shape.index(T), 0).flatten(1).double() for x in parts if T in x.shape]
-    return torch.cat(turned, 1) if parts and len(turned) == len(parts) else None
+def rows_of(outputs: Sequence[Tensor], T: int) -> Tensor | None:
+    """Concatenate the outputs of some projections for each token, (T, ...); None if they are unknown."""
+    turned = [x.movedim(x.shape.index(T), 0).flatten(1).double() for x in outputs if T in x.shape]
+    return torch.cat(turned, 1) if outputs and len(turned) == len(outputs) else None
 
 
 def positions(s: Subject) -> Outcome:
+    """Check that positions reach the scores of attention, in the same way for queries and keys."""
     swapped = s.tokens.clone()
     swapped[:, :-1] = swapped[:, :-1].flip(1)
     measured = (
@@ -78,67 +80,69 @@ def positions(s: Subject) -> Outcome:
         if any(row is None for row in rows):
             return "noted", f"{measured}; the projections of {layer[0].module or 'the attention'} are not known"
         given = torch.stack([row for row in rows if row is not None])
-        if apart(given, 1) > max(ALIKE, TOLERANCE.get(s.dtype, 0.0)):
+        if variation(given, 1) > max(ALIKE, TOLERANCE.get(s.dtype, 0.0)):
             if layer is traced_layers[0] and (same := repeated_rows(given)):
                 return "failed", f"{measured}; positions {same} add the same vector to a token", where
             return "noted", f"{measured}: positions are absolute" if layer is traced_layers[0] else measured
-        wrong, sees = misplaced(s, layer)
+        wrong, sees = position_mistake(s, layer)
         if wrong:
             return "failed", f"{measured}; {wrong}", where
         blind = blind and not sees
     if not traced_layers:
         return "noted", f"{measured}; {NO_ATTENTION}"
-    if blind and (name := speaks_of_positions(s.model)):
+    if blind and (name := name_about_positions(s.model)):
         return "failed", f"{measured}; no position changes a score, although the model has {name}", "the scores"
     return "noted", f"{measured}: " + ("there are no positions" if blind else "positions are relative")
 
 
 def shifted(s: Subject) -> str:
-    """The effect of shifting all positions, in words, if forward takes positions."""
+    """Measure the effect of shifting all positions, and return it as text; "" if forward has no parameter for
+    positions."""
     half, name = s.tokens.size(1) // 2, s.parameter(*POSITION_NAMES)
     if not name or not half:
         return ""
-    places, by = torch.arange(half, device=s.device).expand(len(s.tokens), half), s.tokens.size(1) - half
-    here, there = (s(s.tokens[:, :half], **{name: places + add}) for add in (0, by))
-    return f", and all positions {by} further by {largest(here - there):.1e}"
+    indices, by = torch.arange(half, device=s.device).expand(len(s.tokens), half), s.tokens.size(1) - half
+    plain, moved = (s(s.tokens[:, :half], **{name: indices + add}) for add in (0, by))
+    return f", and all positions {by} further by {largest(plain - moved):.1e}"
 
 
-def misplaced(s: Subject, layer: Layer) -> tuple[str, bool]:
-    """A mistake in the positions of an attention, in words, found on texts of one repeated token, whose projections are
-    equal at all positions; and whether positions change a score there."""
+def position_mistake(s: Subject, layer: Layer) -> tuple[str, bool]:
+    """Look for a mistake in the positions of an attention, on texts of one repeated token whose projections are equal
+    at all positions. Returns the mistake as text ("" if there is none), and whether positions change a score."""
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     allowed = max(1e-3, 2 * TOLERANCE.get(s.dtype, 0.0))
-    if apart(v, 2) > allowed:
-        return f"values differ between places by {apart(v, 2):.1%}: they are rotated too", True
-    moves = [name for name, x in (("queries", q), ("keys", k)) if apart(x, 2) > allowed]
+    if variation(v, 2) > allowed:
+        return f"values differ between positions by {variation(v, 2):.1%}: they are rotated too", True
+    moves = [name for name, x in (("queries", q), ("keys", k)) if variation(x, 2) > allowed]
     if not moves:
-        return biased(w)
-    if all(apart(x - x[:1], 2) <= allowed * 2 for x in (q, k)):
-        return "", True  # a vector of the place is added to queries and keys
+        return bias_mistake(w)
+    if all(variation(x - x[:1], 2) <= allowed * 2 for x in (q, k)):
+        return "", True  # a vector of the position is added to queries and keys
     if len(moves) == 1:
         return f"{moves[0]} turn with the position, and the other side of the product does not", True
     scores = q @ k.mT
     spread, size = along_diagonals(scores), q.norm(dim=-1)
-    if spread > allowed and apart((size / size[..., :1]).flatten(0, 1), 0) <= allowed:
+    if spread > allowed and variation((size / size[..., :1]).flatten(0, 1), 0) <= allowed:
         spread = along_diagonals(scores / (size / size[..., :1])[..., None])  # scores that grow with the text
     if spread > allowed:
-        what = f"the same tokens at the same distance get scores that differ by {spread:.1%} between places"
+        what = f"the same tokens at the same distance get scores that differ by {spread:.1%} between positions"
         return f"{what}: queries and keys are not turned alike", True
     if same := repeated_rows(q.transpose(1, 2).flatten(2)):
         return f"positions {same} turn queries alike", True
-    return turns(q), True
+    return rotation_mistake(q), True
 
 
 def along_diagonals(scores: Tensor) -> float:
-    """The largest difference of scores (N, H, T, T) at the same distance, relative to the largest score."""
+    """Return the largest difference of scores (N, H, T, T) at the same distance, relative to the largest score."""
     T = scores.size(-1)
     diagonals = [scores.diagonal(d, -2, -1) for d in range(1 - T, T)]
     return max(largest(x - x.mean(-1, keepdim=True)) for x in diagonals) / largest(scores)
 
 
-def biased(weights: Tensor) -> tuple[str, bool]:
-    """For weights (N, H, T, T) with equal queries and keys at all positions, where only a bias can make a difference: a
-    mistake of the bias in words (it grows with distance, or is the same for all heads), and whether there is a bias."""
+def bias_mistake(weights: Tensor) -> tuple[str, bool]:
+    """Look for a mistake of a bias for distance in attention weights (N, H, T, T) of equal queries and keys, where only
+    a bias can make a difference: it grows with distance, or is the same for all heads. Returns the mistake as text,
+    and whether there is a bias."""
     last = weights[0, :, -1]  # (H, T)
     seen = (last > SEEN).all(0)
     logs = last[:, seen].log().flip(-1)  # by distance
@@ -156,8 +160,8 @@ def biased(weights: Tensor) -> tuple[str, bool]:
 
 
 def repeated_rows(x: Tensor) -> str:
-    """Two positions of x (N, T, ...) with equal vectors, unless they are the last ones, as after a convolution with
-    zeros before the text; "" without any."""
+    """Return, as text, two positions of x (N, T, ...) with equal vectors; "" if there are none. The last positions may
+    be equal, as after a convolution with zeros before the text."""
     flat = x.transpose(0, 1).flatten(1)
     equal = torch.cdist(flat, flat, p=math.inf) <= ALIKE * largest(flat)
     T = len(flat)
@@ -166,9 +170,9 @@ def repeated_rows(x: Tensor) -> str:
     return f"{pairs[0][0]} and {pairs[0][1]}" if pairs else ""
 
 
-def turns(queries: Tensor) -> str:
-    """A mistake in the angles by which queries (N, H, T, E) of one token rotate from position to position; "" if there
-    is none, or if no single rotation explains them."""
+def rotation_mistake(queries: Tensor) -> str:
+    """Look for a mistake in the angles by which queries (N, H, T, E) of one token rotate from position to position.
+    Returns it as text; "" if there is none, or if no single rotation explains the queries."""
     before, after = (x.flatten(0, -2) for x in (queries[:, :, :-1], queries[:, :, 1:]))
     if len(before) < 2 * queries.size(-1):
         return ""
@@ -185,8 +189,9 @@ def turns(queries: Tensor) -> str:
     return ""
 
 
-def speaks_of_positions(model: nn.Module) -> str:
-    """The first parameter, buffer, module or function of a model with a name about positions; "" without any."""
+def name_about_positions(model: nn.Module) -> str:
+    """Return the first parameter, buffer, module or function of a model with a name about positions; "" if there is
+    none."""
     named = [name for name, _ in [*model.named_parameters(), *model.named_buffers(), *model.named_modules()]]
     named += [type(module).__name__ for module in model.modules()]
     used = chain.from_iterable(names_in(getattr(type(m).forward, "__code__", None)) for m in model.modules())
@@ -194,7 +199,7 @@ def speaks_of_positions(model: nn.Module) -> str:
 
 
 def names_in(code: CodeType | None) -> Iterator[str]:
-    """The names that a function uses, including its inner functions."""
+    """Yield the names that the code of a function uses, including its inner functions."""
     if code:
         yield from code.co_names
         for constant in code.co_consts:
@@ -203,6 +208,7 @@ def names_in(code: CodeType | None) -> Iterator[str]:
 
 
 def heads(s: Subject) -> Outcome:
+    """Check the factor of the scores, and that heads read the keys and values of their groups."""
     traced_layers = layers(s, "random")
     if not traced_layers:
         return "not applicable", NO_ATTENTION
@@ -212,21 +218,21 @@ def heads(s: Subject) -> Outcome:
         if status == "failed":
             return "failed", what, layer[0].module
         measured.append((status, what))
-    for one, other in pairwise(traced_layers):  # heads as modules of their own
-        if all(torch.equal(stacked(one, name), stacked(other, name)) for name in ("queries", "keys", "values")):
-            return "failed", "two heads have the same queries, keys and values: they are one head", one[0].module
+    for layer, following in pairwise(traced_layers):  # heads as modules of their own
+        if all(torch.equal(stacked(layer, name), stacked(following, name)) for name in ("queries", "keys", "values")):
+            return "failed", "two heads have the same queries, keys and values: they are one head", layer[0].module
     return next(((status, what) for status, what in measured if status == "noted"), measured[0])
 
 
 def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
-    """The outcome for the heads of one attention."""
+    """Check the heads of one attention, recorded on N texts; returns its status and the measurement as text."""
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     H, E = q.size(1), q.size(-1)
     if layer[0].softmax_of_softmax:
         return "failed", "weights are the softmax of a softmax: none can be far from the mean"
     if not bool(w.diagonal(0, -2, -1).any()):
         return "failed", "no token sees itself: the weights of all queries for their own keys are 0"
-    groups = {name: alike(x) for name, x in (("queries", q), ("keys", k), ("values", v))}
+    groups = {name: first_equal_heads(x) for name, x in (("queries", q), ("keys", k), ("values", v))}
     count = max(groups["keys"]) + 1
     if H > 1 and not any(max(group) for group in groups.values()):
         return "failed", f"all {H} heads have the same queries, keys and values: they are one head"
@@ -254,19 +260,20 @@ def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
     return ("failed", f"{what}: {named}") if named and s.fresh else ("noted", what)
 
 
-def alike(x: Tensor) -> list[int]:
-    """For each head of x (N, H, T, E), the index of the first head with equal vectors."""
+def first_equal_heads(x: Tensor) -> list[int]:
+    """Return, for each head of x (N, H, T, E), the index of the first head with equal vectors."""
     firsts: list[Tensor] = []
     numbers = []
     for head in x.unbind(1):
-        same = next((i for i, one in enumerate(firsts) if torch.equal(one, head)), len(firsts))
+        same = next((i for i, first in enumerate(firsts) if torch.equal(first, head)), len(firsts))
         firsts += [head] if same == len(firsts) else []
         numbers.append(same)
     return numbers
 
 
 def factor_of(layer: Layer, q: Tensor, k: Tensor, w: Tensor) -> float | str:
-    """The factor between products of projected queries and keys, and scores; or the reason why it cannot be determined.
+    """Estimate the factor by which products of projected queries q and keys k become scores, from the attention weights
+    w (N, H, T, T). Returns the reason as text if it cannot be determined.
 
     log w is the score minus a number per row. Subtracting the means over texts and over keys removes this number, and
     all that depends on positions alone, from both sides.
@@ -286,16 +293,16 @@ def factor_of(layer: Layer, q: Tensor, k: Tensor, w: Tensor) -> float | str:
         return "scores are no multiples of products of queries and keys"
     factor = xy / xx
     for name, x in ("queries", q), ("keys", k):
-        parts = torch.cat([part.double().flatten() for a in layer for part in a.sources[name]])
-        factor *= float(x.square().mean().sqrt() / parts.square().mean().sqrt())
+        projected = torch.cat([output.double().flatten() for a in layer for output in a.sources[name]])
+        factor *= float(x.square().mean().sqrt() / projected.square().mean().sqrt())
     return factor
 
 
 ATTENDING = {
     "positions": Check(
         "",
-        "earlier tokens in another order, and texts of one token, repeated: places alone may change its scores",
-        "the model cannot tell the order of tokens, or the same words are another text at another place",
+        "earlier tokens in another order; texts of one repeated token, whose scores only positions may change",
+        "the model cannot tell the order of tokens, or reads the same words differently at another position",
         "give token i position i; rotate queries and keys by the same angles, and leave values as they are",
         positions,
         cheap=True,

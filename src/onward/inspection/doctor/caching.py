@@ -1,4 +1,4 @@
-"""Checks of the cache: it changes no logits, and it costs what it should.
+"""Checks of the key/value cache: it changes no logits, holds only keys and values, and saves work.
 
 Shapes: B rows, T tokens, S tokens in one call, V vocabulary.
 """
@@ -20,16 +20,16 @@ from onward.model.decoder import Decoder
 from onward.planning.machine import read_bandwidth, wait
 from onward.planning.parameters import cache_bytes_per_token
 
-NO_CACHE = "no cache that is known: a parameter past_key_values, or cache with a method new_cache(), or --cache"
-WAYS = {"token by token": (1,), "in chunks of 5": (5,), "in chunks of 3 and 1": (3, 1)}
+NO_CACHE = "no known cache: a parameter past_key_values, or cache with a method new_cache(), or --cache"
+PIECES = {"token by token": (1,), "in chunks of 5": (5,), "in chunks of 3 and 1": (3, 1)}
 ARRAY = 1 << 25  # bytes that are read to measure the memory
 STEPS = 3  # of which the fastest counts
-REPEATED = 3.0  # numbers that the modules make in a step, of those for a single token, from which it repeats work
-EXCESS = 1.05  # bytes of a token in the cache, of those of its keys and values
+REPEATED = 3.0  # a step repeats work if it makes this many times the numbers of a single token
+EXCESS = 1.05  # the most bytes of a token in the cache, relative to its keys and values
 
 
 def in_pieces(tokens: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """The tokens (1, T) in pieces of these sizes, in turn, each with its start."""
+    """Yield the tokens (1, T) in pieces of these sizes, in turn, each with the index of its first token."""
     start = turn = 0
     while start < tokens.size(1):
         size = sizes[turn % len(sizes)]
@@ -38,25 +38,27 @@ def in_pieces(tokens: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, Tenso
 
 
 def cached(s: Subject) -> Outcome:
+    """Check that the logits with the cache, token by token and in chunks, equal those without."""
     if s.new_cache() is None:
         return "not applicable", NO_CACHE
     worst, where = 0.0, ""
-    for name, sizes in WAYS.items():
+    for name, sizes in PIECES.items():
         memory = s.new_cache()
         assert memory
         logits = torch.cat([memory.step(piece) for _, piece in in_pieces(s.tokens[:1], sizes)], 1)
         if logits.size(1) < s.tokens.size(1):
-            return "not applicable", "with a cache the model returns the last logits of a call alone"
+            return "not applicable", "with a cache the model returns only the last logits of a call"
         differences = (logits - s.logits[:1]).abs().amax((0, 2))
         if (difference := largest(differences)) > worst:
             token = int((differences > s.allowed).float().argmax())
-            part = parting(s, sizes, token) if difference > s.allowed else ""
-            worst, where = difference, f"{name}, first at token {token}" + (f", in {part}" if part else "")
+            module = first_different(s, sizes, token) if difference > s.allowed else ""
+            worst, where = difference, f"{name}, first at token {token}" + (f", in {module}" if module else "")
     return verdict(worst <= s.allowed, f"logits with the cache and without differ by {worst:.1e}", where)
 
 
-def parting(s: Subject, sizes: Sequence[int], token: int) -> str:
-    """The first module whose result for a token differs with the cache; "" without any."""
+def first_different(s: Subject, sizes: Sequence[int], token: int) -> str:
+    """Return the name of the first module whose result for a token differs with the cache, fed in pieces of these
+    sizes; "" if none does."""
     memory, tokens = s.new_cache(), s.tokens[:1]
     assert memory
     with s.outputs() as plain:
@@ -66,11 +68,11 @@ def parting(s: Subject, sizes: Sequence[int], token: int) -> str:
             memory.step(piece)
         if start + piece.size(1) > token:
             break
-    for (name, one, _), (other_name, other, _) in zip(plain, uses):
+    for (name, result, _), (other_name, cached_result, _) in zip(plain, uses):
         if name != other_name:
             return ""
-        rows = one[0] if one.dim() > 2 else one
-        later = other[0] if other.dim() > 2 else other
+        rows = result[0] if result.dim() > 2 else result
+        later = cached_result[0] if cached_result.dim() > 2 else cached_result
         if rows.size(0) == tokens.size(1) and later.size(0) == piece.size(1):
             difference = largest(rows[start : start + piece.size(1)] - later)
             if difference > 1e-4 * max(1e-3, largest(rows)):
@@ -79,6 +81,7 @@ def parting(s: Subject, sizes: Sequence[int], token: int) -> str:
 
 
 def rolled_back(s: Subject) -> Outcome:
+    """Check that logits are unchanged after other tokens were added to the cache and cropped."""
     memory = s.new_cache()
     if memory is None:
         return "not applicable", NO_CACHE
@@ -97,14 +100,14 @@ def rolled_back(s: Subject) -> Outcome:
         return "failed", f"the step after {wrong.size(1)} other tokens were undone raises {type(error).__name__}"
     logits = torch.cat(pieces, 1)
     if logits.size(1) < tokens.size(1):
-        return "not applicable", "with a cache the model returns the last logits of a call alone"
+        return "not applicable", "with a cache the model returns only the last logits of a call"
     difference = largest(logits - s.logits[:1])
     what = f"after {wrong.size(1)} other tokens were undone, logits differ by {difference:.1e}"
     return verdict(difference <= s.allowed, what, f"crop({half})")
 
 
 def tensors(value: Any, depth: int = 6) -> dict[int, Tensor]:
-    """The tensors in a value, by the address of their memory."""
+    """Collect the tensors in a value, such as a cache of lists and objects, by the address of their memory."""
     if isinstance(value, Tensor):
         return {value.data_ptr(): value} if value.numel() else {}
     if not depth or isinstance(value, nn.Module | str | type):
@@ -115,11 +118,12 @@ def tensors(value: Any, depth: int = 6) -> dict[int, Tensor]:
 
 
 def held_bytes(memory: Cache) -> int:
-    """The bytes that a cache holds."""
+    """Return the number of bytes of all tensors in a cache."""
     return sum(tensor.nbytes for tensor in tensors(memory.content()).values())
 
 
 def memory_per_token(s: Subject) -> Outcome:
+    """Check that the cache grows by no more bytes per token than keys and values need."""
     if isinstance(s.model, Decoder):
         size = cache_bytes_per_token(s.model.config, s.dtype.itemsize)
         return "ok", f"a token takes {size:,} bytes in the cache, by the formula that allocates it"
@@ -138,16 +142,17 @@ def memory_per_token(s: Subject) -> Outcome:
         return "noted", f"a token takes {grown:,.0f} bytes in the cache; no projections of keys and values are known"
     size = sum(2 * layer.kv_heads * layer.size for layer in layers) * s.dtype.itemsize
     what = f"a token takes {grown:,.0f} bytes in the cache, and its keys and values {size:,}"
-    return verdict(grown <= EXCESS * size, f"{what}, {grown / size:.2g} times", "what is written to the cache")
+    return verdict(grown <= EXCESS * size, f"{what}, {grown / size:.2g} times", "the entries of the cache")
 
 
 @cache
 def bandwidth(device: torch.device) -> float:
-    """Bytes per second that the device reads."""
+    """Measure how many bytes per second the device reads from memory; measured once per device."""
     return read_bandwidth(device, ARRAY)
 
 
 def speed(s: Subject) -> Outcome:
+    """Check that a step with the cache computes about as much as a forward of a single token."""
     memory = s.new_cache()
     if memory is None:
         return "not applicable", NO_CACHE
@@ -175,7 +180,7 @@ def speed(s: Subject) -> Outcome:
 CACHING = {
     "cached": Check(
         "a cache",
-        "with it token by token and in chunks, against one call without; the module that differs first is named",
+        "logits with it token by token and in chunks, against one call without; the first module that differs is named",
         "generation with the cache is another model than the one that was trained",
         "give new tokens the positions after those in the cache, and mask query i against key j by position",
         cached,
@@ -184,7 +189,7 @@ CACHING = {
     "rolled back": Check(
         "a cache with crop(length)",
         "half of a text, other tokens, crop to the half, and the rest token by token",
-        "speculation and edited prompts continue from text that was taken back",
+        "speculation and edited prompts continue from text that was removed",
         "cut keys, values and the length at once, in every layer",
         rolled_back,
     ),

@@ -1,4 +1,4 @@
-"""The doctor's table of checks, and the examination that runs them."""
+"""The doctor's table of all checks of a model, and the functions that run them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ CHEAP = tuple(name for name, check in CHECKS.items() if check.cheap)
 
 @torch.no_grad()
 def examine(subject: Subject | Corpus, names: Collection[str] = ()) -> Iterator[Finding]:
-    """Run the named checks, by default all, on a model or a corpus; yields their findings one by one."""
+    """Run the checks named in `names`, by default all, on a model or a corpus; yields their findings one by one. A
+    check that raises an exception is `not run`."""
     for name, check in (CORPUS if isinstance(subject, Corpus) else CHECKS).items():
         if names and name not in names:
             continue
@@ -46,8 +47,9 @@ def examine(subject: Subject | Corpus, names: Collection[str] = ()) -> Iterator[
 
 
 @contextmanager
-def left_as_it_was(model: nn.Module) -> Iterator[None]:
-    """A context that restores the mode of each module and the state of the random number generators."""
+def restored_state(model: nn.Module) -> Iterator[None]:
+    """Restore the mode (train or eval) of each module and the state of the random number generators at the end of the
+    `with` block."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         with torch.random.fork_rng():
@@ -59,8 +61,8 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
 
 @checked
 def doctor(model: nn.Module, *, checks: Collection[str] = (), **about: Unpack[About]) -> list[Finding]:
-    """The findings of the named checks, by default all, on a model from token ids (B, T) to logits (B, T, V), to a
-    tuple that begins with them, or to an object with `.logits`.
+    """Run the named checks, by default all, on a model that maps token ids (B, T) to logits (B, T, V), to a tuple that
+    begins with them, or to an object with `.logits`. Returns one finding per check.
 
     Optional facts about the model are keyword arguments, see `About`: `fresh` and `trained` weights, an `adapter` for a
     model with another call, its `loss`, its `cache`, its `batches`, its `tokenizer`, the pattern of parameters that
@@ -70,5 +72,5 @@ def doctor(model: nn.Module, *, checks: Collection[str] = (), **about: Unpack[Ab
     if unknown := next((name for name in about if name not in kinds), None):
         raise UserError(f"doctor: {unknown} is not an argument: {nearest(unknown, kinds)}")
     arguments.check(kinds, about)
-    with left_as_it_was(model):
+    with restored_state(model):
         return list(examine(Subject(model, **about), checks))

@@ -1,4 +1,7 @@
-"""Checks of a text corpus for training. Shapes: N tokens."""
+"""Checks of a text corpus for training.
+
+Shapes: N tokens.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from onward.data.tokens import Tokens
 from onward.inspection.doctor.finding import Check, Outcome, verdict
 from onward.training.run.checks import apart
 
-LARGEST = 0.5  # the share of the tokens that one document may have
-FEW = 10  # documents, of which one may have any share
-ENDS = 100_000  # of documents that are looked at
+LARGEST = 0.5  # the largest share of the tokens that a document may have
+FEW = 10  # with fewer documents the share is only noted
+ENDS = 100_000  # the most document ends that are checked
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Corpus:
 
 
 def duplicates(c: Corpus) -> Outcome:
+    """Check that the training text contains no passages of the validation text."""
     if c.validation is None:
         return "not applicable", "there is no validation text: --validation"
     check = apart([c.train], c.validation)
@@ -32,16 +36,18 @@ def duplicates(c: Corpus) -> Outcome:
 
 
 def ended(c: Corpus) -> Outcome:
+    """Check that each document ends with an end token."""
     starts = c.train.starts(0, len(c.train))
     if not c.end_ids or len(starts) < 2:
-        return "not applicable", "there is one document" if c.end_ids else "no token is known that ends a document"
+        return "not applicable", "there is one document" if c.end_ids else "no end token is known"
     ends = starts[1 :: max(1, len(starts) // ENDS)]  # the last document may be cut
     good = sum(int(c.train[end - 1 : end][0]) in c.end_ids for end in ends.tolist())
-    what = f"{good:,} of {len(ends):,} documents end with a token that says so"
+    what = f"{good:,} of {len(ends):,} documents end with an end token"
     return verdict(good == len(ends), what, "the texts were joined before they became tokens")
 
 
 def dominated(c: Corpus) -> Outcome:
+    """Check that no document has more than the share LARGEST of all tokens."""
     starts = c.train.starts(0, len(c.train))
     lengths = np.diff(np.append(starts, len(c.train)))
     most = int(lengths.argmax())

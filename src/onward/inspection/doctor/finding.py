@@ -1,4 +1,7 @@
-"""The types of a check and of its finding. Shapes: B rows, T tokens, V vocabulary."""
+"""The types of a check and of its finding, and small measures that checks share.
+
+Shapes: B rows, T tokens, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -10,47 +13,49 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Status = Literal["ok", "failed", "noted", "not run", "not applicable"]
-Outcome = tuple[Status, str] | tuple[Status, str, str]  # status, what, and where
+Outcome = tuple[Status, str] | tuple[Status, str, str]  # status, the measurement as a sentence, where it fails
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of a check."""
+    """The result of one check on a model or a corpus, as text: its status, the measurement, and for a failure its
+    location, its consequence and its remedy."""
 
     check: str
     status: Status
-    what: str  # with the number that was measured
-    where: str = ""  # a module or parameters
-    how: str = ""  # it was measured
-    why: str = ""  # a failure matters
-    mend: str = ""
+    what: str  # the measurement as a sentence, with its number
+    where: str = ""  # the module or parameters that fail
+    how: str = ""  # how it was measured
+    why: str = ""  # why a failure matters
+    mend: str = ""  # what to change
 
 
 @dataclass(frozen=True)
 class Check:
-    """A row of the table of checks: the facts it needs, its measurement, the reason why a failure matters, the remedy,
-    and its function."""
+    """A row of a table of checks, all but `run` as text for reports: the facts that the check needs, how it measures,
+    why a failure matters, and its remedy. `run` measures a Subject or a Corpus."""
 
     needs: str
     how: str
     why: str
     mend: str
     run: Callable[[Any], Outcome]
-    cheap: bool = False  # a few forwards, so that training can begin with it
+    cheap: bool = False  # whether it takes only a few forwards, so that training can begin with it
 
 
 def largest(x: Tensor) -> float:
-    """The largest absolute value of a tensor."""
+    """Return the largest absolute value of a tensor; 0 if it is empty."""
     return float(x.abs().max()) if x.numel() else 0.0
 
 
 def verdict(good: bool, what: str, where: str = "") -> Outcome:
-    """ "ok", or "failed" with the location."""
+    """Return the outcome "ok" with the sentence `what` if `good`, else "failed" with `what` and the location
+    `where`."""
     return "ok" if good else "failed", what, "" if good else where
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, offset: int = 0) -> Tensor:
-    """The mean cross-entropy of the logits at i and the targets at i + offset."""
+    """Compute the mean cross-entropy of the logits (B, T, V) at i and the targets (B, T) at i + offset."""
     count = logits.size(1) - abs(offset)
     z, y = logits[:, max(0, -offset) :][:, :count], targets[:, max(0, offset) :][:, :count]
     return F.cross_entropy(z.flatten(0, 1).float(), y.flatten())

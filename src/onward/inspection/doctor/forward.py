@@ -19,13 +19,14 @@ from onward.inspection.doctor.finding import Check, Outcome, largest, verdict
 from onward.inspection.doctor.operations import changed, loud
 from onward.inspection.doctor.subject import POSITION_NAMES, Subject, Use
 
-LONGEST = 4096  # tokens of a context that is tried
-COPIED = 2_000_000_000  # parameters of a model that is copied in another precision
-IDS = 256  # token ids that are compared
+LONGEST = 4096  # tokens of the longest context that is checked
+COPIED = 2_000_000_000  # parameters of the largest model that is copied in another precision
+IDS = 256  # number of token ids that are compared
 DRIFT = 0.2  # the share of a logit's size that bf16 may change, in the median of the tokens
 
 
 def finite(s: Subject) -> Outcome:
+    """Check that no logit is NaN or infinite, with the model's weights and with zero matrices."""
     with s.outputs() as uses:
         logits = s(s.tokens)
     bad = next((use.name for use in uses if not use.result.isfinite().all()), "the last step")
@@ -42,6 +43,7 @@ def finite(s: Subject) -> Outcome:
 
 
 def repeatable(s: Subject) -> Outcome:
+    """Check that two calls in eval mode give the same logits."""
     difference = largest(s(s.tokens) - s.logits)
     active = [name for name, module in s.model.named_modules() if module.training]
     return verdict(
@@ -52,7 +54,7 @@ def repeatable(s: Subject) -> Outcome:
 
 
 def dropout_rates(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
-    """Each module with a dropout rate, the name of its attribute, and the rate."""
+    """Return the dropout rates of a model as (module, name of the attribute, rate)."""
     return [
         (module, name, value)
         for module in model.modules()
@@ -63,8 +65,8 @@ def dropout_rates(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
 
 @contextmanager
 def train_mode(s: Subject) -> Iterator[list[tuple[nn.Module, str, float]]]:
-    """A context with the model in train mode, which then restores everything. Yields its dropout rates, which may be
-    changed."""
+    """Set the model to train mode inside the `with` block, and restore mode, rates and buffers at its end. Yields its
+    dropout rates as (module, name of the attribute, rate); the block may change them."""
     rates, buffers = dropout_rates(s.model), [(buffer, buffer.clone()) for buffer in s.model.buffers()]
     try:
         s.model.train()
@@ -79,6 +81,8 @@ def train_mode(s: Subject) -> Iterator[list[tuple[nn.Module, str, float]]]:
 
 
 def modes(s: Subject) -> Outcome:
+    """Check that dropout acts in train mode, and that without it rows and earlier logits stay independent."""
+
     def seeded(tokens: Tensor, seed: int) -> Tensor:
         torch.manual_seed(seed)
         return s(tokens)
@@ -108,13 +112,14 @@ def modes(s: Subject) -> Outcome:
 
 
 def causal(s: Subject) -> Outcome:
+    """Check that later tokens change no earlier logit."""
     cut = s.tokens.size(1) // 2
     with s.outputs() as before:
         s(s.tokens)
     with s.outputs() as after:
         difference = s.leak(s.logits, s(s.later))
     of = largest(s.logits)
-    if difference <= s.allowed:  # scores near 0 may hide it: a mask after the softmax leaks through the sum of weights
+    if difference <= s.allowed:  # scores near 0 may hide a leak, as of a mask after the softmax through the sum
         with loud(s):
             with s.outputs() as loudly:
                 logits = s(s.tokens)
@@ -129,15 +134,17 @@ def causal(s: Subject) -> Outcome:
 
 
 def first_different(before: list[Use], after: list[Use], s: Subject, tokens: slice) -> str:
-    """The first module whose results (B, T, ...) differ at these tokens; "" without any."""
-    for (name, one, _), (_, other, _) in zip(before, after):
-        same = one.shape == other.shape and one.dim() > 1 and one.shape[:2] == s.tokens.shape
-        if same and largest((one - other)[:, tokens]) > 1e-4 * max(1e-3, largest(one)):
+    """Return the name of the first module whose results (B, T, ...) differ at these tokens between two recordings of
+    `Subject.outputs`; "" if none differs."""
+    for (name, result, _), (_, changed_result, _) in zip(before, after):
+        same = result.shape == changed_result.shape and result.dim() > 1 and result.shape[:2] == s.tokens.shape
+        if same and largest((result - changed_result)[:, tokens]) > 1e-4 * max(1e-3, largest(result)):
             return name
     return ""
 
 
 def context(s: Subject) -> Outcome:
+    """Check that the first token changes later logits."""
     other = s.tokens.clone()
     other[:, 0] = (other[:, 0] + 1) % s.vocab_size
     difference = largest((s(other) - s.logits)[:, 1:])
@@ -148,12 +155,14 @@ def context(s: Subject) -> Outcome:
 
 
 def rows(s: Subject) -> Outcome:
+    """Check that a row has the same logits alone and in a batch."""
     alone = torch.cat([s(row[None]) for row in s.tokens])
     difference = largest(alone - s.logits)
     return verdict(difference <= s.allowed, f"logits of a row alone and in a batch differ by {difference:.1e}")
 
 
 def ids(s: Subject) -> Outcome:
+    """Check that no two token ids, each alone, have the same logits."""
     count = min(s.vocab_size, IDS)
     spread = torch.linspace(0, s.vocab_size - 1, count // 2).long()
     chosen = torch.cat([spread, torch.arange(count)]).unique().to(s.device)  # neighbors, and ids far apart
@@ -163,11 +172,11 @@ def ids(s: Subject) -> Outcome:
     same = (torch.cdist(logits, logits, p=math.inf) == 0).triu(1).nonzero().tolist()
     what = f"{len(chosen)} token ids, each alone, have {len(chosen) - len({j for _, j in same}):,} different logits"
     pair = " and ".join(str(int(chosen[i])) for i in same[0]) if same else ""
-    return verdict(not same, what, f"token ids {pair} are one to the model")
+    return verdict(not same, what, f"the model does not distinguish token ids {pair}")
 
 
 def shapes(s: Subject) -> Outcome:
-    """Whether texts of other shapes give logits. A model may refuse shapes with an error that names them."""
+    """Check that token ids of other shapes give logits. A model may refuse shapes with an error that names them."""
     T = s.tokens.size(1)
     done: list[str] = []
     for rows, length in (1, T), (3, T), (2, 1), (2, T - 1), (1, 2):
@@ -176,9 +185,9 @@ def shapes(s: Subject) -> Outcome:
             got = tuple(s(s.tokens[:1, :length].expand(rows, -1)).shape)
         except UserError as error:
             cause = error.__cause__ or error
-            said = " ".join(f"token ids {name} give {type(cause).__name__}: {cause}".split())[:300]
+            sentence = " ".join(f"token ids {name} give {type(cause).__name__}: {cause}".split())[:300]
             refused = isinstance(cause, AssertionError | ValueError | NotImplementedError)
-            return ("noted", f"{said}; {', '.join(done)} give logits") if refused else ("failed", said)
+            return ("noted", f"{sentence}; {', '.join(done)} give logits") if refused else ("failed", sentence)
         if got != (rows, length, s.vocab_size):
             return "failed", f"token ids {name} give logits {got}"
         done.append(name)
@@ -186,6 +195,7 @@ def shapes(s: Subject) -> Outcome:
 
 
 def padding(s: Subject) -> Outcome:
+    """Check that padding after a text, and masked padding before it, leaves its logits unchanged."""
     if not s.is_causal:
         return "not applicable", "later tokens change logits without being padding"
     half = s.tokens.size(1) // 2
@@ -211,9 +221,10 @@ def padding(s: Subject) -> Outcome:
 
 
 def length(s: Subject) -> Outcome:
+    """Check that a text as long as the context gives finite logits."""
     n = s.context_length
     if not n:
-        return "not applicable", "no attribute of the model says its context length: give --context-length"
+        return "not applicable", "no attribute of the model gives its context length: give --context-length"
     if n > LONGEST:
         return "not applicable", f"a context of {n:,} tokens takes too long to try"
     tokens = s.tokens[:1].repeat(1, -(-n // s.tokens.size(1)) + 1)[:, : n + 1]
@@ -233,6 +244,7 @@ def length(s: Subject) -> Outcome:
 
 @torch.no_grad()
 def precision(s: Subject) -> Outcome:
+    """Check that the logits of the model in bf16 are close to those in fp32."""
     size = sum(p.numel() for p in s.model.parameters())
     if size > COPIED:
         return "not applicable", f"a model of {size:,} parameters is too large to be copied"
@@ -247,16 +259,17 @@ def precision(s: Subject) -> Outcome:
             return "noted", f"the model does not run in {dtype}: {error.__cause__ or error}".splitlines()[0]
         blocks = {name for name, _ in s.blocks}
         results.append([*(use for use in uses if use.name in blocks), Use("the logits", logits, None)])
-    drift = {one.name: drifted(one.result, other.result) for one, other in zip(*results)}
+    drift = {exact.name: drifted(exact.result, rounded.result) for exact, rounded in zip(*results)}
     where = next((name for name, value in drift.items() if not value <= DRIFT / 2), "the logits")
     rounding = ", ".join(f"{name.rpartition('.')[2]}: {value:.1%}" for name, value in drift.items())
     return verdict(drift["the logits"] <= DRIFT, f"bf16 differs from fp32 by {rounding} (blocks, then logits)", where)
 
 
-def drifted(one: Tensor, other: Tensor) -> float:
-    """The median over tokens of the norm of a difference, relative to the variation over the width."""
-    one, other = (x.float() - x.float().mean(-1, keepdim=True) for x in (one, other))
-    return float(((one - other).norm(dim=-1) / one.norm(dim=-1).clamp(min=1e-9)).median())
+def drifted(exact: Tensor, rounded: Tensor) -> float:
+    """Return the median over tokens of the norm of exact - rounded, both (..., D), relative to the variation of `exact`
+    over D."""
+    exact, rounded = (x.float() - x.float().mean(-1, keepdim=True) for x in (exact, rounded))
+    return float(((exact - rounded).norm(dim=-1) / exact.norm(dim=-1).clamp(min=1e-9)).median())
 
 
 FORWARD = {
@@ -286,7 +299,7 @@ FORWARD = {
     ),
     "causal": Check(
         "",
-        "later tokens are changed: no earlier logit may change; the first module that does is named",
+        "later tokens are changed: no earlier logit may change; the first module that depends on them is named",
         "the model sees the token it is to predict: training looks perfect, and generation is noise",
         "mask the scores of keys after the query before the softmax, which goes over the keys",
         causal,
@@ -326,7 +339,7 @@ FORWARD = {
     ),
     "padding": Check(
         "an attention_mask, for padding on the left",
-        "a text with tokens after it; with masked tokens before it, of two kinds; and alone",
+        "a text alone, followed by other tokens, and after masked tokens of two kinds",
         "an answer depends on how long the other prompts of its batch are",
         "forbid keys where the mask is 0, and count positions from the first token that is none",
         padding,
@@ -335,7 +348,7 @@ FORWARD = {
     "length": Check(
         "a context length",
         "a text as long as the context, and one token longer",
-        "texts that the model is said to take end in an error or in NaN",
+        "texts within the declared context end in an error or in NaN",
         "make the table of positions and the mask as long as the context, and refuse longer texts",
         length,
     ),

@@ -1,4 +1,4 @@
-"""The doctor in a process of its own, with limits of time and memory, since a model's code may do anything.
+"""The doctor in a separate process with limits of time and memory, since a model's code may do anything.
 
 python -m onward.inspection.doctor.isolated RESULTS GIGABYTES ARGUMENTS
 """
@@ -23,10 +23,11 @@ GIGABYTE = 1 << 30
 
 
 def examine_apart(arguments: Mapping[str, Any], seconds: float, gigabytes: float) -> list[dict[str, Any]]:
-    """The findings, as tables, on the subjects given by these arguments of `target.subjects_of`.
+    """Run all checks in a separate process that may use `seconds` of time and `gigabytes` of memory; returns the
+    findings as tables.
 
-    A UserError if the process exceeds the time, ends before its last check, or cannot make the subject. Output of the
-    model is discarded, and processes that it started are ended.
+    `arguments` are those of `target.subjects_of`. Raises a UserError if the process exceeds the time, ends before its
+    last check, or cannot load the model. Output of the model is discarded, and processes that it started are ended.
     """
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.jsonl"
@@ -53,12 +54,13 @@ def examine_apart(arguments: Mapping[str, Any], seconds: float, gigabytes: float
     after = f"after the check '{last['check']}'" if last else "before the first check"
     if status is None:
         raise UserError(f"the model took longer than {seconds:g} s, {after}: choose a smaller one, or --seconds")
-    mend = "try more --gigabytes" if status < 0 else "take out what ends it, such as sys.exit()"
+    mend = "try more --gigabytes" if status < 0 else "remove the call that ends it, such as sys.exit()"
     raise UserError(f"the process of the model ended with status {status}, {after}: {mend}")
 
 
 def main(results: str, gigabytes: str, arguments: str) -> None:
-    """Run the checks in this process: print one line of JSON per finding and one at the end, or one with the error."""
+    """Run all checks in this process. Writes one line of JSON per finding to the file `results`, and a last line that
+    says it is done or holds the error."""
     from onward.inspection.doctor.checks import examine
     from onward.inspection.doctor.target import subjects_of
 
@@ -71,11 +73,9 @@ def main(results: str, gigabytes: str, arguments: str) -> None:
             print(json.dumps({"done": True}), file=file)
         except (UserError, MemoryError) as error:
             print(json.dumps({"error": str(error) or f"the model takes more than {gigabytes} GB"}), file=file)
-        except Exception as error:  # of the user's code, such as batches that are none
+        except Exception as error:  # of the user's code, such as malformed batches
             what = " ".join(f"{type(error).__name__}: {error}".split())
-            print(
-                json.dumps({"error": f"the target cannot be examined ({what:.300}): look at what is given"}), file=file
-            )
+            print(json.dumps({"error": f"the target cannot be examined ({what:.300}): check its options"}), file=file)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Checks of the parts of training: targets, loss, gradients, initialization.
+"""Checks of what a training step needs: targets, loss, gradients, initialization.
 
 Shapes: B rows, T tokens, V vocabulary.
 """
@@ -23,37 +23,39 @@ from onward.inspection.doctor.subject import TARGET_NAMES, Subject
 OVERFIT_STEPS, OVERFIT_SECONDS = 80, 10.0
 RATE = 0.064  # of sign descent, over the width: it needs no state, and halves a loss in some 30 steps at any width
 NARROW = 16  # a width below which a batch of random tokens may be too much to learn
-READS = 0.05  # of the first loss: what other tokens must cost a model that has begun to learn
+READS = 0.05  # of the first loss: the least rise of the loss on other tokens, of a model that has begun to learn
 IGNORED = -100  # a target that does not count
-MOST, ODD = 10.0, 3.0  # times that deviations of layers may differ, and where they neither rise nor fall with depth
+MOST, ODD = 10.0, 3.0  # largest ratio of deviations between layers; ODD unless they rise or fall with depth
 CLOSE = {torch.bfloat16: 2e-2, torch.float16: 2e-3}  # of a loss; fp32: 1e-5
-NOT_FRESH = "the weights are not said to be those of the initialization"
+NOT_FRESH = "the weights are not declared as fresh"
 
 ALL_FROZEN = "all parameters are frozen"
 
 
 def targets(s: Subject) -> Outcome:
+    """Check that targets are the next tokens."""
     if not s.batches:
         return "not applicable", "no batches are given"
     shares = {k: share_equal(s.batches, k) for k in (1, 0, 2, -1)}
     best = max(shares, key=lambda k: shares[k])
     what = f"{shares[1]:.1%} of the targets in {len(s.batches)} batches are the next token"
-    places = {0: "the token itself", 2: "the token after the next", -1: "the token before"}
-    return verdict(shares[1] > 0.999, what, f"{shares[best]:.1%} are {places[best]}" if best != 1 else "")
+    descriptions = {0: "the token itself", 2: "the token after the next", -1: "the token before"}
+    return verdict(shares[1] > 0.999, what, f"{shares[best]:.1%} are {descriptions[best]}" if best != 1 else "")
 
 
 def share_equal(batches: list[tuple[Tensor, Tensor]], offset: int) -> float:
-    """The share of counted targets at i that equal the token at i + offset."""
+    """Return the share of counted targets at i that equal the token at i + offset."""
     equal = total = 0
     for tokens, wanted in batches:
         span = tokens.size(1) - abs(offset)
-        there, y = tokens[:, max(0, offset) :][:, :span], wanted[:, max(0, -offset) :][:, :span]
+        expected, y = tokens[:, max(0, offset) :][:, :span], wanted[:, max(0, -offset) :][:, :span]
         counted = y != IGNORED
-        equal, total = equal + int((there == y)[counted].sum()), total + int(counted.sum())
+        equal, total = equal + int((expected == y)[counted].sum()), total + int(counted.sum())
     return equal / max(1, total)
 
 
 def loss(s: Subject) -> Outcome:
+    """Check that the loss is the cross-entropy of the next token."""
     wanted = spread_targets(s)
     theirs = s.loss(s.logits, wanted)
     if theirs is None:
@@ -64,13 +66,13 @@ def loss(s: Subject) -> Outcome:
     right = 1 if name.startswith("label") else 0  # as in transformers, and as in nanoGPT
     expected, value = float(cross_entropy(z, wanted, right)), float(theirs)
     close = CLOSE.get(s.dtype, 1e-5)
-    same = lambda one: abs(value - one) <= close * max(1e-3, abs(one))
+    same = lambda other: abs(value - other) <= close * max(1e-3, abs(other))
     shift = "are shifted by one inside" if right else "come shifted by one"
-    what = f"the loss is {value:.4f}, and the cross-entropy {expected:.4f} where {name or 'targets'} {shift}"
+    what = f"the loss is {value:.4f}, and the cross-entropy {expected:.4f} if {name or 'targets'} {shift}"
     if same(expected):
         return ignored(s, wanted, right, what)
-    if like := next((known for known, one in mistakes(z, wanted, expected).items() if same(one)), ""):
-        return "failed", what, f"it is {like}"
+    if mistake := next((name for name, loss in mistakes(z, wanted, expected).items() if same(loss)), ""):
+        return "failed", what, f"it is {mistake}"
     others = wanted.roll(1, 0).flip(1)  # a part that no target changes is not the loss of the next token
     more, gap = s.loss(s.logits, others), value - expected
     assert more is not None
@@ -80,7 +82,7 @@ def loss(s: Subject) -> Outcome:
 
 
 def spread_targets(s: Subject) -> Tensor:
-    """Random targets (B, T), including the first and the last token ids, which a loss may treat differently."""
+    """Return random targets (B, T), including the first and the last token ids, which a loss may treat differently."""
     generator = torch.Generator().manual_seed(1)
     wanted = torch.randint(s.vocab_size, s.tokens.shape, generator=generator)
     wanted[:, 1], wanted[:, 2] = 0, s.vocab_size - 1
@@ -88,25 +90,27 @@ def spread_targets(s: Subject) -> Tensor:
 
 
 def mistakes(z: Tensor, wanted: Tensor, expected: float) -> dict[str, float]:
-    """The values of the loss under the usual mistakes."""
-    known = {f"that of targets {k} ahead of the logits": float(cross_entropy(z, wanted, k)) for k in (-1, 0, 1, 2)}
-    known["that over the wrong axis, with (B, T, V) viewed as (B, V, T)"] = float(
+    """Return the values that the loss would have under the usual mistakes, by a description of the mistake. `z` are
+    logits (B, T, V), `wanted` targets (B, T), and `expected` is the right value."""
+    values = {f"the loss of targets {k} ahead of the logits": float(cross_entropy(z, wanted, k)) for k in (-1, 0, 1, 2)}
+    values["the loss over the wrong axis, with (B, T, V) viewed as (B, V, T)"] = float(
         F.cross_entropy(z.reshape(z.size(0), z.size(2), z.size(1)).float(), wanted)
     )
     flat = z.transpose(1, 2).reshape(-1, z.size(2)).float()
-    known["that of logits whose axes were exchanged"] = float(F.cross_entropy(flat, wanted.flatten()))
-    known["the sum over tokens instead of their mean"] = expected * wanted.numel()
+    values["the loss of logits whose axes were exchanged"] = float(F.cross_entropy(flat, wanted.flatten()))
+    values["the sum over tokens instead of their mean"] = expected * wanted.numel()
     for token in 0, z.size(2) - 1:
         kept = wanted.masked_fill(wanted == token, IGNORED)
         for k in 0, 1:
-            known[f"that without targets that are token {token}: ignore_index={token}"] = float(
+            values[f"the loss without targets that are token {token}: ignore_index={token}"] = float(
                 cross_entropy(z, kept, k)
             )
-    return known
+    return values
 
 
 def ignored(s: Subject, wanted: Tensor, right: int, what: str) -> Outcome:
-    """Whether the loss ignores a target: -100, as in PyTorch, or -1, as in nanoGPT."""
+    """Check that the loss ignores some value of targets: -100, as in PyTorch, or -1, as in nanoGPT. `right` is the
+    offset of the targets, and `what` the text that the outcome begins with."""
     if s.about.get("loss") is None and s.attribute("pad_token_id", "padding_idx") is not None:
         return "ok", what
     for value in IGNORED, -1:
@@ -124,6 +128,7 @@ def ignored(s: Subject, wanted: Tensor, right: int, what: str) -> Outcome:
 
 
 def first_loss(s: Subject) -> Outcome:
+    """Check that the first loss is about that of a uniform guess."""
     if not s.fresh:
         return "not applicable", NOT_FRESH
     value, uniform = float(cross_entropy(s.logits, s.tokens, 1)), math.log(s.vocab_size)
@@ -131,6 +136,7 @@ def first_loss(s: Subject) -> Outcome:
 
 
 def gradients(s: Subject) -> Outcome:
+    """Check that all trainable parameters get a gradient, and parameters that should be frozen get none."""
     trained = {name: p for name, p in s.model.named_parameters() if p.requires_grad}
     if not trained:
         return "not applicable", ALL_FROZEN
@@ -153,8 +159,8 @@ def gradients(s: Subject) -> Outcome:
 
 
 def unread(s: Subject, name: str, gradient: Tensor) -> bool:
-    """Whether a contiguous quarter of the rows or columns of a linear layer gets no gradient, such as the value part of
-    packed projections."""
+    """Return whether a contiguous quarter of the rows or columns of a linear layer's weight gets no gradient, such as
+    the value part of packed projections."""
     if not isinstance(s.model.get_submodule(name.rpartition(".")[0]), nn.Linear) or gradient.dim() != 2:
         return False
     if re.search("expert|rout|gate", name):
@@ -167,8 +173,9 @@ def unread(s: Subject, name: str, gradient: Tensor) -> bool:
 
 
 def tied(s: Subject) -> Outcome:
+    """Check that head and embedding share one matrix, if the model declares it."""
     if not s.attribute("tied", "tie_word_embeddings", "tie_weights", "weight_tying"):
-        return "not applicable", "the model does not say that its head is tied to its embedding"
+        return "not applicable", "the model does not declare that its head is tied to its embedding"
     matrices = [p for p in s.model.parameters() if p.dim() == 2 and p.size(0) == s.vocab_size]
     heads = [m.weight for m in s.model.modules() if isinstance(m, nn.Linear) and m.out_features == s.vocab_size]
     shared = len({p.data_ptr() for p in [*matrices, *heads]}) == 1
@@ -176,8 +183,8 @@ def tied(s: Subject) -> Outcome:
 
 
 def shared(s: Subject) -> Outcome:
-    """Modules in several places. They are only noted: a Universal Transformer shares its block by design, and
-    no output tells it from a list that was multiplied by mistake."""
+    """Note modules that occur more than once in the model. A Universal Transformer shares its block by design, and no
+    output distinguishes it from a list that was multiplied by mistake."""
     first: dict[int, str] = {}
     for name, module in s.model.named_modules(remove_duplicate=False):
         known = first.setdefault(id(module), name)
@@ -186,10 +193,11 @@ def shared(s: Subject) -> Outcome:
                 "noted",
                 f"{known} and {name} are one module, with one set of parameters, as [block] * n makes",
             )
-    return "ok", "no module with parameters stands in two places"
+    return "ok", "no module with parameters occurs twice"
 
 
 def initialization(s: Subject) -> Outcome:
+    """Check that the standard deviation of each kind of matrix is about equal in all layers."""
     if not s.fresh:
         return "not applicable", NOT_FRESH
     layers: dict[str, dict[str, float]] = defaultdict(dict)  # the deviation of a matrix in each layer
@@ -199,7 +207,7 @@ def initialization(s: Subject) -> Outcome:
     spread = [value for of_kind in layers.values() for value in of_kind.values()]
     equal = [name for name, m in s.model.named_modules() if isinstance(m, nn.Linear) and same_rows(m.weight)]
     if equal:
-        return "failed", f"all rows of {len(equal)} matrices are the same: their units stay one", equal[0]
+        return "failed", f"all rows of {len(equal)} matrices are the same: their units stay equal", equal[0]
     for kind, of_kind in layers.items():
         values = [*of_kind.values()]
         times = max(values) / min(values)
@@ -217,11 +225,12 @@ def initialization(s: Subject) -> Outcome:
 
 
 def same_rows(p: Tensor) -> bool:
-    """Whether all rows of a matrix are equal and not zero."""
+    """Return whether all rows of a matrix are equal and not zero."""
     return min(p.shape) > 1 and bool(p.any()) and bool((p == p[:1]).all())
 
 
 def overfit(s: Subject) -> Outcome:
+    """Check that sign descent on one batch halves its loss."""
     if not s.fresh:
         return "not applicable", NOT_FRESH
     copy = Subject(deepcopy(s.model), vocab_size=s.vocab_size, adapter=s.adapter)
@@ -294,7 +303,7 @@ LEARNING = {
         cheap=True,
     ),
     "tied": Check(
-        "a model that says its head is tied",
+        "a model that declares its head as tied",
         "the memory of embedding and head",
         "head and embedding drift apart, and a saved model is read as another one",
         "self.head.weight = self.embed.weight, after the initialization",
@@ -303,7 +312,7 @@ LEARNING = {
     ),
     "shared": Check(
         "",
-        "modules with parameters that stand in several places (noted)",
+        "modules with parameters that occur more than once in the model (noted)",
         "a model of n layers learns as one of one layer",
         "write [Block() for _ in range(n)], which makes n blocks",
         shared,

@@ -30,33 +30,33 @@ LOOKUPS = "embedding", "index", "index_select"
 
 @dataclass(eq=False)
 class Linear:
-    """A product with a weight."""
+    """A recorded product of a tensor with a weight."""
 
     given: Tensor
     weight: Tensor
     result: Tensor
     module: str
     after: Linear | None  # the product whose result is `given`, with nothing in between but views and biases
-    read: bool = False  # by an operation that is no product with a weight
+    read: bool = False  # whether an operation other than a product with a weight uses the result
 
 
 @dataclass(eq=False)
 class Attention:
-    """A product of weights and values, with the product of queries and keys before it."""
+    """A recorded attention: a product of weights and values, with the product of queries and keys before it."""
 
     module: str
     queries: Tensor  # (H, T, E), as they enter the product
     keys: Tensor
     weights: Tensor  # (H, T, T)
     values: Tensor
-    sources: dict[str, list[Tensor]]  # of queries, keys and values: the parts of the projections they are made of
+    sources: dict[str, list[Tensor]]  # of queries, keys and values: the outputs of the projections they are made of
     softmax_of_softmax: bool
     width: int  # D of the vectors that are projected
 
 
 @dataclass(eq=False)
 class Sum:
-    """An addition of two tensors of one shape."""
+    """A recorded addition of two tensors of one shape."""
 
     left: Tensor
     right: Tensor
@@ -65,12 +65,12 @@ class Sum:
 
 
 def is_continuous(x: Tensor) -> bool:
-    """Whether a tensor holds floating-point or complex numbers."""
+    """Return whether a tensor holds floating-point or complex numbers."""
     return x.is_floating_point() or x.is_complex()
 
 
 class Operations(TorchDispatchMode):
-    """Records the operations of one forward over a text (1, T)."""
+    """A dispatch mode that records the operations of one forward over a text (1, T), in which `length` is T."""
 
     def __init__(self, model: nn.Module, length: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Operations(TorchDispatchMode):
         self.tables: set[int] = set()  # addresses of these tables
         self.module: list[str] = []  # names of the modules that run now
         self.called: set[str] = set()  # names of modules
-        self.alive: list[Tensor] = []  # so that no id is given to another tensor
+        self.alive: list[Tensor] = []  # keeps tensors alive, so that their ids stay unique
         self.weights = {id(p) for p in model.parameters()}
         self.storages = {p.untyped_storage().data_ptr() for p in model.parameters()}
         self.sources: dict[int, list[Tensor]] = {}
@@ -101,10 +101,11 @@ class Operations(TorchDispatchMode):
         return result
 
     def is_weight(self, x: Tensor) -> bool:
+        """Return whether a tensor is a parameter of the model, a view of one, or computed from parameters alone."""
         return id(x) in self.weights or x.untyped_storage().data_ptr() in self.storages
 
     def note(self, name: str, given: list[Tensor], out: Tensor) -> None:
-        """Record one operation and its result."""
+        """Record one operation, given its name, its tensor arguments and its result."""
         self.alive += [*given, out]
         floats = [x for x in given if is_continuous(x)]
         if name in LOOKUPS and floats and self.is_weight(floats[0]):
@@ -119,16 +120,18 @@ class Operations(TorchDispatchMode):
             return
         self.follow(name, floats, out)
         if name in ("add", "add_") and len(floats) == 2 and floats[0].shape == floats[1].shape:
-            self.sums.append(Sum(floats[0], floats[1], out, self.place()))
+            self.sums.append(Sum(floats[0], floats[1], out, self.current_module()))
 
-    def place(self) -> str:
+    def current_module(self) -> str:
+        """Return the name of the module that runs now; "" for the model."""
         return self.module[-1] if self.module else ""
 
     def product(self, left: Tensor, right: Tensor, out: Tensor) -> None:
+        """Record a product of two tensors: with a weight, of queries and keys, or of attention weights and values."""
         weights = self.is_weight(left), self.is_weight(right)
         if sum(weights) == 1:
             x, weight = (right, left) if weights[0] else (left, right)
-            linear = Linear(x, weight, out, self.place(), self.direct.get(id(x)))
+            linear = Linear(x, weight, out, self.current_module(), self.direct.get(id(x)))
             self.linears.append(linear)
             self.sources[id(out)], self.direct[id(out)] = [out], linear
             return
@@ -142,8 +145,9 @@ class Operations(TorchDispatchMode):
             self.mixed(right.transpose(-2, -1), left.transpose(-2, -1), left)
 
     def mixed(self, weights: Tensor, values: Tensor, of_values: Tensor) -> None:
-        """Pair a product of weights and values with the last product of queries and keys. Grouped heads (K, G T, E),
-        folded into the query length, become (K G, T, E)."""
+        """Record an attention: pair a product of weights and values with the last product of queries and keys. Grouped
+        heads (K, G T, E), folded into the query length, become (K G, T, E). `of_values` is the operand of the
+        product that holds the values."""
         assert self.scores
         T, (queries, keys) = self.length, self.scores
         of = lambda x: self.sources.get(id(x), [])
@@ -155,11 +159,11 @@ class Operations(TorchDispatchMode):
         q, k, w, v = unfold(flat[0]), repeat(flat[1]), unfold(flat[2]), repeat(flat[3])
         if q.shape[:2] == k.shape[:2] == w.shape[:2] == v.shape[:2]:
             width = self.linears[-1].given.size(-1) if self.linears else 0
-            self.attentions.append(Attention(self.place(), q, k, w, v, sources, self.twice, width))
+            self.attentions.append(Attention(self.current_module(), q, k, w, v, sources, self.twice, width))
         self.scores, self.twice = None, False
 
     def follow(self, name: str, floats: list[Tensor], out: Tensor) -> None:
-        """Record the sources of a result."""
+        """Record from which projections the result of any other operation is made."""
         T, known = self.length, [x for x in floats if not self.is_weight(x)]
         if out.shape[-2:] == (T, T):
             descends = any(id(x) in self.soft for x in known)
@@ -178,29 +182,31 @@ class Operations(TorchDispatchMode):
         x = known[0]
         view = out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
         before = self.sources.get(id(x), [])
-        whole = len(before) == 1 and before[0] is x  # nothing has happened to the projection yet
+        unchanged = len(before) == 1 and before[0] is x  # x is the result of a projection
         same = view or name in COPIES or (name in ("add", "add_") and len(floats) == 2)
-        self.sources[id(out)] = [out] if whole and same and out.is_floating_point() else before
+        self.sources[id(out)] = [out] if unchanged and same and out.is_floating_point() else before
         if same and id(x) in self.direct:
             self.direct[id(out)] = self.direct[id(x)]
         elif not same:
             self.mark_read(x)
 
     def mark_read(self, *tensors: Tensor) -> None:
+        """Mark the products with these results as read by an operation that is no product with a weight."""
         for x in tensors:
             if id(x) in self.direct:
                 self.direct[id(x)].read = True
 
 
 def length_of_texts(s: Subject) -> int:
-    """A length T that divides no width of the model, so that (T, T) is distinct from other shapes; 0 without any."""
+    """Return a text length T that divides no width of the model, so that (T, T) is distinct from other shapes; 0 if
+    there is none."""
     sizes = {size for p in s.model.parameters() for size in p.shape}
     return next((n for n in range(min(13, s.tokens.size(1)), 3, -1) if all(size % n for size in sizes)), 0)
 
 
 @torch.no_grad()
 def operations(s: Subject, tokens: Tensor) -> Operations:
-    """The operations of a forward over a text (1, T)."""
+    """Run the model on a text (1, T), and return the recorded operations."""
     watched = Operations(s.model, tokens.size(1))
 
     def enter(name: str) -> Callable[..., None]:
@@ -229,7 +235,7 @@ def operations(s: Subject, tokens: Tensor) -> Operations:
 
 @contextmanager
 def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
-    """A context in which parameters have the values from `new`, if it returns any; then they are restored."""
+    """Replace each parameter p by new(p) inside the `with` block, unless that is None, and restore it at the end."""
     kept: list[tuple[Tensor, Tensor]] = []
     try:
         with torch.no_grad():
@@ -241,14 +247,14 @@ def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterato
         yield
     finally:
         with torch.no_grad():
-            for changed_one, before in kept:
-                changed_one.copy_(before)
+            for parameter, before in kept:
+                parameter.copy_(before)
 
 
 def loud(s: Subject, gain: float = 1.5) -> Any:
-    """A context in which every part of the model is visible: each matrix multiplies the size of vectors by about
-    `gain`, and none is zero. In a fresh model scores and branches are near 0, and many mistakes are smaller than
-    rounding."""
+    """Rescale the weights inside the `with` block so that every part of the model has a visible effect: each matrix
+    multiplies the size of vectors by about `gain`, and none is zero. In a fresh model scores and branches are near
+    0, and many mistakes are smaller than rounding."""
     generator = torch.Generator().manual_seed(2)
 
     def new(p: Tensor) -> Tensor | None:

@@ -1,5 +1,5 @@
-"""Checks of parts that the output alone does not show: experts, norms, the embedding. Each compares a module with its
-own weights and inputs.
+"""Checks of modules whose mistakes the logits alone do not show: experts, norms, the embedding. Each compares a module
+with its own weights and inputs.
 
 Shapes: B rows, T tokens, H heads, K key/value heads, E size of a head, D width.
 """
@@ -28,13 +28,13 @@ NAMES = {
 SIZE_NAMES = "head_dim", "d_head", "head_size", "d_k"
 HEAD_NAMES = "n_heads", "num_heads", "n_head", "num_attention_heads", "heads", "nheads"
 NOT_NORMALIZED = r"norm\w*['\"]?[=:] ?False|top_k['\"]?[=:] ?1\b"  # in a config: as Qwen 2 and Switch are
-FIT = 0.05  # the share of what is to be explained that may stay unexplained
-BY = 8.0  # the residual stream is multiplied by
+FIT = 0.05  # the largest relative residual of a fit
+BY = 8.0  # the factor by which the residual stream is multiplied
 
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """The projections of an attention module, found by their names."""
+    """An attention module of the model to check, whose projections are recognized by their names."""
 
     name: str
     module: nn.Module
@@ -45,7 +45,7 @@ class AttentionLayer:
 
 
 def width(module: nn.Module) -> int:
-    """The number of outputs of a linear layer, transformers' Conv1D too; 0 for any other module."""
+    """Return the number of outputs of a linear layer, or of transformers' Conv1D; 0 for any other module."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2 or isinstance(module, nn.Embedding):
         return 0
@@ -53,12 +53,13 @@ def width(module: nn.Module) -> int:
 
 
 def number(module: nn.Module, names: Sequence[str]) -> int:
-    """The first attribute of a module with one of these names that is a positive integer, else 0."""
+    """Return the first attribute of a module with one of these names that is a positive integer; 0 if there is none."""
     return next((value for name in names if isinstance(value := getattr(module, name, None), int) and value > 0), 0)
 
 
 def attention_layers(s: Subject) -> list[AttentionLayer]:
-    """The attention modules with known projections."""
+    """Return the attention modules of the model whose projections are recognized by their names, with the number and
+    the size of their heads."""
     result = []
     for name, module in s.model.named_modules():
         children = {child: m for child, m in module.named_children() if width(m)}
@@ -82,6 +83,7 @@ def attention_layers(s: Subject) -> list[AttentionLayer]:
 
 
 def experts(s: Subject) -> Outcome:
+    """Check that the shares of a token's experts have the same sum for all tokens."""
     notes = []
     for name, module in s.model.named_modules():
         lists = [m for _, m in module.named_children() if isinstance(m, nn.ModuleList) and len(m) > 1]
@@ -101,16 +103,17 @@ def experts(s: Subject) -> Outcome:
 
 
 def replaced(s: Subject, module: nn.Module, items: nn.ModuleList, value: float) -> Tensor | None:
-    """The result of a module in which each of these submodules returns a constant."""
+    """Return the result of a module in which each of the submodules `items` returns the constant `value`."""
     inputs: list[Tensor] = []
     fill = lambda item, args, result: torch.full_like(result, value)
-    take = lambda module, args, result: inputs.append(result[0] if isinstance(result, tuple) else result)
-    with hooked([*(item.register_forward_hook(fill) for item in items), module.register_forward_hook(take)]):
+    record = lambda module, args, result: inputs.append(result[0] if isinstance(result, tuple) else result)
+    with hooked([*(item.register_forward_hook(fill) for item in items), module.register_forward_hook(record)]):
         s(s.tokens)
     return inputs[0].detach() if inputs and isinstance(inputs[0], Tensor) else None
 
 
 def norms(s: Subject) -> Outcome:
+    """Check that all branches of a block, or none, have a norm before them."""
     if not s.blocks:
         return "not applicable", "no list of blocks that take and return (B, T, D) is known"
     scaled = lambda x: x * BY if isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 3 else x
@@ -132,16 +135,16 @@ def norms(s: Subject) -> Outcome:
         pairs = [(a.result, b.result) for a, b in zip(before, after) if a.name == block]
         stream = next((size(b) / max(size(a), 1e-12) for a, b in pairs), 0.0)
         ratios: dict[str, float] = {}  # of the input of the first linear layer of each branch
-        for (name, _, one), (_, _, other) in zip(before, after):
+        for (name, _, given), (_, _, scaled_input) in zip(before, after):
             if (
                 name.startswith(f"{block}.")
                 and width(modules[name])
-                and one is not None
-                and other is not None
-                and one.dim() == 3
+                and given is not None
+                and scaled_input is not None
+                and given.dim() == 3
             ):
                 ratios.setdefault(
-                    ".".join(name.split(".")[: block.count(".") + 2]), size(other) / max(size(one), 1e-12)
+                    ".".join(name.split(".")[: block.count(".") + 2]), size(scaled_input) / max(size(given), 1e-12)
                 )
         odd = next(iter(ratios), "")  # its input is the stream, or a norm of the stream
         if block == s.blocks[0][0] and odd and not 0.5 < ratios[odd] < 2 * BY:
@@ -156,6 +159,7 @@ def norms(s: Subject) -> Outcome:
 
 
 def embedding(s: Subject) -> Outcome:
+    """Check that the embedding is not scaled twice before the first block."""
     tables = [m for m in s.model.modules() if isinstance(m, nn.Embedding) and m.num_embeddings >= s.vocab_size]
     stream = s.given_to(s.blocks[0][1], s.tokens) if s.blocks else None
     if not tables or stream is None or stream.size(-1) != tables[0].embedding_dim:
@@ -164,12 +168,12 @@ def embedding(s: Subject) -> Outcome:
     theirs, ours = stream.float()[0] - stream.float()[1], rows[0] - rows[1]  # positions cancel out
     factor = float((theirs * ours).sum() / ours.square().sum())
     if largest(theirs - factor * ours) > FIT * largest(theirs):
-        return "not applicable", "the vectors of tokens pass something that is not linear before the first block"
+        return "not applicable", "a nonlinear operation lies between the embedding and the first block"
     d, declared = stream.size(-1), s.declares("embed\\w*(?:scal|multipl)|scale_emb")
     what = f"the vectors of tokens are multiplied by {factor:.4g} before the first block"
     twice = next((x for x in (math.sqrt(d), *declared) if x > 1 and abs(factor / x**2 - 1) < 0.01), None)
     if twice and not any(abs(factor / x - 1) < 0.01 for x in declared):
-        return "failed", f"{what}: that is {twice:.4g} twice", "what lies between the embedding and the first block"
+        return "failed", f"{what}: that is {twice:.4g} twice", "the code between the embedding and the first block"
     return "noted", what
 
 
@@ -177,7 +181,7 @@ PARTS = {
     "embedding": Check(
         "an nn.Embedding and a list of blocks",
         "differences of two tokens before the first block, against those of their rows in the table",
-        "the first block reads little but the embedding, and what blocks add is lost beside it",
+        "the embedding is so large that the outputs of the blocks are lost in the sum",
         "multiply by √D once, in the embedding or after it",
         embedding,
         cheap=True,
@@ -191,9 +195,9 @@ PARTS = {
         cheap=True,
     ),
     "experts": Check(
-        "a list of experts beside their router",
-        "experts that all return 1: what the module then returns is the sum of their shares",
-        "the size of what is added depends on how sure the router is, and changes as it learns",
+        "a list of experts and their router in one module",
+        "experts replaced by constants: the result of the module is then the sum of their shares",
+        "the size of the module's result depends on how sure the router is, and changes as it learns",
         "divide the weights of the chosen experts by their sum, or take the softmax after the choice",
         experts,
         cheap=True,

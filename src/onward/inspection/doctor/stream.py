@@ -1,4 +1,4 @@
-"""Checks of the residual stream and its surroundings, by the operations of a forward.
+"""Checks of the residual stream, the activation functions and the range of the logits, by the operations of a forward.
 
 Shapes: T tokens, D width, V vocabulary.
 """
@@ -20,15 +20,16 @@ from onward.inspection.doctor.operations import (
 from onward.inspection.doctor.subject import Subject
 
 LOUD, QUIET = 1e3, 1e-3  # of the tables of embeddings, and of the matrices of branches
-KEPT = 0.3  # the least cosine between an embedding and what the head reads, where branches are nearly 0
-TIMES = 1.9  # an embedding that stands in the stream so often was added to itself
-REACH = 1.5  # both ways: logits that cannot go further give no token more than 1 in e^3
+KEPT = 0.3  # the least cosine between an embedding and the input of the head, with branches near 0
+TIMES = 1.9  # an embedding with this factor in the stream was added to itself
+REACH = 1.5  # positive and negative: in this range no token is e^3 times as likely as another
 HEAD = 100.0  # the size of logits for which the head is made larger
-NO_TEXT = "no length of a text is unlike all widths of the model"
+NO_TEXT = "every possible text length divides a width of the model"
 
 
 def traced(s: Subject) -> Operations | None:
-    """The operations of the loud model on a random text."""
+    """Record the operations of a forward of a random text, with all weights enlarged (`loud`). The result is kept for
+    other checks; None if every text length divides a width of the model."""
     if "traced" not in s.memo:
         T = length_of_texts(s)
         with loud(s):
@@ -37,11 +38,12 @@ def traced(s: Subject) -> Operations | None:
 
 
 def head_of(ops: Operations, s: Subject) -> Linear | None:
-    """The product that computes the logits."""
+    """Return the recorded product with a weight that computes the logits; None if there is none."""
     return next((x for x in reversed(ops.linears) if x.result.size(-1) >= s.vocab_size), None)
 
 
 def residual(s: Subject) -> Outcome:
+    """Check that each branch is added to the residual stream, which carries the embeddings to the head."""
     ops = traced(s)
     head = head_of(ops, s) if ops else None
     if not ops or not ops.attentions or not head:
@@ -51,17 +53,17 @@ def residual(s: Subject) -> Outcome:
     tables, last = ops.tables, head.weight.untyped_storage().data_ptr()
 
     def new(p: Tensor) -> Tensor | None:
-        place = p.untyped_storage().data_ptr()
-        if place in tables:
+        address = p.untyped_storage().data_ptr()
+        if address in tables:
             return p * (LOUD / max(1e-12, float(p.detach().float().square().mean().sqrt())))
-        return p * QUIET if p.dim() > 1 and place != last else None
+        return p * QUIET if p.dim() > 1 and address != last else None
 
     with loud(s), changed(s.model, new):
         return kept_once(operations(s, s.tokens[:1, : length_of_texts(s)].contiguous()), s)
 
 
 def kept_once(ops: Operations, s: Subject) -> Outcome:
-    """Whether the head reads the embeddings exactly once, with branches near 0."""
+    """Check that the head reads the embeddings exactly once, in a forward with branches near 0."""
     head = head_of(ops, s)
     assert head
     read = head.given.flatten(0, -2)
@@ -73,56 +75,58 @@ def kept_once(ops: Operations, s: Subject) -> Outcome:
     if max(kept) < KEPT:
         return "failed", f"{what}: a branch replaces the residual stream", "a sum of the stream and a branch"
     began: Tensor | None = None  # the stream before its first branch
-    for one in ops.sums:
-        small, big = sorted((one.left, one.right), key=lambda x: float(x.norm()))
+    for addition in ops.sums:
+        small, big = sorted((addition.left, addition.right), key=lambda x: float(x.norm()))
         share = float(small.norm() / big.norm().clamp(min=1e-12))
-        if one.result.size(-1) != read.size(-1) or (began is not None and one.result.shape != began.shape):
+        if addition.result.size(-1) != read.size(-1) or (began is not None and addition.result.shape != began.shape):
             continue
         if share > 1 / 3 and cosine(small, big) > 0.99:
-            return "failed", f"{what}; the residual stream is added to itself", one.module
+            return "failed", f"{what}; the residual stream is added to itself", addition.module
         if share < 0.05:
             began = big if began is None else began
-            times = float((one.result * began).sum() / began.square().sum())
-            if times > TIMES and cosine(one.result, began) > 0.9:
-                return "failed", f"{what}; after a branch the stream holds them {times:.2g} times", one.module
+            times = float((addition.result * began).sum() / began.square().sum())
+            if times > TIMES and cosine(addition.result, began) > 0.9:
+                return "failed", f"{what}; after a branch the stream holds them {times:.2g} times", addition.module
     return "ok", what
 
 
 def cosine(x: Tensor, y: Tensor) -> float:
-    """The mean cosine of vectors (..., D) about their means."""
+    """Return the mean cosine of vectors (..., D), after subtracting the mean of each vector."""
     x, y = (z.detach().float() - z.detach().float().mean(-1, keepdim=True) for z in (x, y))
     return float(F.cosine_similarity(x, y, -1).mean())
 
 
 def activation(s: Subject) -> Outcome:
+    """Check that no two matrices follow each other without an activation function between them."""
     ops = traced(s)
     if not ops:
         return "not applicable", NO_TEXT
-    for one in ops.linears:
-        if one.after is None or one.after.read:
+    for linear in ops.linears:
+        if linear.after is None or linear.after.read:
             continue
-        sizes = one.after.given.size(-1), one.given.size(-1), one.result.size(-1)
+        sizes = linear.after.given.size(-1), linear.given.size(-1), linear.result.size(-1)
         if sizes[1] >= min(sizes[0], sizes[2]):  # fewer is a matrix of low rank, as in LoRA
-            what = f"two matrices follow each other with nothing between them, of widths {sizes[0]}, {sizes[1]}"
-            return "failed", f"{what}, {sizes[2]}: they are one matrix", one.module or one.after.module
+            what = f"two matrices without an activation between them, of widths {sizes[0]}, {sizes[1]}"
+            return "failed", f"{what}, {sizes[2]}: they are one matrix", linear.module or linear.after.module
     acts = [(name, m) for name, m in s.model.named_modules() if type(m).__module__ in ACTIVATIONS]
     acts = [(name, m) for name, m in acts if not isinstance(m, nn.MultiheadAttention | nn.Softmax | nn.LogSoftmax)]
     unused = [name for name, _ in acts if name not in ops.called]
     if acts and len(unused) == len(acts) and ops.attentions:  # others may be called in a kernel
         return "failed", f"none of {len(acts)} modules of activation functions is called", unused[0]
-    return "ok", f"no two of {len(ops.linears)} matrices follow each other with nothing between them"
+    return "ok", f"no two of {len(ops.linears)} matrices follow each other without an activation between them"
 
 
 ACTIVATIONS = "torch.nn.modules.activation", "transformers.activations"
 
 
 def reach(s: Subject) -> Outcome:
+    """Check that logits can become large, positive and negative."""
     ops = traced(s)
     head = head_of(ops, s) if ops else None
     if not head:
         return "not applicable", "no product with a matrix gives the logits"
-    place, times = head.weight.untyped_storage().data_ptr(), HEAD / max(1e-12, largest(head.result))
-    larger = lambda p: p * times if p.untyped_storage().data_ptr() == place else None
+    address, times = head.weight.untyped_storage().data_ptr(), HEAD / max(1e-12, largest(head.result))
+    larger = lambda p: p * times if p.untyped_storage().data_ptr() == address else None
     with loud(s), changed(s.model, larger):
         logits = s(s.tokens)
     logits = logits[logits.isfinite()]
@@ -130,21 +134,21 @@ def reach(s: Subject) -> Outcome:
         return "not applicable", "no logit is finite"
     low, high = float(logits.min()), float(logits.max())
     what = f"with a head {times:.2g} times as large, logits reach from {low:.3g} to {high:.3g}"
-    return verdict(low < -REACH and high > REACH, what, "what comes after the head")
+    return verdict(low < -REACH and high > REACH, what, "the operation after the head")
 
 
 STREAM = {
     "residual": Check(
         "attention, and a table of embeddings as wide as the stream",
         "branches are made nearly 0: the head must read the embeddings, once each",
-        "the model forgets its tokens layer by layer, or drowns what its layers add",
+        "the model forgets its tokens layer by layer, or the outputs of its layers are lost in the sum",
         "add each branch once to the stream that it read: x = x + attention(norm(x)), x = x + mlp(norm(x))",
         residual,
         cheap=True,
     ),
     "activation": Check(
         "",
-        "two matrices in a row whose product is no smaller one; activation functions that are never called",
+        "two matrices without an activation function between them; activation functions that are never called",
         "without an activation between them two matrices can learn no more than one",
         "put the activation function between the two matrices of the MLP",
         activation,
@@ -154,7 +158,7 @@ STREAM = {
         "a matrix that gives the logits",
         "the head is made larger: logits must become large, positive and negative",
         "a softmax, ReLU or tanh on the logits bounds how sure the model can be, or is taken twice",
-        "return what the head gives: the loss and the sampler take the softmax",
+        "return the output of the head: the loss and the sampler take the softmax",
         reach,
         cheap=True,
     ),

@@ -1,4 +1,4 @@
-"""The subject of the doctor: a model as a function from token ids to logits, and optional facts about it.
+"""The subject of the doctor: the model to check, as a function from token ids to logits, and optional facts about it.
 
 Shapes: B rows, T tokens, S tokens in one call, D width, V vocabulary.
 """
@@ -26,7 +26,7 @@ Adapter = Callable[[nn.Module, Tensor], Tensor]  # (model, token ids (B, T)) -> 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits (B, T, V), targets (B, T)) -> a scalar
 Step = Callable[[Tensor], Tensor]  # the next token ids (1, S) of a text -> their logits (1, S, V)
 ROWS, LENGTH = 2, 16  # of the token ids that the checks use
-BATCHES = 64  # of the user's that are looked at
+BATCHES = 64  # the most of the user's batches that are used
 LENGTH_NAMES = "context_length", "block_size", "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"
 TARGET_NAMES = "targets", "target", "labels", "label", "y"
 POSITION_NAMES = "position_ids", "positions"
@@ -34,12 +34,12 @@ TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float64: 1e-10}  #
 
 
 class About(TypedDict, total=False):
-    """Optional facts about the model under test."""
+    """Optional facts about the model to check, as keyword arguments of `doctor`."""
 
     vocab_size: Annotated[int, Range(1, 1 << 31)]  # number of token ids; by default as many as there are logits
     context_length: Annotated[
         int, Range(0, 1 << 31)
-    ]  # tokens of the longest text; by default what an attribute of the model says
+    ]  # tokens of the longest text; by default an attribute of the model
     fresh: bool  # the weights are those of the initialization
     trained: bool  # the model is trained to predict the next token
     adapter: Adapter | None  # adapter(model, tokens) returns the logits of a model that is called in another way
@@ -55,7 +55,8 @@ class About(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Cache:
-    """An empty cache for one text."""
+    """An empty key/value cache of the model for one text: `step` takes the next token ids (1, S) and returns their
+    logits."""
 
     step: Step
     crop: Callable[[int], object] | None = None  # rolls back to a length
@@ -63,7 +64,7 @@ class Cache:
 
 
 class Use(NamedTuple):
-    """A call of a module."""
+    """A recorded call of a module: its name, its result and its first argument."""
 
     name: str
     result: Tensor
@@ -76,11 +77,14 @@ class ReachedError(BaseException):
 
 
 class Subject:
-    """A model, tokens (2, T) to try it on, and its logits for them."""
+    """The model to check, random token ids (2, T) to try it on, and its logits for them.
+
+    `about` are optional facts about the model. Raises a UserError if the model does not return logits (2, T, V).
+    """
 
     def __init__(self, model: nn.Module, **about: Unpack[About]) -> None:
         self.model, self.about = model.eval(), about
-        self.memo: dict[str, Any] = {}  # of what several checks use
+        self.memo: dict[str, Any] = {}  # results that checks share
         self.fresh, self.trained = about.get("fresh", False), about.get("trained", False)
         self.adapter, self.tokenizer = about.get("adapter"), about.get("tokenizer")
         self.context_length = about.get("context_length") or self.attribute(*LENGTH_NAMES) or 0
@@ -92,7 +96,7 @@ class Subject:
             few = torch.zeros(1, min(2, length), dtype=torch.long, device=self.device)
             self.vocab_size = about.get("vocab_size") or self(few).size(-1)
             length = self.longest(length)
-            length -= length == self.vocab_size  # T = V would hide axes that are mixed up
+            length -= length == self.vocab_size  # T = V would hide exchanged axes
             self.tokens = torch.randint(self.vocab_size, (ROWS, length), generator=generator).to(self.device)
             self.logits = self(self.tokens)
         if self.logits.shape != (ROWS, length, self.vocab_size):
@@ -111,7 +115,8 @@ class Subject:
         self.validation_batches = [self.checked_batch(batch) for batch in held_out]
 
     def __call__(self, tokens: Tensor, **more: Any) -> Tensor:
-        """The logits (B, T, V) of token ids (B, T); `more` are further arguments of forward."""
+        """Return the logits (B, T, V) of token ids (B, T); `more` are further arguments of the model's forward. Raises
+        a UserError if the model cannot be called with them."""
         tokens = tokens.contiguous()  # a model may call view()
         if self.adapter:
             return self.adapter(self.model, tokens)
@@ -122,7 +127,7 @@ class Subject:
             if isinstance(error, IndexError) and "range" in what:
                 raise UserError(
                     f"the model cannot be called with {tokens.size(1)} token ids of up to {int(tokens.max())} "
-                    f"({what}): give --vocab-size if it has fewer of them, or --context-length if it takes no such text"
+                    f"({what}): give --vocab-size if it has fewer ids, or --context-length if its context is shorter"
                 ) from error
             raise UserError(
                 f"the model cannot be called with token ids {tuple(tokens.shape)}, of int64 ({what}): give --adapter "
@@ -135,7 +140,8 @@ class Subject:
         return logits
 
     def longest(self, length: int) -> int:
-        """The most tokens, up to `length`, that the model takes. A UserError if it takes fewer than four."""
+        """Return the greatest number of tokens, up to `length`, that the model accepts. Raises a UserError if it is
+        less than four."""
         try:
             self(torch.zeros(1, length, dtype=torch.long, device=self.device))
             return length
@@ -150,7 +156,8 @@ class Subject:
         raise UserError(f"{cause}; if its context is shorter, give --context-length") from cause
 
     def checked_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """A batch of the user on the model's device. A UserError unless it is token ids with as many targets."""
+        """Return a batch of the user on the model's device. Raises a UserError unless it is a pair of token ids and
+        targets, (B, T) each."""
         pair = isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(x, Tensor) for x in batch)
         if not pair or batch[0].dim() != 2 or batch[0].shape != batch[1].shape or batch[0].is_floating_point():
             shapes = [tuple(x.shape) for x in batch if isinstance(x, Tensor)] if isinstance(batch, Sequence) else batch
@@ -162,22 +169,23 @@ class Subject:
         return batch[0].to(self.device), batch[1].to(self.device)
 
     def attribute(self, *names: str) -> Any:
-        """The first attribute of the model or its config with one of these names; None without any."""
+        """Return the first attribute of the model or its config with one of these names; None if there is none."""
         holders = self.model, getattr(self.model, "config", None)
         return next((getattr(h, name) for name in names for h in holders if getattr(h, name, None) is not None), None)
 
     def parameter(self, *names: str) -> str:
-        """The first parameter of `forward` with one of these names; "" without any."""
+        """Return the name of the first parameter of the model's `forward` among these names; "" if there is none."""
         known = () if self.adapter else inspect.signature(self.model.forward).parameters
         return next((name for name in names if name in known), "")
 
     def declares(self, pattern: str) -> list[float]:
-        """The numbers of the model's config whose names match a pattern."""
+        """Return the numbers in the model's config whose field names match a pattern."""
         text = repr(getattr(self.model, "config", ""))
         return [float(x) for x in re.findall(rf"\w*(?:{pattern})\w*['\"]?[=:] ?(\d+\.?\d*(?:e-?\d+)?)", text)]
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor | None:
-        """The given loss, else the loss that the model returns for its tokens and targets; None without any."""
+        """Compute the user's loss or, without one, the loss that the model returns for its tokens and these targets;
+        None if it returns none."""
         if own := self.about.get("loss"):
             return own(logits, targets)
         name = self.parameter(*TARGET_NAMES)
@@ -191,10 +199,10 @@ class Subject:
         return loss if isinstance(loss, Tensor) and loss.dim() == 0 else None
 
     def new_cache(self) -> Cache | None:
-        """An empty cache; None if no cache of the model is known.
+        """Create an empty cache; returns None if the doctor knows no cache of the model.
 
-        Known caches are the given one, Onward's, that of transformers, and a parameter `cache` of `forward` with a
-        method `new_cache()`.
+        Known caches are the user's, Onward's, that of transformers, and a parameter `cache` of `forward` with a method
+        `new_cache()`.
         """
         model = self.model
         if made := self.about.get("cache"):
@@ -236,23 +244,24 @@ class Subject:
 
     @cached_property
     def later(self) -> Tensor:
-        """The tokens, replaced by others from the middle on."""
+        """The token ids (2, T), with those from the middle on replaced by others."""
         half = self.tokens.size(1) // 2
         return torch.cat([self.tokens[:, :half], (self.tokens[:, half:] + 1) % self.vocab_size], 1)
 
     def leak(self, logits: Tensor, of_later: Tensor) -> float:
-        """The largest change of earlier logits when the tokens from the middle on change."""
+        """Return the largest difference between `logits` and `of_later`, the logits of `later`, before the middle of
+        the text."""
         return float((logits - of_later)[:, : self.tokens.size(1) // 2].abs().max())
 
     @cached_property
     def is_causal(self) -> bool:
-        """Whether later tokens change no logit, in eval mode."""
+        """Whether later tokens leave all earlier logits unchanged, in eval mode."""
         with torch.no_grad():
             return self.leak(self.logits, self(self.later)) <= self.allowed
 
     @contextmanager
     def outputs(self) -> Iterator[list[Use]]:
-        """A context with a list of each call of a module, in the order in which the calls end."""
+        """Record each call of a module inside the `with` block in a list, in the order in which the calls end."""
         uses: list[Use] = []
 
         def note(name: str) -> Callable[..., None]:
@@ -269,7 +278,7 @@ class Subject:
             yield uses
 
     def given_to(self, module: nn.Module, tokens: Tensor) -> Tensor | None:
-        """The first argument of a module, in a run that ends there; None if the module is not called."""
+        """Run the model up to a module, and return the first argument of that module; None if it is not called."""
         tensors: list[Tensor] = []
 
         def stop(module: nn.Module, args: tuple[Any, ...]) -> NoReturn:
@@ -285,8 +294,8 @@ class Subject:
 
     @cached_property
     def blocks(self) -> list[tuple[str, nn.Module]]:
-        """The names and modules of the layers of the residual stream: the outermost list of modules of one class that
-        return (B, T, D); [] without any."""
+        """The names and modules of the blocks of the residual stream: the outermost list of modules of one class that
+        return (B, T, D); [] if there is none."""
         with torch.no_grad(), self.outputs() as uses:
             self(self.tokens)
         streams = {use.name for use in uses if use.result.dim() == 3 and use.result.shape[:2] == self.tokens.shape}
@@ -300,7 +309,7 @@ class Subject:
 
 @contextmanager
 def hooked(handles: Iterable[Any]) -> Iterator[None]:
-    """A context that removes hooks at its end."""
+    """Remove these hooks, given by their handles, at the end of the `with` block."""
     handles = list(handles)
     try:
         yield
@@ -310,7 +319,8 @@ def hooked(handles: Iterable[Any]) -> Iterator[None]:
 
 
 def logits_of(result: Any) -> Tensor:
-    """The logits in what a model returns: a tensor, the first of a tuple, `.logits` or ["logits"]."""
+    """Return the logits in the result of a model: a tensor, the first of a tuple, `.logits` or ["logits"]. Raises a
+    UserError for any other result."""
     if isinstance(result, Mapping) and "logits" in result:
         result = result["logits"]
     result = result.logits if hasattr(result, "logits") else result[0] if isinstance(result, tuple) else result

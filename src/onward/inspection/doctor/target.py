@@ -1,4 +1,5 @@
-"""The target of the doctor: the folder of a model or of tokens, texts, or a class or function in Python code."""
+"""The target of `onward doctor`, as text: the folder of a model or of tokens, texts, or a class or function in Python
+code."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from onward.inspection.doctor.subject import About, Subject
 from onward.text.tokenizer import Tokenizer
 from onward.training.stages import inputs_of
 
-TEXT_TOKENS = 256  # of a text that a trained model reads
+TEXT_TOKENS = 256  # tokens of the text on which a trained model is checked
 
 
 def subjects_of(
@@ -43,11 +44,12 @@ def subjects_of(
     vocab_size: int = 0,
     context_length: int = 0,
 ) -> list[Subject | Corpus]:
-    """The subjects that a target names.
+    """Load the subjects (models or corpora to check) that a target names.
 
-    A folder of a run is a model and the texts that it was trained on. FILE.py:NAME and MODULE:NAME name a class or
-    function, which is called with `kwargs` (JSON) and gives a fresh model, or a model. `adapter`, `loss`, `cache`,
-    `train` and the batches name functions in the same way; `text` and `validation` name texts.
+    The folder of a run is a model and the texts that it was trained on. FILE.py:NAME and MODULE:NAME name a model, or a
+    class or function that is called with `kwargs` (JSON) and returns a fresh model. `adapter`, `loss`, `cache`, `train`
+    and the batches name functions in the same way; `text` and `validation` name texts. Raises a UserError if the target
+    or one of these names cannot be loaded.
     """
     about: About = {"vocab_size": vocab_size, "context_length": context_length, "frozen": frozen}
     for name, value in {"adapter": adapter, "loss": loss, "cache": cache, "train": train}.items():
@@ -55,8 +57,8 @@ def subjects_of(
             about[name] = named(value, f"--{name}")  # type: ignore[literal-required]
     for name, value in {"batches": batches, "validation_batches": validation_batches}.items():
         if value:
-            made_of = named(value, f"--{name.replace('_', '-')}")
-            about[name] = made_of() if callable(made_of) else made_of  # type: ignore[literal-required]
+            batch_source = named(value, f"--{name.replace('_', '-')}")
+            about[name] = batch_source() if callable(batch_source) else batch_source  # type: ignore[literal-required]
     if target.endswith(".py"):
         raise UserError(f"{target} is Python code: name one of its classes or functions{choices(target)}")
     if ":" in target and not os.path.exists(target) and "://" not in target:
@@ -76,7 +78,7 @@ def subjects_of(
 
 
 def loaded(path: Path) -> nn.Module:
-    """The model in a folder: Onward's, or that of transformers if Onward has no such family."""
+    """Load the model in a folder: by Onward, or by transformers if Onward does not support its family."""
     try:
         return load_model(path)[0]
     except UserError as error:
@@ -90,7 +92,8 @@ def loaded(path: Path) -> nn.Module:
 
 
 def corpus(path: Path, validation: str) -> Corpus:
-    """The tokens of a prepared folder, or the bytes of texts."""
+    """Return the corpus of a prepared folder (its tokens) or of texts (their bytes). `validation` names a validation
+    text; "" for none."""
     tokenizer = Tokenizer.load(path) if is_prepared(path) else None
     train = Tokens.join(load_tokens(path).sources) if tokenizer else text_tokens(str(path), None)
     held_out = text_tokens(validation, tokenizer) if validation else None
@@ -98,23 +101,25 @@ def corpus(path: Path, validation: str) -> Corpus:
 
 
 def corpus_of_run(folder: Path, tokenizer: Tokenizer | None) -> Corpus:
-    """The texts that a run was trained and validated on."""
+    """Return the corpus of the texts that a run was trained and validated on."""
     inputs = inputs_of(folder)
     return Corpus(Tokens.join(inputs.train), inputs.validation, tuple(tokenizer.end_ids) if tokenizer else ())
 
 
 def text_tokens(text: str, tokenizer: Tokenizer | None) -> Tokens:
-    """The tokens of a prepared folder or of texts; without a tokenizer, their bytes."""
+    """Return the tokens of a prepared folder or of texts; without a tokenizer, the bytes of the texts."""
     if is_prepared(text) and tokenizer:
         return Tokens.join(load_tokens(Path(text)).sources)
     if tokenizer:
         return Tokens.of(*encode(tokenizer, documents([text])))
-    parts = [np.frombuffer(document.encode(), np.uint8) for document in documents([text])]
-    return Tokens.of(np.concatenate(parts), np.cumsum([len(part) for part in parts]))
+    pieces = [np.frombuffer(document.encode(), np.uint8) for document in documents([text])]
+    return Tokens.of(np.concatenate(pieces), np.cumsum([len(piece) for piece in pieces]))
 
 
 def made(target: str, kwargs: str) -> tuple[nn.Module, bool]:
-    """The model of FILE.py:NAME or MODULE:NAME, and whether it was made by this call, and is therefore fresh."""
+    """Return the model that FILE.py:NAME or MODULE:NAME names, called with the JSON `kwargs` if it is a class or
+    function, and whether this call created it, so that its weights are fresh. Raises a UserError if it cannot be
+    created."""
     try:
         arguments = json.loads(kwargs or "{}")
     except ValueError as error:
@@ -129,39 +134,41 @@ def made(target: str, kwargs: str) -> tuple[nn.Module, bool]:
         what = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"{target} cannot be made ({what:.300}): give its arguments as --kwargs") from None
     if not isinstance(model, nn.Module):
-        raise UserError(f"{target} gives {type(model).__name__}: name a torch.nn.Module, or what returns one")
+        raise UserError(f"{target} gives {type(model).__name__}: name a torch.nn.Module, or a function that makes one")
     return model, model is not builder
 
 
 def named(target: str, what: str) -> Any:
-    """The attribute NAME of FILE.py:NAME or MODULE:NAME."""
-    place, _, name = target.rpartition(":")
-    if not place:
+    """Import FILE.py or MODULE of a target FILE.py:NAME or MODULE:NAME, and return its attribute NAME. Raises a
+    UserError if it does not exist; `what` names the target in the message."""
+    source, _, name = target.rpartition(":")
+    if not source:
         raise UserError(f"{what} is {target!r}: name it as FILE.py:NAME or MODULE:NAME")
-    module = imported(place)
+    module = imported(source)
     if not hasattr(module, name):
         known = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        raise UserError(f"{what} names {name!r}, which {place} does not have: choose from {', '.join(known) or 'none'}")
+        raise UserError(f"{what} names {name!r}, which is not in {source}: choose from {', '.join(known) or 'none'}")
     return getattr(module, name)
 
 
 def choices(file: str) -> str:
-    """The possible targets in a file: its modules, else its other classes and functions."""
+    """Return a phrase that lists the possible targets in a file: its modules (nn.Module), or else its other classes and
+    functions."""
     own = {k: v for k, v in vars(imported(file)).items() if getattr(v, "__module__", "") == Path(file).stem}
     modules = [name for name, value in own.items() if isinstance(value, type) and issubclass(value, nn.Module)]
     names = [f"{file}:{name}" for name in modules or own]
-    return f", {' or '.join(names)}" if names else ", of which it has none"
+    return f", {' or '.join(names)}" if names else "; it has none"
 
 
-def imported(place: str) -> ModuleType:
-    """The module in a file, or of a name; each file is run once."""
-    path = Path(place)
-    if place.endswith(".py") and not path.is_file():
-        raise UserError(f"there is no file {place}: name it as FILE.py:NAME")
+def imported(source: str) -> ModuleType:
+    """Import a Python file or a module by name; each file is executed once. Raises a UserError if that fails."""
+    path = Path(source)
+    if source.endswith(".py") and not path.is_file():
+        raise UserError(f"there is no file {source}: name it as FILE.py:NAME")
     try:
-        if not place.endswith(".py"):
+        if not source.endswith(".py"):
             sys.path.append(os.getcwd())
-            return importlib.import_module(place)
+            return importlib.import_module(source)
         known = sys.modules.get(path.stem)
         if known is not None and Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
             return known
@@ -174,4 +181,4 @@ def imported(place: str) -> ModuleType:
         return module
     except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{place} cannot be imported ({what:.300}): run it in Python to see where") from None
+        raise UserError(f"{source} cannot be imported ({what:.300}): run it in Python to see where") from None

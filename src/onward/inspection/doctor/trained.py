@@ -16,11 +16,12 @@ from onward.text.tokenizer import Tokenizer
 
 OFFSETS = -1, 0, 1, 2
 NEW, PHRASE = 24, 4  # tokens that are generated, and of a phrase that may repeat
-CONFIDENT = 0.5  # the mean probability of the likeliest token, from which a model knows what it does
-NOT_TRAINED = "the model is not said to be trained"
+CONFIDENT = 0.5  # the mean probability of the likeliest token, above which a model is not merely guessing
+NOT_TRAINED = "the model is not declared as trained"
 
 
 def offset(s: Subject) -> Outcome:
+    """Check that a trained model predicts the next token better than tokens at other offsets."""
     if not s.trained or not s.batches:
         return "not applicable", NOT_TRAINED if not s.trained else "no text is given: --text, or batches"
     tokens = torch.cat([batch[:1, : s.context_length or None] for batch, _ in s.batches[:1]])
@@ -34,6 +35,7 @@ def offset(s: Subject) -> Outcome:
 
 
 def repetition(s: Subject) -> Outcome:
+    """Check that greedy answers do not merely repeat the last token of the prompt."""
     if not s.trained:
         return "not applicable", NOT_TRAINED
     prompts = s.batches[0][0][:2] if s.batches else s.tokens
@@ -55,17 +57,20 @@ def repetition(s: Subject) -> Outcome:
 
 
 def tokenizer(s: Subject) -> Outcome:
+    """Check that the embedding and the logits have a row for each id of the tokenizer."""
     if s.tokenizer is None:
         return "not applicable", "there is no tokenizer"
     size = int(getattr(s.tokenizer, "vocab_size", None) or len(s.tokenizer))
     tables = [m.num_embeddings for m in s.model.modules() if isinstance(m, nn.Embedding)]
-    rows = min([s.vocab_size, *(count for count in tables if count > s.vocab_size // 2)])  # others are no vocabularies
-    unused = f", of which {rows - size:,} are unused" if rows > size else ""
+    rows = min([s.vocab_size, *(count for count in tables if count > s.vocab_size // 2)])  # not the positions
+    unused = f" ({rows - size:,} unused)" if rows > size else ""
     what = f"the tokenizer has {size:,} ids, and the model {rows:,}{unused}"
     return verdict(size <= rows, what, f"token ids {rows:,} to {size - 1:,}")
 
 
 def chat_template(s: Subject) -> Outcome:
+    """Check that the prompt of generation equals the beginning of a trained conversation, and that trained answers end
+    with an end token."""
     if not isinstance(s.tokenizer, Tokenizer) or not s.tokenizer.templates:
         return "not applicable", "there is no tokenizer with a chat template"
     question, answer = {"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Good day."}
@@ -87,13 +92,13 @@ def chat_template(s: Subject) -> Outcome:
         return "noted", f"{what}, which goes on with {more!r}"
     ended = tokens[last] in s.tokenizer.end_ids
     end = s.tokenizer.decode(tokens[last : last + 1]) or s.tokenizer.inner.id_to_token(tokens[last])
-    return verdict(ended, f"{what}; an answer ends with {end!r}", "which is no token that ends generation")
+    return verdict(ended, f"{what}; an answer ends with {end!r}", "this token does not end generation")
 
 
 TRAINED = {
     "offset": Check(
         "a trained model and text",
-        "the losses of a text's tokens before, at, one after and two after each place: the next must be predicted best",
+        "the losses of a text's tokens before, at, one and two after each position: the next must be predicted best",
         "the model has learned to copy, or to skip a token: its training loss says nothing",
         "train on tokens[:, :-1] and tokens[:, 1:], and shift once: in the data or in the loss",
         offset,
@@ -116,7 +121,7 @@ TRAINED = {
         "a tokenizer with a chat template",
         "a conversation as it is trained, against the prompt of generation: equal up to the answer, which must end",
         "in use the model reads a prompt that it was not trained on, or never stops",
-        "make add_generation_prompt write what stands before a trained answer, and end answers with an end token",
+        "make add_generation_prompt write the tokens that precede a trained answer, and end answers with an end token",
         chat_template,
     ),
 }

@@ -19,19 +19,19 @@ from onward.inspection.doctor.finding import Check, Outcome, verdict
 from onward.inspection.doctor.forward import dropout_rates
 from onward.inspection.doctor.subject import ReachedError, Subject, hooked
 
-STEPS = 3  # of the optimizer that are watched
+STEPS = 3  # steps of the optimizer that are recorded
 PASSAGE = 8  # tokens that training and validation may not share
-COMMON = 0.1  # the share of passages that they may, since similar texts share phrases
-FEW = 4  # pairs of rows from which an order is judged
-SAME = 0.999  # the cosine of gradients that are one
+COMMON = 0.1  # the share of passages that they may have in common, since similar texts share phrases
+FEW = 4  # the fewest pairs of rows from which an order is judged
+SAME = 0.999  # the cosine above which gradients count as equal
 NO_BATCHES = "no batches are given: --batches"
 
 
 def padded(s: Subject) -> Outcome:
-    """Whether targets count in runs of one token at the ends of rows."""
+    """Check that targets in runs of one repeated token at the ends of rows, such as padding, do not count."""
     if not s.batches:
         return "not applicable", NO_BATCHES
-    ends: dict[int, int] = {}  # lengths of runs, by their token
+    ends: dict[int, int] = {}  # number of rows that end with a run of this token
     rows = counted = 0
     for tokens, wanted in s.batches:
         for row, target in zip(tokens.tolist(), wanted.tolist()):
@@ -50,61 +50,65 @@ def padded(s: Subject) -> Outcome:
 
 
 def changes_loss(s: Subject, token: int) -> bool:
-    """Whether targets with this token change the given loss; True without a loss."""
+    """Return whether targets with this token change the user's loss; True without a loss."""
     if not s.about.get("loss"):
         return True
     rows = s.tokens.clone()
     rows[:, -2:] = token
     other = s.logits.clone()
     other[:, -2:] = other[:, -2:].flip(-1) + 1.0 * torch.arange(s.vocab_size).to(other)
-    one, two = s.loss(s.logits, rows), s.loss(other, rows)
-    return one is None or two is None or not torch.equal(one, two)
+    before, after = s.loss(s.logits, rows), s.loss(other, rows)
+    return before is None or after is None or not torch.equal(before, after)
 
 
 def shuffled(s: Subject) -> Outcome:
-    """Whether neighboring rows are consecutive in a text."""
+    """Check that neighboring rows of a batch are not consecutive in a text."""
     if not s.batches:
         return "not applicable", NO_BATCHES
     pairs = [pair for tokens, wanted in s.batches for pair in zip(tokens, tokens[1:], wanted)]
-    if len(pairs) < FEW or len({tuple(one.tolist()) for one, _, _ in pairs}) < FEW:
+    if len(pairs) < FEW or len({tuple(row.tolist()) for row, _, _ in pairs}) < FEW:
         return "not applicable", f"{len(pairs)} pairs of neighboring rows are too few"
     T = pairs[0][0].size(0)
-    ahead = {}  # the share of rows that are the one before, this many tokens later
+    ahead = {}  # the share of rows that continue the row before them, this many tokens later
     for k in range(1, T + 1):
-        follows = [follows_by(one, other, wanted, k) for one, other, wanted in pairs]
+        follows = [follows_by(row, following, targets, k) for row, following, targets in pairs]
         ahead[k] = sum(follows) / len(follows)
     best = max(ahead, key=lambda k: ahead[k])
     what = f"{ahead[best]:.0%} of {len(pairs)} rows continue the row before them, {best} tokens later"
     return verdict(ahead[best] < 0.9, what, "the order of the windows")
 
 
-def follows_by(one: Tensor, other: Tensor, wanted: Tensor, k: int) -> bool:
-    """Whether a row is the previous one shifted by k tokens; for k = T it begins with the previous row's last
-    target."""
-    T = one.size(0)
-    return torch.equal(other[: T - k], one[k:]) if T - k >= 2 else k == T and bool(other[0] == wanted[-1])
+def follows_by(row: Tensor, following: Tensor, targets: Tensor, k: int) -> bool:
+    """Return whether the row `following` is the row before it, `row`, shifted by k tokens; for k = T, whether it begins
+    with the last of that row's targets."""
+    T = row.size(0)
+    return torch.equal(following[: T - k], row[k:]) if T - k >= 2 else k == T and bool(following[0] == targets[-1])
 
 
 def held_out(s: Subject) -> Outcome:
-    """Whether passages of the validation batches occur in the training batches."""
+    """Check that passages of the validation batches do not occur in the training batches."""
     if not s.batches or not s.validation_batches:
-        return "not applicable", NO_BATCHES if not s.batches else "none for validation are given: --validation-batches"
+        return (
+            "not applicable",
+            NO_BATCHES if not s.batches else "no batches to validate are given: --validation-batches",
+        )
     passages = lambda batches, step: {
         tuple(row[i : i + PASSAGE])
         for tokens, _ in batches
         for row in tokens.tolist()
         for i in range(0, len(row) - PASSAGE + 1, step)
     }
-    known, asked = passages(s.batches, 1), passages(s.validation_batches, PASSAGE)
-    if not asked or not known:
+    trained, validation = passages(s.batches, 1), passages(s.validation_batches, PASSAGE)
+    if not validation or not trained:
         return "not applicable", f"rows of fewer than {PASSAGE} tokens"
-    share = len(asked & known) / len(asked)
-    what = f"{share:.0%} of {len(asked):,} passages of {PASSAGE} tokens for validation are in training batches"
+    share = len(validation & trained) / len(validation)
+    what = f"{share:.0%} of {len(validation):,} passages of {PASSAGE} tokens for validation are in training batches"
     return verdict(share <= COMMON, what, "the split of the texts")
 
 
 class Watch:
-    """Records the gradients of each backward pass, and the input of the optimizer in each step."""
+    """Records, for the parameters of a model in training, the gradients of each backward pass and the gradients that
+    the optimizer receives in each step."""
 
     def __init__(self, model: nn.Module) -> None:
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -112,10 +116,12 @@ class Watch:
         self.ever = {name: torch.zeros_like(p) for name, p in self.trained.items()}
         self.steps = self.backward = 0
         self.optimized: set[int] = set()
-        self.cosines: list[tuple[float, float]] = []  # of what the optimizer gets with `since` and with `ever`
+        self.cosines: list[tuple[float, float]] = []  # of the optimizer's gradients with `since` and with `ever`
         self.eval = False
 
     def gradient(self, name: str) -> Callable[[Tensor], None]:
+        """Return a hook that adds each gradient of the parameter with this name."""
+
         def hook(gradient: Tensor) -> None:
             self.backward += 1
             self.since[name] += gradient
@@ -124,6 +130,8 @@ class Watch:
         return hook
 
     def step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Compare the gradients that the optimizer receives with those of the backward passes, before each step. Raises
+        a ReachedError after STEPS steps."""
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not held & {id(p) for p in self.trained.values()}:
             return
@@ -139,12 +147,13 @@ class Watch:
         self.steps += 1
 
     def all(self) -> list[Tensor]:
+        """Return all trainable parameters."""
         return [*self.trained.values()]
 
 
 @contextmanager
 def stopped() -> Iterator[None]:
-    """Ends a loop quietly after enough steps."""
+    """End the `with` block without an error when a ReachedError is raised in it."""
     try:
         yield
     except ReachedError:
@@ -152,6 +161,8 @@ def stopped() -> Iterator[None]:
 
 
 def step(s: Subject) -> Outcome:
+    """Check the user's training function: it takes steps with the gradients of the last backward passes, in train
+    mode."""
     train = s.about.get("train")
     if train is None:
         return "not applicable", "no function that trains is given: --train"
@@ -173,7 +184,8 @@ def step(s: Subject) -> Outcome:
 
 
 def judged(watch: Watch, before: list[Tensor]) -> Outcome:
-    """The outcome for the steps of a training function."""
+    """Return the outcome for the recorded steps of a training function; `before` are the parameters before the first
+    step."""
     since, ever = watch.cosines[-1]
     what = f"in step {watch.steps} the optimizer gets gradients at a cosine of {since:.4f} with those since the last"
     if since < SAME and ever > SAME:
@@ -190,8 +202,8 @@ def judged(watch: Watch, before: list[Tensor]) -> Outcome:
 
 
 def run(s: Subject, train: Callable[..., Any], model: nn.Module) -> None:
-    """Call the user's function: train(model), which may loop without end, or one step (model, optimizer, tokens,
-    targets)."""
+    """Call the user's training function: train(model), which may loop without end, or STEPS times step(model,
+    optimizer, tokens, targets)."""
     needed = [p for p in inspect.signature(train).parameters.values() if p.default is p.empty and p.kind < 2]
     if len(needed) == 1:
         train(model)
@@ -214,7 +226,7 @@ TRAINING = {
     "order": Check(
         "batches",
         "each row against the row before it: it must not be the text that follows",
-        "steps of one place of the text pull the model to it, and the next steps pull it away again",
+        "successive steps train on one passage of the text, and later steps undo them",
         "draw windows at random, or shuffle them",
         shuffled,
     ),
@@ -228,7 +240,7 @@ TRAINING = {
     "training step": Check(
         "a function that trains, train(model) or step(model, optimizer, tokens, targets)",
         f"{STEPS} steps of a copy: the gradients that the optimizer gets, against those of its backward passes",
-        "each step goes where all earlier ones went too, or parts of the model stay as they are",
+        "each step repeats all earlier ones, or a part of the model is never trained",
         "call optimizer.zero_grad() before backward() in each step, and give the optimizer all parameters",
         step,
     ),
