@@ -33,6 +33,15 @@ def sums(count: int = 24) -> list[dict[str, Any]]:
     return rows
 
 
+def pairs(count: int = 8) -> list[dict[str, Any]]:
+    """Sums with a right and a wrong answer, of different lengths."""
+    rows = []
+    for i in range(count):
+        wrong, right = f"It is {i}{i}!" + " Brief!" * (i % 3), f"It is {i + 3}."
+        rows.append({"prompt": f"{i} + 3?", "chosen": right, "rejected": wrong})
+    return rows
+
+
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path

@@ -27,6 +27,15 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
 
 
+def assert_same_adapters(one: Path, other: Path) -> None:
+    """Bit for bit, and the same metrics but for seconds."""
+    for name in "adapter_model.safetensors", f"checkpoints/{saves(one)[-1].name}/state.safetensors":
+        first, second = read_tensors(one / name), read_tensors(other / name)
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[key], second[key]) for key in first), name
+    assert metrics(one) == metrics(other)
+
+
 def assert_same_run(one: Path, other: Path) -> None:
     """Bit for bit, except for the seconds that steps took."""
     names = ["model.safetensors"]

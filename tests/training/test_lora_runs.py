@@ -21,7 +21,7 @@ from onward.errors import UserError
 from onward.training.run.run import Run
 
 from support.finetuning import base_model, config
-from support.runs import metrics
+from support.runs import assert_same_adapters, metrics
 
 LORA: dict[str, Any] = {"lora": "lora(rank=4, dropout=0.1)", "learning_rate": 1e-2, "template": "plain"}
 
@@ -32,15 +32,6 @@ def whole(base: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("whole") / "run"
     list(Run.start(config(base, chats, folder, **LORA)).train())
     return folder
-
-
-def assert_same_adapters(one: Path, other: Path) -> None:
-    """Bit for bit, and the same metrics but for seconds."""
-    for name in "adapter_model.safetensors", f"checkpoints/{saves(one)[-1].name}/state.safetensors":
-        first, second = read_tensors(one / name), read_tensors(other / name)
-        assert first.keys() == second.keys()
-        assert all(torch.equal(first[key], second[key]) for key in first), name
-    assert metrics(one) == metrics(other)
 
 
 def test_a_run_of_adapters_saves_only_these_and_is_used_like_a_model(whole: Path, base: Path) -> None:

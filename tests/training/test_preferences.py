@@ -31,21 +31,12 @@ from onward.training.run.run import Run
 from onward.training.step.trainer import Step
 from onward.transforms.lora import add_lora
 
-from support.finetuning import base_in, base_model, config, sums, tokenizer, write_rows
+from support.finetuning import base_in, base_model, config, pairs, sums, tokenizer, write_rows
 from support.finetuning import method as method_of
 from support.grids import first
 
 PAIRS = [name for name, one in Method.choices().items() if issubclass(one, PairMethod)]
 COMPARED = sorted((name for name, one in Method.choices().items() if one.reference == "online"), key="kto".__ne__)
-
-
-def pairs(count: int = 8) -> list[dict[str, Any]]:
-    """Sums with a right and a wrong answer, of different lengths."""
-    rows = []
-    for i in range(count):
-        wrong, right = f"It is {i}{i}!" + " Brief!" * (i % 3), f"It is {i + 3}."
-        rows.append({"prompt": f"{i} + 3?", "chosen": right, "rejected": wrong})
-    return rows
 
 
 @pytest.fixture(scope="module")
