@@ -1,14 +1,11 @@
 """Reinforcement: losses against TRL and formulas in fp64, completions by our engine, and toy tasks that are learned."""
 
 import json
-import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import onward
 from onward.config.decoder import DecoderConfig
@@ -20,18 +17,7 @@ from onward.text.tokenizer import Tokenizer, train_tokenizer
 from onward.training.losses.answers import Reference
 from onward.training.methods.grpo import GRPO
 from onward.training.methods.ppo import PPO
-from onward.training.methods.rloo import RLOO
 from onward.training.reinforcement.policy import PolicyGradient
-from onward.training.reinforcement.policy_losses import (
-    clipped,
-    gae,
-    group_advantages,
-    kl_estimate,
-    leave_one_out,
-    reduced,
-    value_loss,
-    whitened,
-)
 from onward.training.reinforcement.rewards import reward_of, rewarded
 from onward.training.run.run import Run
 from onward.training.step.optimizer import optimizers
@@ -42,131 +28,6 @@ from onward.transforms.lora import add_lora
 from support.finetuning import base_model, config, write_rows
 from support.finetuning import method as method_of
 from support.runs import assert_same_run, metrics
-
-REDUCTIONS = "grpo", "bnpo", "dr_grpo", "dapo"
-
-
-def case() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Log-probabilities, older ones, those of a reference, a mask (6, 5) and rewards (6,) in groups of 3."""
-    torch.manual_seed(0)
-    logprobs = (torch.randn(6, 5, dtype=torch.float64) - 2).requires_grad_()
-    old, reference = (logprobs.detach() + torch.randn(6, 5, dtype=torch.float64) * 0.3 for _ in range(2))
-    mask = (torch.arange(5) < torch.tensor([[5], [3], [1], [4], [2], [5]])).double()
-    return logprobs, old, reference, mask, torch.tensor([1.0, 0.0, 0.5, 2.0, 2.0, -1.0], dtype=torch.float64)
-
-
-def ours(reduction: Any, kl: float) -> tuple[Tensor, Tensor]:
-    """The loss and its gradient."""
-    logprobs, old, reference, mask, rewards = case()
-    per_token, _ = GRPO(clip_high=0.28).surrogate(logprobs, old, group_advantages(rewards, 3)[:, None], mask)
-    total, count = reduced(per_token + kl * kl_estimate(logprobs, reference), mask, reduction, 7)
-    loss = total / count
-    return loss, torch.autograd.grad(loss, logprobs)[0]
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_grpo_is_the_formula_in_fp64(reduction: str) -> None:
-    logprobs, old, reference, mask, rewards = case()
-    groups = rewards.view(2, 3)
-    advantages = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()
-    total, lengths = [0.0] * 6, mask.sum(1).tolist()
-    for i in range(6):
-        for t in range(int(lengths[i])):
-            ratio, a = math.exp(logprobs[i, t].item() - old[i, t].item()), advantages[i].item()
-            difference = (reference[i, t] - logprobs[i, t]).item()
-            surrogate = min(ratio * a, min(max(ratio, 0.8), 1.28) * a)
-            total[i] += -surrogate + 0.1 * (math.exp(difference) - difference - 1)
-    wanted = {
-        "grpo": sum(s / n for s, n in zip(total, lengths)) / 6,
-        "bnpo": sum(total) / sum(lengths),
-        "dr_grpo": sum(total) / (6 * 7),
-        "dapo": sum(total) / sum(lengths),
-    }[reduction]
-    assert math.isclose(ours(reduction, 0.1)[0].item(), wanted, rel_tol=1e-12)
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_grpo_is_that_of_trl(reduction: str) -> None:
-    trainer = pytest.importorskip("trl.trainer.grpo_trainer", reason="install trl to compare losses with it")
-    logprobs, old, reference, mask, rewards = case()
-    fake = their_trainer(logprobs, loss_type=reduction, beta=0.1, epsilon_low=0.2, epsilon_high=0.28)
-    inputs = their_inputs(mask) | {"advantages": group_advantages(rewards, 3), "old_per_token_logps": old}
-    inputs |= {"ref_per_token_logps": reference, "num_items_in_batch": mask.sum()}
-    loss = trainer.GRPOTrainer._compute_loss(fake, None, inputs)
-    mine, gradient = ours(reduction, 0.1)
-    assert math.isclose(mine.item(), loss.item(), rel_tol=1e-6)
-    torch.testing.assert_close(gradient, torch.autograd.grad(loss, logprobs)[0], rtol=1e-5, atol=1e-12)
-
-
-def test_rloo_is_that_of_trl() -> None:
-    trainer = pytest.importorskip("trl.trainer.rloo_trainer", reason="install trl to compare losses with it")
-    logprobs, old, _, mask, rewards = case()
-    advantages = leave_one_out(rewards, 3)
-    assert torch.allclose(advantages[0], rewards[0] - rewards[1:3].mean())
-    fake = their_trainer(logprobs, epsilon_low=0.2, epsilon_high=0.2)
-    loss = trainer.RLOOTrainer._compute_loss(
-        fake, None, their_inputs(mask) | {"advantages": advantages, "old_logps": (old * mask).sum(1)}
-    )
-    mine = RLOO().surrogate(logprobs, old, advantages[:, None], mask)[0].mean()
-    assert math.isclose(mine.item(), loss.item(), rel_tol=1e-6)
-    both = [torch.autograd.grad(one, logprobs, retain_graph=True)[0] for one in (mine, loss)]
-    torch.testing.assert_close(*both, rtol=1e-5, atol=1e-12)
-
-
-class Anything(SimpleNamespace):
-    """Attributes of a trainer that do not matter are 0, and so is what they return."""
-
-    def __getattr__(self, name: str) -> Any:
-        return None
-
-
-def their_trainer(logprobs: Tensor, **options: Any) -> Any:
-    """What the losses of TRL read of their trainer."""
-    same = lambda tensor, *_, **__: tensor
-    fake = Anything(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, torch.zeros_like(logprobs), None),
-        args=Anything(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
-        accelerator=Anything(num_processes=1, gather=same, reduce=same, gather_for_metrics=same),
-        model=Anything(training=True),
-        _metrics={"train": __import__("collections").defaultdict(list)},
-        **{"beta": 0.0, "top_entropy_quantile": 1.0, "importance_sampling_level": "token", **options},
-    )
-    fake.current_gradient_accumulation_steps, fake.max_completion_length = 1, 7
-    fake._entropy_bonus_enabled = fake.aux_loss_enabled = fake.use_vllm = False
-    return fake
-
-
-def their_inputs(mask: Tensor) -> dict[str, Any]:
-    ids = torch.zeros(6, 5, dtype=torch.long)
-    return {"prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1], "completion_ids": ids, "completion_mask": mask}
-
-
-def test_ppo_is_the_formula_in_fp64() -> None:
-    torch.manual_seed(0)
-    _, _, _, mask, _ = case()
-    rewards, values, old = (torch.randn(6, 5, dtype=torch.float64) * mask for _ in range(3))
-    advantages, returns = gae(rewards, values, mask, 0.9, 0.8)
-    for i in range(6):
-        n = int(mask[i].sum())
-        for t in range(n):
-            deltas = [rewards[i, k] + 0.9 * (values[i, k + 1] if k + 1 < n else 0) - values[i, k] for k in range(t, n)]
-            wanted = torch.stack([(0.9 * 0.8) ** k * delta for k, delta in enumerate(deltas)]).sum()
-            assert torch.isclose(advantages[i, t], wanted)
-            assert torch.isclose(returns[i, t], wanted + values[i, t])
-    white = whitened(advantages, mask)
-    assert abs(white.sum()) < 1e-9
-    assert torch.isclose((white.square() * mask).sum() / mask.sum(), torch.tensor(1.0, dtype=torch.float64))
-    loss = value_loss(values, old, returns, 0.2)
-    near = torch.maximum(torch.minimum(values, old + 0.2), old - 0.2)
-    torch.testing.assert_close(loss, 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2))
-
-
-def test_group_of_equal_rewards_gives_no_gradient() -> None:
-    logprobs, old, *_ = case()
-    equal = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
-    for advantages in group_advantages(equal, 3), leave_one_out(equal, 3):
-        loss, _ = clipped((logprobs - old).exp(), advantages[:, None], 0.2, 0.2)
-        assert not torch.autograd.grad(loss.sum(), logprobs)[0].any()
 
 
 @pytest.mark.parametrize(
