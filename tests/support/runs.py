@@ -24,7 +24,7 @@ def config(story_file: Path, out: Path, **changes: Any) -> RunConfig:
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+    return [{k: v for k, v in json.loads(line).items() if k not in ("seconds", "rollout_share")} for line in lines]
 
 
 def assert_same_adapters(one: Path, other: Path) -> None:

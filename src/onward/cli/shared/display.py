@@ -23,7 +23,7 @@ from onward.training.step.validation import Validation
 
 SAMPLE_TOKENS = 64
 REFRESH_SECONDS = 0.2
-SCORES = {"accuracy", "reward"}  # figures of fine-tuning that say more than the loss
+SCORES = {"accuracy", "reward", "rollout_share"}  # figures of fine-tuning that say more than the loss
 
 
 class Display:
@@ -98,7 +98,7 @@ class Display:
         return {
             "step": f"{self.step:,} of {steps_in_words(self.run)}",
             "loss": f"{fmean(self.losses):.3f}" if self.losses else "",
-            **{name: f"{fmean(values):.3f}" for name, values in sorted(self.scores.items())},
+            **{name.replace("_", " "): f"{fmean(values):.3f}" for name, values in sorted(self.scores.items())},
             "validation loss": "" if self.validation is None else f"{self.validation:.3f}",
             "tokens/s": f"{self.tokens_per_second:,.0f}" if done else "",
             "time left": f"{int(left) // 60}:{int(left) % 60:02}" if done else "",

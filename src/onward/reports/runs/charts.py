@@ -25,6 +25,7 @@ KINDS = {  # name in metrics.jsonl (without "/LAYER"): title, logarithmic axis, 
     "entropy": ("entropy", False, "nats per token; near 0 all completions of a prompt are the same"),
     "kl": ("KL divergence", False, "nats per token from the model at the start"),
     "clip_share": ("clip share", False, "share of the tokens whose ratio of probabilities is clipped"),
+    "rollout_share": ("share of rollouts", False, "share of a step's time in which the model writes completions"),
     "logprob_gap": ("gap of engine and trainer", True, "largest difference of log-probabilities; 1e-4 at most in fp32"),
 }
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 290.0, 124.0, 50.0, 272.0, 8.0, 98.0

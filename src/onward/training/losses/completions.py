@@ -55,7 +55,7 @@ def complete(
     ]
     rows = min(len(requests), ROWS)
     cache = growing_cache(model, rows, length, max(CHUNK, min(512, length)))
-    engine = Engine(model, rows=rows, cache=cache, compile_after=None)
+    engine = Engine(model, rows=rows, cache=cache, compile_after=0)  # at once, so that a resumed run decodes alike
     for sample in range(samples):  # all prompts first, so that their copies find them in the cache
         for request in requests[sample::samples]:
             engine.add(request)

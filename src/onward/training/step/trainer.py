@@ -136,7 +136,9 @@ class Trainer:
         if not self.model.training:
             self.model.train()
         before = [matrix.clone() for matrix in matrices(self.model)] if plan.measure_update else []
-        reported, count = self.backward(self.loss.prepare(self.model, plan.batches))
+        batches = self.loss.prepare(self.model, plan.batches)
+        prepared = perf_counter() - start
+        reported, count = self.backward(batches)
         mean = reported.pop("loss")
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
@@ -158,6 +160,8 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         seconds = perf_counter() - start
+        if batches is not plan.batches:
+            figures["rollout_share"] = prepared / seconds
         if not failure:
             self.step += 1
             self.spikes.note(mean)
