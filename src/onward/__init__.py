@@ -170,7 +170,7 @@ __all__ = [
 
 @cache
 def modules() -> dict[str, str]:
-    """The module of each public name."""
+    """Return the module of each public name."""
     import ast
     from pathlib import Path
 

@@ -31,7 +31,7 @@ class Range:
     most: float
 
     def holds(self, number: Any) -> bool:
-        """Whether a number is inside; NaN is not."""
+        """Return whether a number is inside; NaN is not."""
         return bool(self.least <= number <= self.most)
 
     def __str__(self) -> str:
@@ -49,29 +49,30 @@ class OutOfRange(UserError):
 
 
 def shown(value: Any) -> str:
-    """A value in a message: the beginning of its notation, in one line."""
+    """Return a value in a message: the beginning of its notation, in one line."""
     return f"{' '.join(repr(value).split()):.99}"
 
 
 def spelled(kind: Any) -> str:
-    """A type as one writes it in Python, without the names of modules: `Sequence[int] | None`."""
+    """Return a type as one writes it in Python, without the names of modules: `Sequence[int] | None`."""
     return re.sub(r"(?:[A-Za-z_]\w*\.)+", "", inspect.formatannotation(kind))
 
 
 def ranges(kind: Any) -> list[Range]:
-    """The ranges that a type declares."""
+    """Return the ranges that a type declares."""
     limits = [limit for limit in kind.__metadata__ if isinstance(limit, Range)] if hasattr(kind, "__metadata__") else []
     return limits + [limit for inner in get_args(kind) for limit in ranges(inner)]
 
 
 def holds_only_ints(kind: Any) -> bool:
-    """Whether the numbers of a type are whole."""
+    """Return whether the numbers of a type are whole."""
     args = get_args(kind)
     return all(map(holds_only_ints, args)) if args else kind is not float
 
 
 def fits(kind: Any, value: Any) -> bool:
-    """Whether a value is of a type and in its range; an int is a float too, a bool neither, a text no sequence."""
+    """Return whether a value is of a type and in its range; an int is a float too, a bool neither, a text no
+    sequence."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return fits(args[0], value) and all(limit.holds(value) for limit in kind.__metadata__)
@@ -100,7 +101,7 @@ def fits(kind: Any, value: Any) -> bool:
 
 @functools.cache
 def alternatives(kind: Any) -> set[Any]:
-    """The classes of which a value of a type may be."""
+    """Return the classes of which a value of a type may be."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return {one for arg in args for one in alternatives(arg)}
@@ -108,7 +109,8 @@ def alternatives(kind: Any) -> set[Any]:
 
 
 def as_declared(kind: Any, value: Any) -> Any:
-    """A whole float as int where only an int is declared, a list as tuple, a scalar of numpy or torch as number."""
+    """Return a whole float as int where only an int is declared, a list as tuple, a scalar of numpy or torch as
+    number."""
     plain = alternatives(kind)
     if type(value) in plain:
         return value
@@ -123,7 +125,8 @@ def as_declared(kind: Any, value: Any) -> Any:
 
 
 def check(types: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values, those of a declared type `as_declared`; a UserError names the first that is of another type."""
+    """Return the values, those of a declared type `as_declared`. Raises a UserError that names the first that is of
+    another type."""
     read = dict(values)
     for name in types.keys() & values.keys():
         read[name] = as_declared(types[name], values[name])
@@ -138,7 +141,7 @@ def check(types: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "")
 
 
 def read_field_types(cls: type) -> dict[str, Any]:
-    """The types, with their ranges, of the fields of a dataclass that can be set."""
+    """Return the types, with their ranges, of the fields of a dataclass that can be set."""
     types = get_type_hints(cls, include_extras=True)
     return {field.name: types[field.name] for field in dataclasses.fields(cls) if field.init}
 
@@ -156,7 +159,8 @@ signature_of: Callable[[Callable[..., Any]], inspect.Signature] = functools.cach
 
 
 def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-    """The arguments of a call by name; a UserError for an unknown argument, a missing one, or one too many."""
+    """Return the arguments of a call by name. Raises a UserError for an unknown argument, a missing one, or one too
+    many."""
     signature = signature_of(function)
     try:
         return signature.bind(*args, **kwargs)
@@ -172,7 +176,7 @@ def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
 @functools.cache
 def types(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types, with their ranges, of the parameters of a function, except those of `*args` and `**kwargs`."""
+    """Return the types, with their ranges, of the parameters of a function, except those of `*args` and `**kwargs`."""
     hints = get_type_hints(function, include_extras=True)
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = signature_of(function).parameters.values()
@@ -180,7 +184,8 @@ def types(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def checked(function: F) -> F:
-    """A function that checks its arguments against its annotations: a UserError names the argument that is wrong.
+    """Return a function that checks its arguments against its annotations: a UserError names the argument that is
+    wrong.
 
     Costs some microseconds per call, so not for what is called for each token or each step.
     """
@@ -195,7 +200,7 @@ def checked(function: F) -> F:
 
 
 def explained(function: F) -> F:
-    """A function that checks its arguments, and the fields of dataclasses among them, only after it has failed.
+    """Return a function that checks its arguments, and the fields of dataclasses among them, only after it has failed.
 
     Costs a tenth of a microsecond per call. For functions that change nothing before they fail.
     """
@@ -221,7 +226,7 @@ def explained(function: F) -> F:
 
 
 def named(cls: F) -> F:
-    """A dataclass whose constructor raises a UserError for arguments that it does not know or lacks."""
+    """Return a dataclass whose constructor raises a UserError for arguments that it does not know or lacks."""
     construct = cls.__init__  # type: ignore[misc]
 
     @functools.wraps(construct)

@@ -60,7 +60,7 @@ class Part:
 
     @classmethod
     def choices(cls) -> dict[str, type[Any]]:
-        """The choices that users are offered, by their kinds."""
+        """Return the choices that users are offered, by their kinds."""
         return {kind: choice for kind, choice in cls.kinds.items() if not choice.internal}
 
 
@@ -68,13 +68,13 @@ type_hints = functools.cache(get_type_hints)  # take a millisecond for each clas
 
 
 def hints(cls: type) -> dict[str, Any]:
-    """The type, without its range, of every field of a dataclass that can be set."""
+    """Return the type, without its range, of every field of a dataclass that can be set."""
     types_ = type_hints(cls)
     return {f.name: types_[f.name] for f in dataclasses.fields(cls) if f.init}
 
 
 def read_docs(cls: type) -> dict[str, str]:
-    """The meaning of each field of a dataclass: the comment at the end of its line in the source."""
+    """Return the meaning of each field of a dataclass: the comment at the end of its line in the source."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
@@ -90,7 +90,8 @@ docs: abc.Callable[[type], dict[str, str]] = functools.cache(read_docs)
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """A dataclass from plain values. A UserError names an unknown or missing field, or a value of the wrong type."""
+    """Return a dataclass from plain values. Raises a UserError that names an unknown or missing field, or a value of
+    the wrong type."""
     known, prefix = hints(cls), f"{where}." if where else ""
     for name in values:
         if name not in known:
@@ -105,7 +106,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 
 def plain(value: Any) -> Any:
-    """The reverse of `build`: only dictionaries, lists, strings, numbers, booleans and None."""
+    """Return the reverse of `build`: only dictionaries, lists, strings, numbers, booleans and None."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kind = kind_of(value) if isinstance(value, Part) else {}
         return kind | {name: plain(getattr(value, name)) for name in hints(type(value))}
@@ -115,14 +116,15 @@ def plain(value: Any) -> Any:
 
 
 def kind_of(part: Part) -> dict[str, str]:
-    """The kind of a part and, of one that is not Onward's, the module to import before it can be read (`import`)."""
+    """Return the kind of a part and, of one that is not Onward's, the module to import before it can be read
+    (`import`)."""
     module = type(part).__module__
     known = module == "__main__" or module.startswith(f"{__package__}.")
     return {"kind": part.kind} if known else {"kind": part.kind, "import": module}
 
 
 def convert(kind: Any, value: Any, where: str) -> Any:
-    """`value`, plain or text, as the type `kind`. A UserError names `where` if that is impossible."""
+    """`value`, plain or text, as the type `kind`. Raises a UserError that names `where` if that is impossible."""
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
@@ -173,7 +175,7 @@ def convert(kind: Any, value: Any, where: str) -> Any:
 
 
 def part(slot: type[Part], value: Any, where: str) -> Part:
-    """A part of a type from its text (`rotary(theta=5e5)`) or its table (`{"kind": "rotary", "theta": 5e5}`)."""
+    """Return a part of a type from its text (`rotary(theta=5e5)`) or its table (`{"kind": "rotary", "theta": 5e5}`)."""
     value = parse(value, where) if isinstance(value, str) else value
     if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
         raise UserError(f"{where} is {shown(value)}: {nearest('', slot.choices())}")
@@ -191,7 +193,7 @@ def part(slot: type[Part], value: Any, where: str) -> Part:
 
 
 def part_choices(kind: Any) -> list[type[Part]]:
-    """The choices of a field that holds a part, or several; none for any other field."""
+    """Return the choices of a field that holds a part, or several; none for any other field."""
     types_ = [a for a in (kind, *get_args(kind)) if isinstance(a, type) and issubclass(a, Part)]
     return [choice for slot in types_ for choice in slot.choices().values()]
 
@@ -214,12 +216,12 @@ def import_parts(module: str) -> None:
 
 
 def flag(name: str) -> str:
-    """The option of the command line that sets a field."""
+    """Return the option of the command line that sets a field."""
     return FLAGS.get(name) or "--" + name.replace("_", "-")
 
 
 def import_options(modules: abc.Iterable[str]) -> str:
-    """The options of a command that import these modules, each after a space."""
+    """Return the options of a command that import these modules, each after a space."""
     return "".join(f" --import {quote(module)}" for module in modules)
 
 
@@ -229,7 +231,7 @@ def trusted(modules: abc.Iterable[str]) -> str:
 
 
 def parse(text: str, where: str) -> Any:
-    """Plain values from text in Python's notation; names and calls become tables with a `kind`."""
+    """Return plain values from text in Python's notation; names and calls become tables with a `kind`."""
 
     def read(node: ast.expr) -> Any:
         match node:
@@ -252,7 +254,7 @@ def parse(text: str, where: str) -> Any:
 
 
 def notation(value: Any) -> str:
-    """A value as `parse` reads it: of a part, its kind and the fields that differ from their defaults."""
+    """Return a value as `parse` reads it: of a part, its kind and the fields that differ from their defaults."""
     if isinstance(value, Part):
         changed = ", ".join(f"{name}={notation(field)}" for name, field in changed_fields(value).items())
         return f"{value.kind}({changed})" if changed else value.kind
@@ -262,12 +264,12 @@ def notation(value: Any) -> str:
 
 
 def decimal(number: float, digits: int) -> str:
-    """A number with separators and decimals; a huge one with its power of ten: 1.014e+304."""
+    """Return a number with separators and decimals; a huge one with its power of ten: 1.014e+304."""
     return f"{number:,.{digits}f}" if abs(number) < HUGE else f"{number:.4g}"
 
 
 def text(value: Any) -> str:
-    """A value as people read it: numbers with separators, booleans as yes and no, nothing for None."""
+    """Return a value as people read it: numbers with separators, booleans as yes and no, nothing for None."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
@@ -276,12 +278,12 @@ def text(value: Any) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things: 1 step, 2,000 steps."""
+    """Return a number of things: 1 step, 2,000 steps."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def changed_fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults."""
+    """Return the fields of a dataclass that differ from their defaults."""
     changed = {}
     for f in dataclasses.fields(value):
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
@@ -291,12 +293,12 @@ def changed_fields(value: Any) -> dict[str, Any]:
 
 
 def only_in_python(kind: Any) -> bool:
-    """Whether values of this type are functions, which cannot be written as text."""
+    """Return whether values of this type are functions, which cannot be written as text."""
     return get_origin(kind) is abc.Callable or any(map(only_in_python, get_args(kind)))
 
 
 def describe(kind: Any) -> str:
-    """The name of a type, for messages and `--help`."""
+    """Return the name of a type, for messages and `--help`."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return " or ".join("none" if a is type(None) else describe(a) for a in args)
@@ -312,6 +314,6 @@ def describe(kind: Any) -> str:
 
 
 def time_in_words(seconds: float) -> str:
-    """A time as 0:05 or 1:02:03."""
+    """Return a time as 0:05 or 1:02:03."""
     minutes, hours = int(seconds) // 60 % 60, int(seconds) // 3600
     return f"{hours}:{minutes:02}:{int(seconds) % 60:02}" if hours else f"{minutes}:{int(seconds) % 60:02}"

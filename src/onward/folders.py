@@ -47,14 +47,13 @@ def load(
     rope: str | None = None,
     allow_nonfinite: bool = False,
 ) -> LanguageModel:
-    """The model in a Hugging Face folder, or of this name on the Hugging Face hub (org/name, org/name@revision,
+    """Return the model in a Hugging Face folder, or of this name on the Hugging Face hub (org/name, org/name@revision,
     hf://org/name), by default in the dtype of its files and on the fastest device there is.
 
     An existing path is read. Else the model's files are downloaded to the cache of `huggingface_hub`, unless they are
-    in it; `revision` is a branch, a tag or a commit, by default main.
-    `quantize` keeps the weights of linear layers as int8, or as int4 in groups of 32; a warning gives the number of
-    layers that cannot be quantized. A folder saved from such a model stays quantized. Weights that are NaN or
-    infinite are a UserError unless `allow_nonfinite`.
+    in it; `revision` is a branch, a tag or a commit, by default main. `quantize` keeps the weights of linear layers as
+    int8, or as int4 in groups of 32; a warning gives the number of layers that cannot be quantized. A folder saved from
+    such a model stays quantized. Weights that are NaN or infinite are a UserError unless `allow_nonfinite`.
 
     `adapter_folder` is the folder of an adapter of this model, as PEFT or `save_adapter` writes it, or a list of them.
     Each adapter is named after its folder; the first is used unless a request chooses another. A `model` that is itself
@@ -186,7 +185,7 @@ def trained(
     on_event: Callable[[Event], object] | None,
     config: Mapping[str, Any],
 ) -> LanguageModel:
-    """The model of a new run."""
+    """Return the model of a new run."""
     if not str(out):
         raise UserError("out is empty: give the folder of the run, such as 'runs/mybook'")
     texts = [sources] if isinstance(sources, str | Path) else sources

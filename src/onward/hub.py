@@ -59,8 +59,8 @@ class HubName:
 
     @classmethod
     def of(cls, text: str, revision: str = "") -> HubName | None:
-        """The model that a text names: org/name, name, org/name@revision, or these after hf:// or as the address of
-        its page; None if it is no such name. `revision` is main by default."""
+        """Return the model that a text names: org/name, name, org/name@revision, or these after hf:// or as the address
+        of its page; None if it is no such name. `revision` is main by default."""
         address = ADDRESS.fullmatch(text)
         match = NAME.fullmatch(address[1] if address else text)
         if not match or len(match[1]) > 96 or re.search(r"--|\.\.|\.git$|[.-]$|/[.-]", match[1]):
@@ -75,7 +75,7 @@ class HubName:
 
 
 def is_model(path: str | Path) -> bool:
-    """Whether a path, or any text in its place, names a model: a folder with a config.json, or a GGUF file."""
+    """Return whether a path, or any text in its place, names a model: a folder with a config.json, or a GGUF file."""
     return os.path.isfile(os.path.join(path, "config.json")) or (str(path).endswith(".gguf") and os.path.isfile(path))
 
 
@@ -86,12 +86,12 @@ def locate(
     only: Literal["", "config", "tokenizer", "pickles"] = "",
     say: Say = print_message,
 ) -> Path:
-    """The path of a model: `name` itself if it exists, else the folder in the cache of `huggingface_hub` to which the
-    model of that name on the hub is downloaded.
+    """Return the path of a model: `name` itself if it exists, else the folder in the cache of `huggingface_hub` to
+    which the model of that name on the hub is downloaded.
 
     `only` restricts the download, by default to all files that a model needs; "pickles" takes .bin weights in place of
     safetensors. `say` is called with a message before a download. An existing path takes precedence over a name on the
-    hub; hf://NAME is always a name on the hub. A UserError explains why there is no such model.
+    hub; hf://NAME is always a name on the hub. Raises a UserError that explains why there is no such model.
     """
     text = str(name)
     address = ADDRESS.fullmatch(text)
@@ -120,8 +120,8 @@ ADVICE = "name the folder of a model, such as runs/mybook, or a model on the Hug
 
 
 def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> Path:
-    """The folder of a model of the hub, with its matching files downloaded. The hub resolves the revision to a commit;
-    if the files are in the cache, it gets no other request."""
+    """Return the folder of a model of the hub, with its matching files downloaded. The hub resolves the revision to a
+    commit; if the files are in the cache, it gets no other request."""
     begun = False
     try:
         with time_limits():
@@ -161,8 +161,8 @@ def download(model: HubName, commit: str, paths: Iterable[str], missing: Mapping
 
 
 def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
-    """The commit of a revision, and whether only the cache was consulted: if HF_HUB_OFFLINE is set, or if the hub
-    fails, with a message."""
+    """Return the commit of a revision, and whether only the cache was consulted: if HF_HUB_OFFLINE is set, or if the
+    hub fails, with a message."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RevisionResolutionError
 
@@ -187,7 +187,7 @@ def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
 
 
 def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> tuple[list[str], dict[str, RepoFile]]:
-    """The paths of a model's matching files, and the entries of the files that are not in the cache."""
+    """Return the paths of a model's matching files, and the entries of the files that are not in the cache."""
     from huggingface_hub import HfApi, RepoFile, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -214,7 +214,7 @@ def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> 
 
 
 def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list[str]:
-    """The files that the index of a model's weights names."""
+    """Return the files that the index of a model's weights names."""
     index = cached(model.name, INDEX, commit)
     if not index:
         index = str(download(model, commit, [INDEX], {INDEX: entries[INDEX]}) / INDEX)
@@ -249,7 +249,7 @@ def announce(model: HubName, missing: Mapping[str, RepoFile], say: Say) -> None:
 
 
 def size_of(count: int) -> str:
-    """A number of bytes for people: 2.2 GB."""
+    """Return a number of bytes for people: 2.2 GB."""
     for unit, factor in ("GB", 1e9), ("MB", 1e6), ("kB", 1e3):
         if count >= factor:
             return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:,.0f} {unit}"
@@ -257,13 +257,13 @@ def size_of(count: int) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception in one line."""
+    """Return an exception in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")
 
 
 def reason(model: HubName, error: Exception, local: bool, begun: bool = False) -> str:
-    """The sentence for an error while a model was looked up or downloaded; `local`: it could have been a folder;
+    """Return the sentence for an error while a model was looked up or downloaded; `local`: it could have been a folder;
     `begun`: files may have arrived."""
     from huggingface_hub import constants, errors
 
@@ -313,7 +313,7 @@ def reason(model: HubName, error: Exception, local: bool, begun: bool = False) -
 
 
 def cached_models() -> list[CachedRepoInfo]:
-    """The models in the cache of `huggingface_hub`, by name."""
+    """Return the models in the cache of `huggingface_hub`, by name."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -325,7 +325,7 @@ def cached_models() -> list[CachedRepoInfo]:
 
 
 def cached_names() -> list[str]:
-    """The names of the models in the cache, from the names of its folders: a scan of the cache takes long."""
+    """Return the names of the models in the cache, from the names of its folders: a scan of the cache takes long."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE)

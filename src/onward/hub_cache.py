@@ -39,7 +39,7 @@ def time_limits() -> Iterator[None]:
 
 
 def cached(name: str, path: str, commit: str) -> str:
-    """The path in the cache of a file of a model; "" if it is not there."""
+    """Return the path in the cache of a file of a model; "" if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
     file = try_to_load_from_cache(name, path, revision=commit)
@@ -47,8 +47,8 @@ def cached(name: str, path: str, commit: str) -> str:
 
 
 def unverified(name: str, commit: str) -> Path:
-    """The path of the list of downloaded files of a model's commit that have not been compared with the hub's checksums
-    yet. The list may not exist."""
+    """Return the path of the list of downloaded files of a model's commit that have not been compared with the hub's
+    checksums yet. The list may not exist."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", f"unverified-{commit}.json")
@@ -70,8 +70,8 @@ def discard_wrong(name: str, commit: str) -> list[str]:
 
 
 def is_announced(file: Path) -> bool:
-    """Whether the content of a file has the checksum that is its name in the cache: SHA-256 of large files, SHA-1 of a
-    Git blob of others. A file under another name, as in a cache without links, is not compared."""
+    """Return whether the content of a file has the checksum that is its name in the cache: SHA-256 of large files,
+    SHA-1 of a Git blob of others. A file under another name, as in a cache without links, is not compared."""
     announced = file.resolve().name
     if not CHECKSUM.fullmatch(announced):
         return True

@@ -157,7 +157,8 @@ class LanguageModel(TextModel):
         max_new_tokens: int | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> Generator[str, None, str]:
-        """The text that `generate` returns for one prompt, in pieces, each as soon as no further token can change it.
+        """Yield the text that `generate` returns for one prompt, in pieces, each as soon as no further token can change
+        it.
 
         Arguments as of `complete`, without n. The generator returns the finish_reason of the answer.
         """
@@ -185,11 +186,12 @@ class LanguageModel(TextModel):
         variables: Mapping[str, Any] | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> str:
-        """The assistant's answer to messages, as `[{"role": "user", "content": "Hello"}]`, or to one of the user.
+        """Return the assistant's answer to messages, as `[{"role": "user", "content": "Hello"}]`, or to one of the
+        user.
 
         The chat template that came with the tokenizer turns them into tokens, see `text.chat`; `variables` are values
-        for the template (as `{"enable_thinking": False}`). Other arguments as of `stream`. With `rows=1` and
-        `cache=` the same BlockManager in each call, tokens that the cache holds are not computed again.
+        for the template (as `{"enable_thinking": False}`). Other arguments as of `stream`. With `rows=1` and `cache=`
+        the same BlockManager in each call, tokens that the cache holds are not computed again.
         """
         return "".join(self.stream_chat(messages, max_new_tokens, variables=variables, **keywords))
 
@@ -202,7 +204,7 @@ class LanguageModel(TextModel):
         variables: Mapping[str, Any] | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> Generator[str, None, str]:
-        """The answer that `chat` returns, in pieces; the generator returns its finish_reason."""
+        """Yield the answer that `chat` returns, in pieces; the generator returns its finish_reason."""
         chat = chat_of(self.text())
         options, rest = split({**keywords, "max_new_tokens": max_new_tokens}, EngineKeywords, DEFAULT)
         options = replace(options, stop=(*chat.stop, *options.stop))
@@ -216,7 +218,7 @@ class LanguageModel(TextModel):
         max_new_tokens: int | None = None,
         **keywords: Unpack[BeamSearchKeywords],
     ) -> list[list[SearchResult]]:
-        """The n likeliest continuations of each prompt by beam search, best first.
+        """Return the n likeliest continuations of each prompt by beam search, best first.
 
         Keyword arguments as of `generation.search.beam.beam_search` (beams, length_penalty, ...), and the fields of
         Sampling, with a temperature of 1 by default.
@@ -236,7 +238,7 @@ class LanguageModel(TextModel):
         max_new_tokens: int | None = None,
         **keywords: Unpack[ContrastiveSearchKeywords],
     ) -> list[SearchResult]:
-        """The continuation of each prompt by contrastive search.
+        """Return the continuation of each prompt by contrastive search.
 
         Keyword arguments as of `generation.search.contrastive.contrastive_search` (alpha, k), and the fields of
         Sampling, with a temperature of 1 by default.
@@ -260,7 +262,7 @@ class LanguageModel(TextModel):
         cache: CacheManager | None = None,
         prompt_cache: str | Path | None = None,
     ) -> Engine:
-        """An engine for this model and tokenizer; `slide`, `rows` and `cache` as of `generation.engine.Engine`.
+        """Return an engine for this model and tokenizer; `slide`, `rows` and `cache` as of `generation.engine.Engine`.
 
         For speculative decoding, `draft` is a smaller model with the same vocabulary, or `lookup` the number of tokens
         to propose from earlier text. `prompt_cache` is a folder that keeps the keys and values of prompts.
@@ -298,7 +300,8 @@ class LanguageModel(TextModel):
     def search_arguments(
         self, prompt: str | Sequence[Prompt], options: GenerationOptions
     ) -> tuple[list[list[int]], dict[str, Any]]:
-        """Prompts as token ids, and the arguments that both searches take; a UserError for other options."""
+        """Return prompts as token ids, and the arguments that both searches take. Raises a UserError for other
+        options."""
         for name in "stop", "stop_when", "logprobs", "regex", "json_schema":
             if getattr(options, name) != getattr(GenerationOptions, name):
                 raise UserError(f"{name} is given, which a search cannot use: leave it out")
@@ -313,6 +316,7 @@ class LanguageModel(TextModel):
         }
 
     def search_result(self, before: list[int], tokens: list[int], finished: bool, *scores: float) -> SearchResult:
-        """The result of a search: the new `tokens` after the tokens `before`; `finished` if a stop token ended them."""
+        """Return the result of a search: the new `tokens` after the tokens `before`; `finished` if a stop token ended
+        them."""
         text = continued(self.text(), before, tokens)
         return SearchResult(text, tokens, "stop" if finished else "length", *scores)

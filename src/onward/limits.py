@@ -20,7 +20,7 @@ def limit_memory(more: int) -> None:
 
 
 def memory_size() -> int:
-    """The bytes of memory of this machine, or of the container; 0 if unknown."""
+    """Return the bytes of memory of this machine, or of the container; 0 if unknown."""
     names = os.sysconf_names if hasattr(os, "sysconf") else {}
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in names else 0
     try:

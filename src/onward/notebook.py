@@ -14,7 +14,7 @@ class Shown:
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, which can show and update outputs."""
+    """Return whether this process is the kernel of a notebook, which can show and update outputs."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 

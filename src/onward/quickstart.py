@@ -41,7 +41,7 @@ class Stage:
     learning_rate: float
 
     def folder(self, base: Path) -> Path:
-        """The folder of the run, beside that of the pre-training."""
+        """Return the folder of the run, beside that of the pre-training."""
         return base.with_name(f"{base.name}-{self.method}")
 
 
@@ -52,7 +52,7 @@ STAGES = (
 
 
 def pretraining(out: str, time: str) -> RunConfig:
-    """The pre-training on the documentation inside this Python."""
+    """Return the pre-training on the documentation inside this Python."""
     return RunConfig(sources=("embedded",), out=out, time=time, prompt="Return the")
 
 
@@ -75,18 +75,18 @@ def make_room(config: RunConfig, *, assistant: bool) -> None:
 
 
 def options_of(folder: Path) -> dict[str, Any]:
-    """The options of the run in a folder; empty where it holds none."""
+    """Return the options of the run in a folder; empty where it holds none."""
     options: dict[str, Any] = read_json(folder / "run.json") if (folder / "run.json").exists() else {}
     return options
 
 
 def held_out_answers() -> dict[str, str]:
-    """The answers of `onward.data.questions` that no stage trains on, by the names of their functions."""
+    """Return the answers of `onward.data.questions` that no stage trains on, by the names of their functions."""
     return dict([*answers().items()][HELD_OUT - 1 :: HELD_OUT])
 
 
 def finetuning(stage: Stage, base: Path, before: Path, time: str, device: str) -> FinetuneConfig:
-    """The run of a stage on the model in `before`. Its questions are written into `base`."""
+    """Return the run of a stage on the model in `before`. Its questions are written into `base`."""
     held_out = held_out_answers()
     trained = {name: answer for name, answer in answers().items() if name not in held_out}
     rows = conversations if stage.method == "sft" else preferences
@@ -107,14 +107,14 @@ def finetuning(stage: Stage, base: Path, before: Path, time: str, device: str) -
 
 
 def with_chat(folder: Path) -> LanguageModel:
-    """The model of a run with the template of the stages, which the pre-trained one lacks."""
+    """Return the model of a run with the template of the stages, which the pre-trained one lacks."""
     lm = load(folder)
     lm.tokenizer = with_template(lm.text(), TEMPLATE)
     return lm
 
 
 def stage_figures(base: Path, runs: Mapping[str, Run]) -> Iterator[dict[str, Any]]:
-    """The figures of the pre-training and of each stage on held-out questions."""
+    """Yield the figures of the pre-training and of each stage on held-out questions."""
     ranking = METHODS["simpo"].loss(FinetuneConfig(base=str(base), method="simpo"))  # by the model's own probabilities
     names = [*held_out_answers()][:ENDS]
     for stage, folder in {"pre-training": base, **{name: run.folder for name, run in runs.items()}}.items():

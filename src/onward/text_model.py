@@ -52,8 +52,8 @@ class TextModel:
 
     @checked
     def score(self, text: str) -> Score:
-        """The log-probability of each token of a text, and of the whole text; see `evaluation.text`. A text that names
-        a file is a UserError."""
+        """Return the log-probability of each token of a text, and of the whole text; see `evaluation.text`. A text that
+        names a file is a UserError."""
         check_text(text, "text", READ)
         return score_text(self.model, self.text(), text)
 
@@ -77,7 +77,7 @@ class TextModel:
 
     @checked
     def classify(self, texts: Sequence[str | tuple[str, str]]) -> list[dict[str, float]]:
-        """The probabilities of each text or pair of texts, by the label of the class. The model must have been
+        """Return the probabilities of each text or pair of texts, by the label of the class. The model must have been
         trained with `--method classify`."""
         encoder = Encoder(self.text())
         pairs = [(one,) if isinstance(one, str) else one for one in texts]
@@ -88,7 +88,7 @@ class TextModel:
 
     @checked
     def rewards(self, prompt: str | Sequence[Message], answers: Sequence[str]) -> list[float]:
-        """The reward of each answer to a prompt, a text or messages. The model must have been trained with
+        """Return the reward of each answer to a prompt, a text or messages. The model must have been trained with
         `--method reward`."""
         encoder = Encoder(self.text())
         replies = answers if isinstance(prompt, str) else [[{"role": "assistant", "content": one}] for one in answers]
@@ -107,7 +107,7 @@ class TextModel:
         return allowed
 
     def text(self) -> Tokenizer:
-        """The tokenizer; a UserError where there is none."""
+        """Return the tokenizer. Raises a UserError where there is none."""
         if self.tokenizer is None:
             raise UserError("this model came without a tokenizer.json, which text needs: put one into its folder")
         return self.tokenizer

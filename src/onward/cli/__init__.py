@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sentence(error: Exception, words: Sequence[str]) -> str | None:
-    """One sentence for an exception; None if it is not a mistake of the user."""
+    """Return one sentence for an exception; None if it is not a mistake of the user."""
     from onward.cli.shared.options import with_flags
     from onward.cli.shared.output import printable, shortened
     from onward.errors import UserError

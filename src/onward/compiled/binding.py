@@ -61,8 +61,8 @@ class Binding:
         self.layers, self.threads = layers, threads
 
     def entry(self, layer: LayerCache, name: str, dtype: torch.dtype, shape: Sequence[int]) -> int:
-        """The address of an entry of a layer: (B or more, S, *shape) or, paged, (blocks, S, *shape), contiguous. Raises
-        Unreadable."""
+        """Return the address of an entry of a layer: (B or more, S, *shape) or, paged, (blocks, S, *shape), contiguous.
+        Raises Unreadable."""
         entry = layer.entries[name]
         if layer.table is None and len(entry) < self.rows:
             raise Unreadable(f"a cache of {len(entry)} rows for a step of {self.rows}")

@@ -37,12 +37,12 @@ class Snapshot:
         self.values = self.values_now()
 
     def hooks_now(self) -> list[tuple[object, ...]]:
-        """The hooks of all modules."""
+        """Return the hooks of all modules."""
         hooks = self.inventory.hooks
         return [tuple(hooks.values()) for hooks in hooks if hooks] if any(hooks) else []
 
     def values_now(self) -> tuple[list[Any], ...]:
-        """The values of the inventory: all but the last list are compared by `==`, the last one by identity."""
+        """Return the values of the inventory: all but the last list are compared by `==`, the last one by identity."""
         inventory, tensors = self.inventory, self.inventory.tensors
         return (
             list(map(call, inventory.getters, inventory.dicts)),
@@ -55,7 +55,7 @@ class Snapshot:
         )
 
     def holds(self) -> bool:
-        """Whether the model still has the form, the memory and the hooks of this snapshot."""
+        """Return whether the model still has the form, the memory and the hooks of this snapshot."""
         if any(attributes.get(name) is not tensor for attributes, name, tensor in self.inventory.tensor_attributes):
             return False
         try:
@@ -93,8 +93,9 @@ class Snapshot:
         return not self.hooks and not self.replaced
 
     def fingerprint(self) -> str | None:
-        """A hash of the form and the numbers in the tensors, for cached prefixes; it reads all weights. None with hooks
-        other than those of adapters, edits or replaced methods, since keys and values then depend on more."""
+        """Return a hash of the form and the numbers in the tensors, for cached prefixes; it reads all weights. None
+        with hooks other than those of adapters, edits or replaced methods, since keys and values then depend on
+        more."""
         hooks = [getattr(hook, "__func__", hook) for hooks in self.hooks for hook in hooks]
         if self.replaced or any(hook not in ADAPTER_HOOKS for hook in hooks):
             return None
@@ -132,7 +133,7 @@ class ModelState:
         return last
 
     def current(self) -> Snapshot:
-        """The snapshot of this step."""
+        """Return the snapshot of this step."""
         return self.snapshot or self.follow()
 
     def rest(self) -> None:
@@ -141,13 +142,13 @@ class ModelState:
 
 
 def fingerprint(model: Decoder) -> str | None:
-    """A hash of the form and the numbers of a model; None while it has hooks or edits."""
+    """Return a hash of the form and the numbers of a model; None while it has hooks or edits."""
     return Snapshot(model).fingerprint()
 
 
 def checksum(tensor: Tensor) -> bytes:
-    """A hash of a tensor's numbers, at the speed of the memory: sums, modulo 2 ** 64, of its words in two directions,
-    so that moved numbers change it too."""
+    """Return a hash of a tensor's numbers, at the speed of the memory: sums, modulo 2 ** 64, of its words in two
+    directions, so that moved numbers change it too."""
     flat = tensor.detach().reshape(-1)
     if not flat.numel():
         return b""

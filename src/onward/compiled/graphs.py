@@ -28,7 +28,7 @@ Replay = Callable[[], Tensor]
 
 
 def captured(step: Callable[[], Tensor]) -> Replay:
-    """A function that repeats `step()` on the same memory and returns the same tensor each time. Raises
+    """Return a function that repeats `step()` on the same memory and returns the same tensor each time. Raises
     NotCompilable."""
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
@@ -78,7 +78,7 @@ class GraphStep(CompiledStep):
 
     @classmethod
     def compile_ahead(cls, model: Decoder, cache: KVCache, shape: Shape, folder: Path | None) -> Self:
-        """A step whose kernels torch.compile makes, now. It is run once, at position 0 of the empty rows."""
+        """Return a step whose kernels torch.compile makes, now. It is run once, at position 0 of the empty rows."""
         if folder:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(private_folder(folder) or temporary_folder())
         step, zeros = cls(model, shape, fused=True), torch.zeros(shape, dtype=torch.int64, device=model.device)
@@ -103,7 +103,7 @@ class GraphStep(CompiledStep):
 
 @cache
 def temporary_folder() -> str:
-    """A folder of this process alone, for code that cannot be kept, deleted at its exit."""
+    """Return a folder of this process alone, for code that cannot be kept, deleted at its exit."""
     folder = tempfile.mkdtemp(prefix="onward-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -44,10 +44,10 @@ class CompiledStep(ABC):
 
     @abstractmethod
     def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
-        """The logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`; the next run overwrites them.
-        Raises NotCompilable for a cache of another form."""
+        """Return the logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`; the next run
+        overwrites them. Raises NotCompilable for a cache of another form."""
 
 
 def decoding_step(model: Decoder, tokens: Tensor, positions: Tensor, view: CacheView) -> Tensor:
-    """The step to compile: the logits (B, T, V) for tokens (B, T) at positions (B, T)."""
+    """Return the step to compile: the logits (B, T, V) for tokens (B, T) at positions (B, T)."""
     return model.logits(model.hidden_of_checked(tokens, positions, view))

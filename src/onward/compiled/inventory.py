@@ -119,19 +119,19 @@ class Inventory:
 
 
 def ambient(model: Decoder) -> tuple[object, ...]:
-    """The settings of PyTorch that decide on dtypes."""
+    """Return the settings of PyTorch that decide on dtypes."""
     device = model.device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return autocast, torch.get_default_dtype()
 
 
 def qualified_name(value: Any) -> str:
-    """The name of a class or function, with that of its module."""
+    """Return the name of a class or function, with that of its module."""
     return f"{value.__module__}.{value.__qualname__}"
 
 
 def functions_of(value: object) -> list[FunctionType]:
-    """The functions behind an attribute of a class."""
+    """Return the functions behind an attribute of a class."""
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     entries = [value.fget, value.fset] if isinstance(value, property) else [value]
@@ -139,14 +139,14 @@ def functions_of(value: object) -> list[FunctionType]:
 
 
 def is_foreign(cls: type, function: FunctionType) -> bool:
-    """Whether a class of Onward or PyTorch has a method that neither of them defined."""
+    """Return whether a class of Onward or PyTorch has a method that neither of them defined."""
     ours, package = {"onward", "torch"}, (function.__module__ or "").partition(".")[0]
     return cls.__module__.partition(".")[0] in ours and package not in ours | sys.stdlib_module_names
 
 
 @cache
 def names_in(code: CodeType) -> frozenset[str]:
-    """The attributes and global names that a function and its inner functions use."""
+    """Return the attributes and global names that a function and its inner functions use."""
     inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return frozenset(code.co_names).union(*inner)
 

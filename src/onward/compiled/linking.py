@@ -43,7 +43,7 @@ def place_in_one_block(calls: Sequence[Call]) -> None:
 
 
 def kernel_addresses(calls: Sequence[Call], folder: Path | None) -> list[int]:
-    """The address of each call's kernel. New kernels are compiled together."""
+    """Return the address of each call's kernel. New kernels are compiled together."""
     module, names = ir.Module(), dict[tuple[Any, ...], str]()
     for call in calls:
         if call.key not in KERNELS and call.key not in names:
@@ -57,7 +57,7 @@ def kernel_addresses(calls: Sequence[Call], folder: Path | None) -> list[int]:
 
 @cache
 def sequence() -> Callable[[int, int], None]:
-    """The function `(table, count)` that calls `count` kernels one after the other."""
+    """Return the function `(table, count)` that calls `count` kernels one after the other."""
     module = ir.Module()
     add_sequence(module)
     MODULES.append(load(module))

@@ -49,8 +49,8 @@ def unreadable_is_not_compilable() -> Iterator[None]:
 
 
 def lower(records: Sequence[Record], cache: KVCache, positions: Tensor) -> list[Call]:
-    """The calls of kernels for records. `cache` has the kinds of layers that the kernels read; `positions` (B, T) are
-    those of the recording. Raises NotCompilable."""
+    """Return the calls of kernels for records. `cache` has the kinds of layers that the kernels read; `positions` (B,
+    T) are those of the recording. Raises NotCompilable."""
     calls = []
     with unreadable_is_not_compilable():
         for record in records:
@@ -64,7 +64,7 @@ def lower(records: Sequence[Record], cache: KVCache, positions: Tensor) -> list[
 
 
 def write(record: Write, paged: bool, positions: Tensor) -> Call:
-    """The call that writes vectors to a cache."""
+    """Return the call that writes vectors to a cache."""
     width, dtype = record.vectors[0, 0].numel(), DTYPES[record.vectors.dtype]
     arguments = attention.WriteArguments(
         vectors=whole(record.vectors), positions=whole(positions), tokens=positions.size(1), items=positions.numel()
@@ -73,7 +73,7 @@ def write(record: Write, paged: bool, positions: Tensor) -> Call:
 
 
 def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
-    """The call that attends to a cache."""
+    """Return the call that attends to a cache."""
     rows, tokens, heads, d_head = record.q.shape
     (kv_heads, *key_widths), (value_heads, *value_widths) = record.shapes
     if key_widths != [d_head] or len(value_widths) != 1 or value_heads != kv_heads or heads % kv_heads:
@@ -93,7 +93,7 @@ def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
 
 
 def operation_calls(operation: Operation) -> list[Call]:
-    """The calls for an operation of PyTorch."""
+    """Return the calls for an operation of PyTorch."""
     for tensor in tensors_in(operation.result):
         if tensor.dtype not in DTYPES:
             raise NotCompilable(f"{label(operation)} in {str(tensor.dtype).removeprefix('torch.')}")
@@ -101,7 +101,7 @@ def operation_calls(operation: Operation) -> list[Call]:
 
 
 def whole(tensor: Tensor) -> int:
-    """The address of a contiguous tensor of the recording. Raises Unreadable."""
+    """Return the address of a contiguous tensor of the recording. Raises Unreadable."""
     return address(tensor, tensor.dtype, *tensor.shape)
 
 
@@ -110,13 +110,13 @@ def unknown(operation: Operation) -> list[Call]:
 
 
 def target_of(operation: Operation) -> Tensor:
-    """The tensor that an operation writes."""
+    """Return the tensor that an operation writes."""
     result = operation.arguments[0] if operation.function._schema.is_mutable else operation.result
     return result[0] if isinstance(result, tuple) else result  # type: ignore[no-any-return]
 
 
 def each(key: tuple[Any, ...], formula: Formula, out: Tensor, operands: Sequence[Tensor]) -> Call:
-    """The call of an elementwise kernel."""
+    """Return the call of an elementwise kernel."""
     if any(t.dtype not in DTYPES for t in operands):
         raise NotCompilable(f"{key[0]} of {operands[0].dtype}")
     layouts = merged([Layout.of(out), *(Layout.of(t, out.shape) for t in operands)])
@@ -127,7 +127,8 @@ def each(key: tuple[Any, ...], formula: Formula, out: Tensor, operands: Sequence
 
 
 def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], list[Call]]:
-    """An operation of two operands, one of which may be a number; the methods of Code for floats and for integers."""
+    """Return an operation of two operands, one of which may be a number; the methods of Code for floats and for
+    integers."""
 
     def lowered(operation: Operation) -> list[Call]:
         out, pair = target_of(operation), operation.arguments[:2]
@@ -153,7 +154,7 @@ def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], lis
 
 
 def unary(formula: Callable[..., Any], *defaults: Any) -> Callable[[Operation], list[Call]]:
-    """An operation of one operand, with numbers as further arguments of its formula."""
+    """Return an operation of one operand, with numbers as further arguments of its formula."""
 
     def lowered(operation: Operation) -> list[Call]:
         given = [*operation.arguments[1:], *defaults[len(operation.arguments) - 1 :]]
@@ -173,7 +174,7 @@ def power(code: Code, x: Any, exponent: float) -> Any:
 
 
 def convert(operation: Operation) -> list[Call]:
-    """A copy, in another dtype or layout."""
+    """Return a copy, in another dtype or layout."""
     out = target_of(operation)
     source = operation.arguments[1] if name_of(operation) == "copy_" else operation.arguments[0]
     if out.dtype == torch.int64 and source.dtype != torch.int64:
@@ -208,7 +209,7 @@ def product(operation: Operation) -> list[Call]:
 
 
 def quantized_product(operation: Operation) -> list[Call]:
-    """A product with codes and scales."""
+    """Return a product with codes and scales."""
     x, codes, scales, bias = operation.arguments
     weight_format = "int8" if codes.dtype == torch.int8 else "int4"
     pointers = weight_addresses(codes, scales, x.size(-1))
@@ -218,7 +219,7 @@ def quantized_product(operation: Operation) -> list[Call]:
 def product_call(
     weight_format: str, x: Tensor, pointers: tuple[int, int], bias: Tensor | None, out: Tensor, outputs: int
 ) -> Call:
-    """The call of a product of x (..., I), given the addresses of the weight and its scales; out (..., O)."""
+    """Return the call of a product of x (..., I), given the addresses of the weight and its scales; out (..., O)."""
     inputs, dtype, biased = x.size(-1), DTYPES[x.dtype], bias is not None
     arguments = ProductArguments(
         x=whole(x),

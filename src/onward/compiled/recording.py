@@ -163,7 +163,7 @@ class Recording:
 
 
 def is_plain(cache: KVCache, dtype: torch.dtype) -> bool:
-    """Whether a cache has keys and values in this dtype, not quantized."""
+    """Return whether a cache has keys and values in this dtype, not quantized."""
     tensors = [tensor for layer in cache.layers for tensor in layer.entries.values()]
     known = all(type(layer) in (LayerCache, PagedLayerCache) for layer in cache.layers)
     return known and all(t.dtype == dtype for t in tensors)

@@ -41,7 +41,7 @@ class StepPool:
             self.key, self.refusal = key, ""
 
     def acquire(self, model: Decoder, cache: KVCache, shape: Shape) -> CompiledStep | None:
-        """A step for the first rows of a cache; None if it cannot be compiled."""
+        """Return a step for the first rows of a cache; None if it cannot be compiled."""
         if free := self.free[shape, model.dtype, type(cache)]:
             return free.pop()
         if self.refusal:
@@ -63,7 +63,7 @@ POOLS: WeakKeyDictionary[Decoder, StepPool] = WeakKeyDictionary()
 
 
 def compile_step(model: Decoder, cache: KVCache, shape: Shape) -> CompiledStep:
-    """A compiled decoding step for the device of the model. Raises NotCompilable."""
+    """Return a compiled decoding step for the device of the model. Raises NotCompilable."""
     return IMPLEMENTATIONS[model.device.type]().compile(model, cache, shape)
 
 
@@ -86,8 +86,8 @@ class Steps:
         self.warned = False
 
     def run(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
-        """The logits (B, T, V) after tokens (B, T) at positions (B, T), all below `length`; None if the caller must
-        compute a plain step."""
+        """Return the logits (B, T, V) after tokens (B, T) at positions (B, T), all below `length`; None if the caller
+        must compute a plain step."""
         shape, device = (tokens.size(0), tokens.size(1)), tokens.device.type
         if shape not in self.used:
             self.pool.num_plain[shape] += 1

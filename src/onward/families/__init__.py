@@ -68,7 +68,8 @@ class Names(Protocol):
         """A regular expression for the names of tensors that are not read; "" for none."""
 
     def names(self, config: DecoderConfig) -> Iterator[Row]:
-        """Rows of (their name or names, our name or names), with functions to ours and to theirs if values differ."""
+        """Return rows of (their name or names, our name or names), with functions to ours and to theirs if values
+        differ."""
 
 
 class Family(Names, Protocol):
@@ -79,16 +80,16 @@ class Family(Names, Protocol):
     ANCESTORS: dict[str, str]  # the beginning of a release's name -> the preset that it is derived from
 
     def config(self, hf: HF) -> DecoderConfig:
-        """The decoder that a config.json describes; missing keys get the defaults of transformers."""
+        """Return the decoder that a config.json describes; missing keys get the defaults of transformers."""
 
     def to_hf(self, config: DecoderConfig) -> dict[str, Any]:
-        """The keys of config.json for a decoder; Inexpressible if the family cannot describe it."""
+        """Return the keys of config.json for a decoder; Inexpressible if the family cannot describe it."""
 
 
 @cache
 def modules() -> dict[str, Any]:
-    """Every file of this folder by its name, in the order in which `express` tries them: the most widely supported
-    formats first and `onward`, which expresses every decoder, last."""
+    """Return every file of this folder by its name, in the order in which `express` tries them: the most widely
+    supported formats first and `onward`, which expresses every decoder, last."""
     names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
     order = {name: place for place, name in enumerate((*FIRST, *sorted({*names} - {*FIRST, "onward"}), "onward"))}
     return {name: importlib.import_module(f"{__name__}.{name}") for name in sorted(names, key=order.__getitem__)}
@@ -96,7 +97,7 @@ def modules() -> dict[str, Any]:
 
 @cache
 def families() -> dict[str, Family]:
-    """Every family by its model_type."""
+    """Return every family by its model_type."""
     return {model_type: module for module in modules().values() for model_type in module.ARCHITECTURES}
 
 
@@ -119,7 +120,7 @@ class Preset:
 
 @cache
 def presets() -> dict[str, Preset]:
-    """Every known release, by name."""
+    """Return every known release, by name."""
     result = {}
     for family, module in modules().items():
         for name, published in module.PRESETS.items():
@@ -130,14 +131,14 @@ def presets() -> dict[str, Preset]:
 
 
 def preset(name: str, others: Iterable[str] = ()) -> Preset:
-    """A preset by name; a UserError names the nearest known one, of the others as well."""
+    """Return a preset by name. Raises a UserError that names the nearest known one, of the others as well."""
     if name not in presets():
         raise UserError(f"{name!r} is not a preset that Onward knows: {nearest(name, [*others, *presets()])}")
     return presets()[name]
 
 
 def family(model_type: str) -> Family:
-    """The family of a model_type; a UserError names the nearest known one."""
+    """Return the family of a model_type. Raises a UserError that names the nearest known one."""
     if model_type not in families():
         raise UserError(
             f"model_type {model_type!r} is not a family that Onward knows, and docs/families.md shows how to add one: "
@@ -147,10 +148,10 @@ def family(model_type: str) -> Family:
 
 
 def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
-    """The family and the decoder that a config.json describes.
+    """Return the family and the decoder that a config.json describes.
 
-    A UserError names the file (`where`), its keys and values that are invalid, and the values that are allowed. A
-    warning names keys that the family did not read, unless they are known to be harmless.
+    Raises a UserError that names the file (`where`), its keys and values that are invalid, and the values that are
+    allowed. A warning names keys that the family did not read, unless they are known to be harmless.
     """
     keys = Keys(hf)
     try:
@@ -166,7 +167,7 @@ def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
 
 
 def decoder_of(kind: Family, hf: HF) -> DecoderConfig:
-    """The decoder of a family that a config.json describes; a UserError if a value is invalid."""
+    """Return the decoder of a family that a config.json describes. Raises a UserError if a value is invalid."""
     try:
         return fields.build(DecoderConfig, fields.plain(kind.config(hf)))
     except UserError:
@@ -177,7 +178,7 @@ def decoder_of(kind: Family, hf: HF) -> DecoderConfig:
 
 
 def refusal(kind: Family, hf: HF, error: UserError, where: str) -> str:
-    """The message for a config.json that a family refuses, with their keys where the error names our fields."""
+    """Return the message for a config.json that a family refuses, with their keys where the error names our fields."""
     message = str(error)
     if message.startswith("config.json"):  # which names the key
         return where + message.removeprefix("config.json")
@@ -191,7 +192,7 @@ def refusal(kind: Family, hf: HF, error: UserError, where: str) -> str:
 
 
 def blame(kind: Family, hf: HF, message: str) -> dict[str, Any]:
-    """The keys of a config.json, those of inner tables with a dot, that cause this message, with their values.
+    """Return the keys of a config.json, those of inner tables with a dot, that cause this message, with their values.
 
     A key is a cause if without it, as by default, there is no error. Others are named beside it if the message has
     their value, and instead of it if there is none.
@@ -212,12 +213,13 @@ def blame(kind: Family, hf: HF, message: str) -> dict[str, Any]:
 
 
 def mentions(message: str, value: Any) -> bool:
-    """Whether a message has a value, not as a part of another number or word."""
+    """Return whether a message has a value, not as a part of another number or word."""
     return re.search(rf"(?<![\w.]){re.escape(repr(value))}(?![\w.])", message) is not None
 
 
 def variants(hf: HF, prefix: str = "") -> Iterator[tuple[str, Any, HF]]:
-    """Each key of a config.json but model_type, inner tables included, its value, and the config.json without it."""
+    """Yield each key of a config.json but model_type, inner tables included, its value, and the config.json
+    without it."""
     for key, value in hf.items():
         if key != "model_type":
             yield prefix + key, value, {k: v for k, v in hf.items() if k != key}
@@ -251,13 +253,13 @@ def require(part: object, /, *kinds: type[Part]) -> Part:
 
 
 def activation(mlp: object) -> str:
-    """Their name of a feed-forward's activation function."""
+    """Return their name of a feed-forward's activation function."""
     return THEIRS[require(mlp, Plain, Gated, Experts).act]
 
 
 def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, Any] | None:
-    """The original config.json with a family's keys for this decoder. None where the family cannot express it: `to_hf`
-    refuses it, or `config` reads the keys as another decoder or refuses them."""
+    """Return the original config.json with a family's keys for this decoder. None where the family cannot express it:
+    `to_hf` refuses it, or `config` reads the keys as another decoder or refuses them."""
     try:
         hf = {**original, **family.to_hf(config)}
     except Inexpressible:
@@ -269,7 +271,7 @@ def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, An
 
 
 def express(config: DecoderConfig, accepts: Callable[[Family], bool] = lambda family: True) -> dict[str, Any]:
-    """The config.json of the first accepted family that can describe all of this decoder."""
+    """Return the config.json of the first accepted family that can describe all of this decoder."""
     for model_type, candidate in families().items():
         hf = keys_of(candidate, config, {"model_type": model_type})
         if hf is not None and accepts(candidate):
@@ -278,7 +280,7 @@ def express(config: DecoderConfig, accepts: Callable[[Family], bool] = lambda fa
 
 
 def linear(their: str, our: str | list[str], *fix: Fix) -> Iterator[Row]:
-    """The rows for a linear layer's weight and its bias, if it has one."""
+    """Yield the rows for a linear layer's weight and its bias, if it has one."""
     for leaf in ("weight", "bias"):
         ours = [f"{o}.{leaf}" for o in our] if isinstance(our, list) else f"{our}.{leaf}"
         yield (f"{their}.{leaf}", ours, fix[0]) if fix else (f"{their}.{leaf}", ours)
@@ -303,11 +305,11 @@ def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
 
 
 def with_defaults(hf: HF, defaults: HF) -> HF:
-    """The keys of a config.json and, where they are absent, transformers' defaults."""
+    """Return the keys of a config.json and, where they are absent, transformers' defaults."""
     return ChainMap(hf, defaults)  # type: ignore[arg-type]  # it is only read
 
 
 def sizes(hf: HF, keys: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
-    """Our fields from their keys: `keys` maps our name to (their name, transformers' default)."""
+    """Return our fields from their keys: `keys` maps our name to (their name, transformers' default)."""
     values = {our: hf.get(their, default) for our, (their, default) in keys.items()}
     return {our: value for our, value in values.items() if value is not None}

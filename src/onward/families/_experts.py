@@ -9,11 +9,11 @@ FUSED = {"gate": ("gate_up_proj", "gate", "up"), "down": ("down_proj", "down")} 
 
 
 def stack_module(matrices: list[str]) -> str:
-    """The module in which transformers 5 stacks these matrices of experts."""
+    """Return the module in which transformers 5 stacks these matrices of experts."""
     return matrices[0].partition(".experts.")[0].replace(".block_sparse_moe", ".mlp") + ".experts"
 
 
 def experts(their: str, our: str, count: int, names: tuple[str, str, str] = LLAMA) -> Iterator[Row]:
-    """The rows for `count` experts; `names` are their names of an expert's gate, up and down projections."""
+    """Yield the rows for `count` experts; `names` are their names of an expert's gate, up and down projections."""
     for name, stack in zip(names, ("gate", "up", "down")):
         yield [f"{their}.{expert}.{name}.weight" for expert in range(count)], f"{our}.{stack}"

@@ -32,7 +32,7 @@ def shape(d_model: int, d_ff: int, n_layers: int, n_heads: int, n_kv_heads: int)
 
 
 def stretched(factor: float) -> dict[str, Any]:
-    """The keys of the context of Llama 3.1 and later."""
+    """Return the keys of the context of Llama 3.1 and later."""
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return {"max_position_embeddings": 131_072, "rope_scaling": scaling | {"original_max_position_embeddings": 8192}}
 
@@ -92,7 +92,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def keys(c: DecoderConfig) -> dict[str, Any]:
-    """The keys that Llama shares with the families derived from it; of parts that differ over the layers, the first."""
+    """Return the keys that Llama shares with the families derived from it; of parts that differ over the layers, the
+    first."""
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         **rope(at(c.position, 0)),
         "hidden_act": activation(at(c.mlp, 0)),

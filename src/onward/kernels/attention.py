@@ -31,11 +31,11 @@ def plain_attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention (B, T, H, F) of queries (B, T, H, E) at positions (B, T) to the entries of a cache: keys (B, S, K, E)
-    and values (B, S, K, F), or with a block table (B, P) (blocks, S, K, E) and (blocks, S, K, F).
+    """Return attention (B, T, H, F) of queries (B, T, H, E) at positions (B, T) to the entries of a cache: keys (B, S,
+    K, E) and values (B, S, K, F), or with a block table (B, P) (blocks, S, K, E) and (blocks, S, K, F).
 
-    A query sees the positions up to its own, the last `window` of them (0: all). `softcap` c replaces scores s by
-    c * tanh(s / c); `sinks` (H,) are one more score per head, without a value.
+    A query sees the positions up to its own, the last `window` of them (0: all). `softcap` c replaces scores s by c *
+    tanh(s / c); `sinks` (H,) are one more score per head, without a value.
     """
     if table is None:
         key_positions = positions[:, -1:] - (positions[:, -1:] - torch.arange(keys.size(1))) % keys.size(1)
@@ -55,7 +55,8 @@ def plain_attend(
 
 
 def takes_kernel(q: Tensor, keys: Tensor, values: Tensor, slots: int) -> bool:
-    """Whether the kernel reads these entries for queries (B, T, H, E), of which each may see `slots` positions."""
+    """Return whether the kernel reads these entries for queries (B, T, H, E), of which each may see `slots`
+    positions."""
     return (
         q.numel() * slots >= MIN_WORK
         and keys.dtype == values.dtype == q.dtype

@@ -16,7 +16,7 @@ class NoCompiler(UserWarning):
 
 @cache
 def unavailable() -> str:
-    """Why machine code cannot be compiled on this machine, with a warning at the first call; "" where it can."""
+    """Return why machine code cannot be compiled on this machine, with a warning at the first call; "" where it can."""
     if reason := lacking():
         warnings.warn(
             NoCompiler(f"decoding is slower here, since its kernels cannot be compiled: {reason}"), stacklevel=3
@@ -25,7 +25,7 @@ def unavailable() -> str:
 
 
 def lacking() -> str:
-    """The first requirement of the compiler that this machine lacks; "" where it has all."""
+    """Return the first requirement of the compiler that this machine lacks; "" where it has all."""
     try:
         import llvmlite.binding as llvm
     except (ImportError, OSError) as error:  # it is not installed, or its library cannot be loaded
@@ -46,14 +46,14 @@ def lacking() -> str:
 
 
 def openmp() -> ctypes.CDLL:
-    """The library of PyTorch, in which OpenMP's functions are found."""
+    """Return the library of PyTorch, in which OpenMP's functions are found."""
     import torch
 
     return ctypes.CDLL(torch._C.__file__)
 
 
 def may_execute() -> bool:
-    """Whether the system lets this process execute memory that it has written; LLVM would not notice."""
+    """Return whether the system lets this process execute memory that it has written; LLVM would not notice."""
     page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     page.write(b"\0")
     address = ctypes.addressof(ctypes.c_char.from_buffer(page))

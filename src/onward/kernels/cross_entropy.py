@@ -20,7 +20,8 @@ MIN_KERNEL = 1 << 18  # logits from which compiling a kernel, in some 50 ms, pay
 
 
 def plain_cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
-    """The sum, in at least fp32, of the cross-entropies of logits (N, V) and targets (N,) other than `ignored`."""
+    """Return the sum, in at least fp32, of the cross-entropies of logits (N, V) and targets (N,) other than
+    `ignored`."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, targets, ignore_index=ignored, reduction="sum")
 
@@ -33,7 +34,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
 
 
 def takes_kernel(logits: Tensor, targets: Tensor, ignored: int) -> bool:
-    """Whether the kernel computes the loss; targets beyond the vocabulary are left to PyTorch, which refuses them."""
+    """Return whether the kernel computes the loss; targets beyond the vocabulary are left to PyTorch, which refuses
+    them."""
     if not logits.requires_grad or logits.numel() < MIN_KERNEL or logits.dtype not in DTYPES or logits.dim() != 2:
         return False
     if not kernels_can_read(logits) or not fits(targets, torch.int64, len(logits)) or unavailable():

@@ -18,7 +18,8 @@ from onward.splitmix import GOLDEN, MULTIPLIERS
 
 
 def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
-    """Token ids (B,) drawn from probabilities (B, V), normalized or not, as a pure function of seeds and indices (B,).
+    """Return token ids (B,) drawn from probabilities (B, V), normalized or not, as a pure function of seeds and indices
+    (B,).
 
     Each token v gets an exponential number e_v of its own, and the token with the greatest p_v / e_v is drawn (the
     Gumbel-max trick). Where p is rounded otherwise, as in another batch, this changes the token only if two ratios
@@ -31,31 +32,32 @@ def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int | Ten
 
 
 def uniform(seeds: Tensor, index: Tensor, purpose: int) -> Tensor:
-    """Numbers in [0, 1), fp64, each a pure function of a seed, a token index and a purpose; see `counter_hash`."""
+    """Return numbers in [0, 1), fp64, each a pure function of a seed, a token index and a purpose; see
+    `counter_hash`."""
     return shift_right(counter_hash(seeds, index, purpose), 11).double() * 2.0**-53
 
 
 def counter_hash(seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
-    """64 random bits as int64, a pure function of a seed, a token index and a purpose, all int64."""
+    """Return 64 random bits as int64, a pure function of a seed, a token index and a purpose, all int64."""
     step = signed(GOLDEN)
     offset = purpose * step if isinstance(purpose, Tensor) else signed(purpose * GOLDEN % (1 << 64))
     return scramble(scramble(scramble(seeds + step) + index * step) + offset)
 
 
 def scramble(x: Tensor) -> Tensor:
-    """The output function of SplitMix64."""
+    """Return the output function of SplitMix64."""
     for bits, multiplier in zip((30, 27), MULTIPLIERS):
         x = shift_right(x, bits).bitwise_xor_(x).mul_(signed(multiplier))
     return shift_right(x, 31).bitwise_xor_(x)
 
 
 def shift_right(x: Tensor, bits: int) -> Tensor:
-    """A logical shift; the shift of int64 keeps the sign bit."""
+    """Return a logical shift; the shift of int64 keeps the sign bit."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def signed(x: int) -> int:
-    """The int64 with the same bits as a number below 2 ** 64."""
+    """Return the int64 with the same bits as a number below 2 ** 64."""
     return x - (1 << 64) if x >> 63 else x
 
 

@@ -34,7 +34,7 @@ def gate(x: Tensor, y: Tensor, activation: Activation) -> Tensor:
 
 
 def takes_kernel(x: Tensor, y: Tensor) -> bool:
-    """Whether the kernel computes the gate."""
+    """Return whether the kernel computes the gate."""
     if torch.is_grad_enabled() or not is_worth("gate", x):
         return False
     return all(fits(each, x.dtype, *x.shape) and each.is_contiguous() for each in (x, y))

@@ -20,19 +20,19 @@ class Unreadable(Exception):
 
 
 def buffer(shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, int]:
-    """A contiguous tensor in the memory of the CPU, whose values are not set, and its address."""
+    """Return a contiguous tensor in the memory of the CPU, whose values are not set, and its address."""
     tensor = allocate(shape, dtype=dtype, device="cpu")
     return tensor, tensor.data_ptr()
 
 
 def filled(values: Sequence[float], dtype: torch.dtype) -> tuple[Tensor, int]:
-    """A tensor (N,) of these values, and its address."""
+    """Return a tensor (N,) of these values, and its address."""
     tensor = torch.tensor(values, dtype=dtype, device="cpu")
     return tensor, tensor.data_ptr()
 
 
 def in_memory(tensor: Tensor) -> bool:
-    """Whether the elements of a tensor are numbers in the memory of the CPU, at its address and strides."""
+    """Return whether the elements of a tensor are numbers in the memory of the CPU, at its address and strides."""
     return (
         tensor.is_cpu
         and (type(tensor) is Tensor or type(tensor) is nn.Parameter)
@@ -42,12 +42,13 @@ def in_memory(tensor: Tensor) -> bool:
 
 
 def fits(tensor: Tensor, dtype: torch.dtype, *shape: int) -> bool:
-    """Whether a tensor, of any strides, is in the memory of the CPU and has this dtype and shape."""
+    """Return whether a tensor, of any strides, is in the memory of the CPU and has this dtype and shape."""
     return tensor.dtype is dtype and tensor.shape == shape and in_memory(tensor)
 
 
 def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int:
-    """The address of a contiguous tensor of this dtype and shape, 0 for None. Raises Unreadable for any other."""
+    """Return the address of a contiguous tensor of this dtype and shape, 0 for None. Raises Unreadable for any
+    other."""
     if tensor is None:
         return 0
     if tensor.dtype is dtype and tensor.shape == shape and in_memory(tensor) and tensor.is_contiguous():
@@ -56,8 +57,8 @@ def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int:
 
 
 def rows_address(tensor: Tensor, dtype: torch.dtype, rows: int, *shape: int) -> tuple[int, int]:
-    """The address of a tensor of at least this many rows, each contiguous and of this shape (S, ...), and how many
-    vectors (...) the rows are apart. Raises Unreadable."""
+    """Return the address of a tensor of at least this many rows, each contiguous and of this shape (S, ...), and how
+    many vectors (...) the rows are apart. Raises Unreadable."""
     if len(tensor) < rows or not rows:
         raise Unreadable(f"{rows} rows are needed: these are {len(tensor)}")
     start, size = address(tensor[0], dtype, *shape), math.prod(shape[1:])
@@ -67,7 +68,8 @@ def rows_address(tensor: Tensor, dtype: torch.dtype, rows: int, *shape: int) -> 
 
 
 def strided_address(tensor: Tensor) -> int:
-    """The address of the first element of a tensor of any strides. Raises Unreadable for one that is not in memory."""
+    """Return the address of the first element of a tensor of any strides. Raises Unreadable for one that is not in
+    memory."""
     if not in_memory(tensor):
         raise Unreadable(f"a tensor on {tensor.device} with layout {tensor.layout}")
     return tensor.data_ptr()

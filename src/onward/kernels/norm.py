@@ -17,7 +17,8 @@ from onward.kernels.rules import DTYPES, emitter, is_worth, launch
 
 
 def plain_rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor:
-    """x (..., width) / sqrt(mean(x ** 2) + eps) * (weight + offset), computed in at least fp32, in this dtype."""
+    """Return x (..., width) / sqrt(mean(x ** 2) + eps) * (weight + offset), computed in at least fp32, in this
+    dtype."""
     exact = torch.promote_types(x.dtype, torch.float32)
     weight = weight.to(exact)
     return F.rms_norm(x.to(exact), weight.shape, weight + offset if offset else weight, eps).to(dtype)
@@ -31,7 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.
 
 
 def takes_kernel(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernel computes the norm."""
+    """Return whether the kernel computes the norm."""
     return (
         weight.dtype in DTYPES
         and dtype in DTYPES

@@ -22,7 +22,7 @@ BLOCK = 512  # outputs that are dequantized at a time
 
 
 def plain_quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """x (..., I) times the weight of codes and scales, plus a bias (O,): (..., O)."""
+    """Return x (..., I) times the weight of codes and scales, plus a bias (O,): (..., O)."""
     y = x.new_empty(*x.shape[:-1], len(codes))
     for start in range(0, len(codes), BLOCK):  # a block at a time stays in a CPU's cache
         rows = slice(start, start + BLOCK)
@@ -31,13 +31,13 @@ def plain_quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tenso
 
 
 def dequantize_weight(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight (O, I) of codes and scales."""
+    """Return the weight (O, I) of codes and scales."""
     groups = unpack(codes).float().unflatten(1, (1 if codes.dtype == torch.int8 else scales.size(1), -1))
     return (groups * scales.float().view(len(codes), -1, 1)).flatten(1).to(dtype)
 
 
 def unpack(codes: Tensor) -> Tensor:
-    """The integers (O, I) of codes, in int8."""
+    """Return the integers (O, I) of codes, in int8."""
     if codes.dtype == torch.int8:
         return codes
     groups = codes.unflatten(1, (-1, GROUP // 2))
@@ -55,7 +55,7 @@ def quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | No
 
 
 def addresses(codes: Tensor, scales: Tensor, inputs: int) -> tuple[int, int]:
-    """The addresses of the codes and the scales of a weight (O, I). Raises Unreadable."""
+    """Return the addresses of the codes and the scales of a weight (O, I). Raises Unreadable."""
     outputs = len(codes)
     if codes.dtype == torch.int8:
         return address(codes, torch.int8, outputs, inputs), address(scales, torch.float32, outputs)

@@ -32,7 +32,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def takes_kernel(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Whether the kernel rotates x."""
+    """Return whether the kernel rotates x."""
     if x.dim() != 4 or not 0 < 2 * cos.size(-1) <= x.size(-1) or not is_worth("rotation", x):
         return False
     return all(fits(table, torch.float32, *x.shape[:2], 1, cos.size(-1)) for table in (cos, sin))
@@ -54,6 +54,6 @@ class Rotation(torch.autograd.Function):
 
 
 def by_kernel(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (B, T, H, E) rotated by the kernel."""
+    """Return x (B, T, H, E) rotated by the kernel."""
     kernel = emitter("fused").rotation(x.size(2), x.size(3), cos.size(-1), DTYPES[x.dtype])
     return run(kernel, x.contiguous(), cos.contiguous(), sin.contiguous(), items=x.size(0) * x.size(1))

@@ -27,22 +27,22 @@ counted = Counter[str]()  # elements that PyTorch has computed, by the name of t
 
 @cache
 def emitter(name: str) -> Any:
-    """A module of `llvm/`, which imports the compiler."""
+    """Return a module of `llvm/`, which imports the compiler."""
     return importlib.import_module(f"onward.kernels.llvm.{name}")
 
 
 def takes_kernels(x: Tensor) -> bool:
-    """Whether a kernel may read x, and neither gradients nor autocast are enabled."""
+    """Return whether a kernel may read x, and neither gradients nor autocast are enabled."""
     return not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and kernels_can_read(x)
 
 
 def kernels_can_read(x: Tensor) -> bool:
-    """Whether x is a plain tensor in the memory of a CPU, and no operation of PyTorch is watched."""
+    """Return whether x is a plain tensor in the memory of a CPU, and no operation of PyTorch is watched."""
     return not is_watched() and type(x) is Tensor and torch._C._dispatch_keys(x).raw_repr() in plain_keys()
 
 
 def is_watched() -> bool:
-    """Whether something sees, records, transforms or differentiates the operations of PyTorch now. Kernels and
+    """Return whether something sees, records, transforms or differentiates the operations of PyTorch now. Kernels and
     compiled steps are none of these operations."""
     return bool(
         torch.compiler.is_compiling()
@@ -56,8 +56,8 @@ def is_watched() -> bool:
 
 @cache
 def plain_keys() -> frozenset[int]:
-    """The dispatch keys of plain dense tensors in the memory of a CPU: without those of subclasses, sparse and nested
-    layouts, wrappers of transforms, and the flags of lazy negation and zeros."""
+    """Return the dispatch keys of plain dense tensors in the memory of a CPU: without those of subclasses, sparse and
+    nested layouts, wrappers of transforms, and the flags of lazy negation and zeros."""
     with torch.inference_mode(False):
         keys = [torch._C._dispatch_keys(torch.empty(0, device="cpu", dtype=torch.float32)).raw_repr()]
     with torch.inference_mode():
@@ -66,9 +66,9 @@ def plain_keys() -> frozenset[int]:
 
 
 def is_worth(name: str, x: Tensor) -> bool:
-    """Whether the kernel `name` computes an activation from x: x is large, and either gradients are needed, or PyTorch
-    has computed so much of it that compiling pays. With gradients kernels are taken from the first step on, so that a
-    resumed run repeats every bit."""
+    """Return whether the kernel `name` computes an activation from x: x is large, and either gradients are needed, or
+    PyTorch has computed so much of it that compiling pays. With gradients kernels are taken from the first step on,
+    so that a resumed run repeats every bit."""
     if x.numel() < MIN_PARALLEL or x.dtype not in DTYPES:
         return False
     if torch.is_grad_enabled():

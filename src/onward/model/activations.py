@@ -151,14 +151,14 @@ Declarations = dict[str, Activation | Child]
 
 
 def declared(module: nn.Module, child: Child) -> Declarations:
-    """The declarations of a submodule, in the shapes that they have inside its parent."""
+    """Return the declarations of a submodule, in the shapes that they have inside its parent."""
     method = getattr(type(module), "activations", child.default)
     own = {name: placed(one, child) for name, one in method(module).items()}
     return {name: one for name, one in own.items() if child.rotary or not one.rotary or isinstance(one, Child)}
 
 
 def placed(one: Activation | Child, child: Child) -> Activation | Child:
-    """One declaration of a submodule, in the shape that it has inside its parent."""
+    """Return one declaration of a submodule, in the shape that it has inside its parent."""
     if isinstance(one, Child):
         return replace(one, flat=one.flat or child.flat, rotary=one.rotary and child.rotary)
     where = replace(one.where, flat=True) if child.flat and isinstance(one.where, Output) else one.where
@@ -166,7 +166,7 @@ def placed(one: Activation | Child, child: Child) -> Activation | Child:
 
 
 def output(width: str | int, module: nn.Module) -> Declarations:
-    """The output of a module, unless it is the identity."""
+    """Return the output of a module, unless it is the identity."""
     return {} if isinstance(module, nn.Identity) else {"": Activation(Output(), ("B", "T", width))}
 
 
@@ -174,14 +174,14 @@ NORM = partial(output, "D")  # of a norm of the residual stream without declarat
 
 
 def norm(width: int, *, centered: bool) -> Declarations:
-    """The activations of a norm: its output, and the number by which it divides."""
+    """Return the activations of a norm: its output, and the number by which it divides."""
     scale = Activation(NormScale(centered), ("B", "T", 1), editable=False)
     return {"": Activation(Output(), ("B", "T", width)), "scale": scale}
 
 
 def block(module: nn.Module, mid: tuple[str, str] | None = None) -> Declarations:
-    """The activations of a block with submodules `attn`, `mlp` and norms (names that end with `norm`); also of a block
-    without declarations."""
+    """Return the activations of a block with submodules `attn`, `mlp` and norms (names that end with `norm`); also of a
+    block without declarations."""
     stream = "B", "T", "D"
     names: Declarations = {"in": Activation(Input(), stream)}
     for name, _ in module.named_children():
@@ -195,7 +195,7 @@ def block(module: nn.Module, mid: tuple[str, str] | None = None) -> Declarations
 
 
 def attention(n_heads: int, d_value: int) -> Declarations:
-    """The activations of an attention with a submodule `attend`, of the class `Attend`, and an output projection
+    """Return the activations of an attention with a submodule `attend`, of the class `Attend`, and an output projection
     `out`: scores, weights, and the output of each head."""
     scores, shape = Scores(), ("B", n_heads, "T", "S")
     steps: Declarations = {name: Activation(scores, shape, 1) for name in ("scores", "masked_scores", "weights")}

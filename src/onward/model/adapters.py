@@ -71,18 +71,18 @@ class Adapter(nn.Module):
         self.norms: tuple[object, Tensor] | None = None
 
     def change(self) -> Tensor:
-        """scaling B A, (..., O, I)."""
+        """Return scaling B A, (..., O, I)."""
         return self.scaling * (self.b @ self.a)
 
     def merged(self, weight: Tensor) -> Tensor:
-        """The weight with its change, computed in at least fp32 and rounded once."""
+        """Return the weight with its change, computed in at least fp32 and rounded once."""
         exact = weight.to(self.a.dtype) + self.change()
         if self.magnitude is not None:
             exact = exact * (self.magnitude / exact.detach().norm(dim=1))[:, None]
         return exact.to(weight.dtype)
 
     def row_norms(self, weight: Tensor) -> Tensor:
-        """The norms (O,) of the rows of W + scaling B A, without gradient; kept until one of them changes."""
+        """Return the norms (O,) of the rows of W + scaling B A, without gradient; kept until one of them changes."""
         version = [(id(t), t._version) for t in (self.a, self.b)]
         if self.norms is None or self.norms[0] != version or self.training:
             with torch.no_grad():
@@ -90,7 +90,8 @@ class Adapter(nn.Module):
         return self.norms[1]
 
     def forward(self, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """The output of a layer with this adapter, from its input x (..., I), or tokens (...), and its output y."""
+        """Return the output of a layer with this adapter, from its input x (..., I), or tokens (...), and its
+        output y."""
         if isinstance(layer, nn.Embedding):
             sum_ = y + self.scaling * F.linear(F.embedding(x, self.a.T), self.b)
             scale = 1.0 if self.magnitude is None else self.magnitude / self.row_norms(layer.weight.mT)
@@ -132,19 +133,19 @@ class WeightAdapters(nn.ModuleDict):
         return result.view_as(y)
 
     def weight(self, weight: Tensor) -> Tensor:
-        """The weight with the adapter that all rows use."""
+        """Return the weight with the adapter that all rows use."""
         chosen = self.selection
         return self[chosen.name].merged(weight) if chosen.groups is None and chosen.name in self else weight
 
 
 def adapted(module: nn.Module, name: str) -> Tensor:
-    """A weight of a module, with its adapter if all rows use the same one."""
+    """Return a weight of a module, with its adapter if all rows use the same one."""
     weight, adapters = getattr(module, name), module._modules.get(f"{name}_lora")
     return adapters.weight(weight) if isinstance(adapters, WeightAdapters) else weight
 
 
 def rows_differ(module: nn.Module) -> bool:
-    """Whether the rows of the present batch use different adapters of a module."""
+    """Return whether the rows of the present batch use different adapters of a module."""
     adapters = module._modules.get("weight_lora")
     return isinstance(adapters, WeightAdapters) and adapters.selection.groups is not None
 

@@ -50,12 +50,12 @@ class LayerCache:
         return next(iter(self.entries.values())).size(1)
 
     def locate(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The first two indices into the entries for positions (B, T)."""
+        """Return the first two indices into the entries for positions (B, T)."""
         slot = positions % self.slots if self.wraps else positions.clamp(max=self.slots - 1)
         return torch.arange(positions.size(0), device=positions.device)[:, None], slot
 
     def slot_indices(self, positions: Tensor) -> SlotIndices:
-        """The slots that a call with positions (B, T) writes and reads."""
+        """Return the slots that a call with positions (B, T) writes and reads."""
         last = positions[:, -1:]
         if not self.wraps:
             last = last.clamp(max=self.slots - 1)
@@ -80,7 +80,7 @@ class CacheEntry:
     indices: SlotIndices
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """The vectors (B, S, ...) of all slots that this call reads, in this dtype."""
+        """Return the vectors (B, S, ...) of all slots that this call reads, in this dtype."""
         tensors = [self.cache.entries[n] for n in (self.name, self.name + SCALE) if n in self.cache.entries]
         blocks = self.indices.blocks
         if blocks is not None:  # flat indices: index_select is three times as fast as advanced indexing
@@ -99,8 +99,8 @@ class CacheEntry:
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor | None:
-        """The attention (B, T, H, F) of queries q (B, T, H, E) to these keys and the values v in the memory of the
-        cache; None where it is computed from `read`, as that of quantized entries and with a bias of the scores."""
+        """Return the attention (B, T, H, F) of queries q (B, T, H, E) to these keys and the values v in the memory of
+        the cache; None where it is computed from `read`, as that of quantized entries and with a bias of the scores."""
         keys, values = (entry.cache.entries[entry.name] for entry in (self, v))
         if mask.slopes is not None or not takes_kernel(q, keys, values, mask.key_positions.size(1)):
             return None
@@ -126,20 +126,21 @@ Keys = Tensor | CacheEntry  # keys (B, S, K, E) or values (B, S, K, F): a tensor
 
 
 def to_tensor(keys: Keys, dtype: torch.dtype) -> Tensor:
-    """Keys or values (B, S, ...) as a tensor of this dtype; entries of a cache are gathered and dequantized."""
+    """Return keys or values (B, S, ...) as a tensor of this dtype; entries of a cache are gathered and dequantized."""
     return keys.read(dtype) if isinstance(keys, CacheEntry) else keys
 
 
 def quantize(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Vectors (..., E) as int8 codes (..., E) and scales (..., 1) of this dtype. The error of code * scale is at most
-    scale / 2."""
+    """Return vectors (..., E) as int8 codes (..., E) and scales (..., 1) of this dtype. The error of code * scale is at
+    most scale / 2."""
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     scale = (vectors.abs().amax(-1, keepdim=True) / 127).to(dtype).clamp(min=torch.finfo(dtype).tiny)
     return (vectors / scale).round().clamp(-127, 127).to(torch.int8), scale
 
 
 def slot_positions(slots: int, last: Tensor) -> Tensor:
-    """The position in each slot, (B, S), of rows whose last position is `last` (B, 1); < 0: the slot is empty."""
+    """Return the position in each slot, (B, S), of rows whose last position is `last` (B, 1); < 0: the slot is
+    empty."""
     return last - (last - torch.arange(slots, device=last.device)) % slots
 
 
@@ -151,7 +152,8 @@ def empty_entries(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
-    """The entries of a layer as zeros, each (*size, ...); quantized ones are int8 and have scales (*size, ..., 1)."""
+    """Return the entries of a layer as zeros, each (*size, ...); quantized ones are int8 and have scales (*size, ...,
+    1)."""
     dtype, entries = dtype or torch.get_default_dtype(), {}
     for name, shape in at(config.attention, layer).entries(config).items():
         entries[name] = torch.zeros(*size, *shape, device=device, dtype=torch.int8 if quantized else dtype)
@@ -242,17 +244,17 @@ class KVCache:
 
     @explained
     def view(self, start: int = 0, end: int | None = None, length: int | None = None) -> CacheView:
-        """Rows start to end - 1, by default all, with the slots for positions below `length`, padding included, by
-        default all."""
+        """Return rows start to end - 1, by default all, with the slots for positions below `length`, padding included,
+        by default all."""
         most = self.length + self.chunk
         last = most if length is None else min(length, most)
         layers = [self.narrow(cache, slice(start, end), last) for cache in self.layers]
         return CacheView(layers, self.rope_length[start:end], min(self.length, self.capacity, last), last, self.chunk)
 
     def narrow(self, cache: LayerCache, rows: slice, slots: int) -> LayerCache:
-        """Some rows and the first `slots` slots of a layer; shares its memory."""
+        """Return some rows and the first `slots` slots of a layer; shares its memory."""
         return LayerCache({n: t[rows, :slots] for n, t in cache.entries.items()}, cache.window, cache.wraps)
 
     def nbytes(self) -> int:
-        """Memory of all entries in bytes."""
+        """Return memory of all entries in bytes."""
         return sum(t.nbytes for layer in self.layers for t in layer.entries.values())

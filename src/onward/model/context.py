@@ -27,7 +27,7 @@ class AttentionContext:
     indices: SlotIndices | None = None  # the slots that this call writes and reads
 
     def rotate(self, x: Tensor) -> Tensor:
-        """x (B, T, H, E) rotated by the angles of the positions; unchanged where positions are not rotary."""
+        """Return x (B, T, H, E) rotated by the angles of the positions; unchanged where positions are not rotary."""
         return x if self.rotation is None else rotate(x, *self.rotation)
 
     def update(self, **new: Tensor) -> tuple[Tensor | CacheEntry, ...]:
@@ -41,7 +41,7 @@ class AttentionContext:
 def attention_contexts(
     config: DecoderConfig, dtype: torch.dtype, positions: Tensor, cache: CacheView | None, *, plain: bool
 ) -> list[AttentionContext]:
-    """One AttentionContext per layer, for tokens at positions (B, T).
+    """Return one AttentionContext per layer, for tokens at positions (B, T).
 
     Layers with equal parts share masks and rotations. `plain`: positions are 0, 1, 2, ... in all rows, without a cache.
     Rotary angles are computed in at least fp32.

@@ -107,19 +107,20 @@ class Decoder(Shown, nn.Module):
     def forward(
         self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | CacheView | None = None
     ) -> Tensor:
-        """Logits (B, T, V); those at index t predict the token at index t + 1. The arguments are those of `hidden`."""
+        """Return logits (B, T, V); those at index t predict the token at index t + 1. The arguments are those of
+        `hidden`."""
         return self.logits(self.hidden(tokens, positions, cache))
 
     def hidden(
         self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | CacheView | None = None
     ) -> Tensor:
-        """The hidden states (B, T, D): the residual stream after the last block and the final norm.
+        """Return the hidden states (B, T, D): the residual stream after the last block and the final norm.
 
-        `tokens` are ids (B, T), or vectors (B, T, D) in place of their embeddings. `positions` (B, T) are by default
-        0, 1, 2, ...; a position that is not the previous one plus one begins a packed document, whose tokens attend to
-        no earlier document. With a `cache`, positions are required, each row continues after the tokens in the cache,
-        and a row's last position must be its greatest. Tokens of a wrong shape or dtype, ids out of range, and
-        positions beyond the cache or the learned positions raise a UserError (a ValueError).
+        `tokens` are ids (B, T), or vectors (B, T, D) in place of their embeddings. `positions` (B, T) are by default 0,
+        1, 2, ...; a position that is not the previous one plus one begins a packed document, whose tokens attend to no
+        earlier document. With a `cache`, positions are required, each row continues after the tokens in the cache, and
+        a row's last position must be its greatest. Tokens of a wrong shape or dtype, ids out of range, and positions
+        beyond the cache or the learned positions raise a UserError (a ValueError).
         """
         check_tokens(tokens, self.config)
         view = cache.view() if isinstance(cache, KVCache) else cache
@@ -141,7 +142,7 @@ class Decoder(Shown, nn.Module):
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (B, T, V) from the hidden states (B, T, D)."""
+        """Return logits (B, T, V) from the hidden states (B, T, D)."""
         try:
             return self.logit_softcap(self.logit_scale(self.head(self.embed_out(hidden))))
         except (TypeError, AttributeError, RuntimeError):  # a check before the call would cost time at each step
@@ -165,7 +166,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 def described(value: object) -> str:
-    """The dtype and the shape of a tensor, the type of anything else."""
+    """Return the dtype and the shape of a tensor, the type of anything else."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"

@@ -51,11 +51,11 @@ class SoftmaxRoutingModule(nn.Module):
             return weights * self.part.scale, experts
 
     def selection_scores(self, scores: Tensor) -> Tensor:
-        """The scores (N, X) that select experts, from the scores (N, X) that weight their outputs."""
+        """Return the scores (N, X) that select experts, from the scores (N, X) that weight their outputs."""
         return scores
 
     def mask_groups(self, scores: Tensor) -> Tensor:
-        """The scores (N, X), -inf for the experts outside the top groups."""
+        """Return the scores (N, X), -inf for the experts outside the top groups."""
         if self.part.n_groups == self.part.top_k_groups:
             return scores
         grouped = scores.unflatten(1, (self.part.n_groups, -1))
@@ -123,12 +123,12 @@ class ExpertsModule(nn.Module):
         return self.dropout(y.view_as(x))
 
     def combine(self, gate: Tensor, up: Tensor) -> Tensor:
-        """The input of the down projection, from the outputs of the gate and up projections."""
+        """Return the input of the down projection, from the outputs of the gate and up projections."""
         own = self.part.combine
         return self.act(gate) * up if own is None else own(self.act, gate, up)
 
     def mix(self, tokens: Tensor) -> Tensor:
-        """The weighted sum (N, D) of the outputs of each token's experts."""
+        """Return the weighted sum (N, D) of the outputs of each token's experts."""
         weights, experts = self.router(tokens)
         order = experts.flatten().argsort(stable=True)  # of the assignments, sorted by expert
         token = order // experts.size(1)  # the token of each assignment
@@ -159,7 +159,7 @@ class ExpertsModule(nn.Module):
         return names
 
     def stack(self, name: str, dtype: torch.dtype) -> Stack:
-        """The weights and biases, if any, of one projection of all experts, in this dtype."""
+        """Return the weights and biases, if any, of one projection of all experts, in this dtype."""
         bias = getattr(self, f"{name}_bias")
         return adapted(self, name).to(dtype), None if bias is None else bias.to(dtype)
 
@@ -169,8 +169,8 @@ Combine = Callable[[Tensor, Tensor], Tensor]
 
 
 def loop(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> Tensor:
-    """One matmul per expert. `assignments` (N K, D) are the tokens' vectors sorted by expert, `counts` (X,) the number
-    of assignments of each expert; returns (N K, D)."""
+    """Return one matmul per expert. `assignments` (N K, D) are the tokens' vectors sorted by expert, `counts` (X,) the
+    number of assignments of each expert; returns (N K, D)."""
 
     def each(stack: Stack) -> zip[tuple[Tensor, Tensor | None]]:
         return zip(stack[0].unbind(), repeat(None) if stack[1] is None else stack[1].unbind())
@@ -180,7 +180,7 @@ def loop(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stac
 
 
 def grouped(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> Tensor:
-    """One grouped matmul over all experts for each of gate, up and down; arguments and result as of `loop`."""
+    """Return one grouped matmul over all experts for each of gate, up and down; arguments and result as of `loop`."""
 
     def project(x: Tensor, stack: Stack) -> Tensor:
         y = grouped_matmul(x, stack[0], counts.cumsum(0).int())
@@ -190,7 +190,7 @@ def grouped(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: S
 
 
 def grouped_matmul(x: Tensor, stack: Tensor, ends: Tensor) -> Tensor:
-    """Rows ends[e - 1] to ends[e] - 1 of x (N, I) times matrix e of the stack (X, O, I), for every e: (N, O).
+    """Return rows ends[e - 1] to ends[e] - 1 of x (N, I) times matrix e of the stack (X, O, I), for every e: (N, O).
 
     `ends` is (X,), int32.
     """

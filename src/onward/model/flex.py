@@ -16,7 +16,7 @@ from onward.model.mask import AttentionMask, visible
 
 
 def flex(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float) -> Tensor:
-    """Attention (B, T, H, F) of queries q (B, T, H, E) to keys k (B, S, K, E) and values v (B, S, K, F)."""
+    """Return attention (B, T, H, F) of queries q (B, T, H, E) to keys k (B, S, K, E) and values v (B, S, K, F)."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     k, v = (to_tensor(t, q.dtype).transpose(1, 2) for t in (k, v))

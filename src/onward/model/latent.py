@@ -83,7 +83,8 @@ class LatentAttentionModule(nn.Module):
         }
 
     def absorbing_is_cheaper(self, tokens: int, keys: int) -> bool:
-        """Whether the absorbed form takes fewer multiplications per head, for `tokens` queries over `keys` latents."""
+        """Return whether the absorbed form takes fewer multiplications per head, for `tokens` queries over `keys`
+        latents."""
         p = self.part
         projection = p.d_latent * (p.d_nope + p.d_value)  # of a latent to key and value; of query and output, absorbed
         pair = p.d_nope + p.d_rope + p.d_value  # of a query and a key: the score, and the weighted value

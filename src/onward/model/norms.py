@@ -16,7 +16,7 @@ NewNorm = Callable[..., nn.Module]  # makes a norm over a last dimension of the 
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which matmuls with x are computed: autocast's where it is enabled, else that of x."""
+    """Return the dtype in which matmuls with x are computed: autocast's where it is enabled, else that of x."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 

@@ -35,7 +35,7 @@ class PagedLayerCache(LayerCache):
         return self.table.gather(1, positions // self.slots), positions % self.slots
 
     def slot_indices(self, positions: Tensor) -> SlotIndices:
-        """The slots that a call writes and reads; positions (B, T) are consecutive in each row."""
+        """Return the slots that a call writes and reads; positions (B, T) are consecutive in each row."""
         block, slot = self.locate(positions)
         size, table = self.slots, self.table
         if positions.device.type == "cpu" and bool((block[:, 0] == NULL_BLOCK).any()):
@@ -53,13 +53,13 @@ class PagedLayerCache(LayerCache):
 
 
 def block_span(positions: int, size: int) -> int:
-    """The greatest number of blocks of this size that contain some of this many consecutive positions."""
+    """Return the greatest number of blocks of this size that contain some of this many consecutive positions."""
     return (positions - 2) // size + 2
 
 
 def max_blocks(window: int, size: int, chunk: int, columns: int) -> int:
-    """The most blocks that a row has: all `columns` of the table or, with a window, those that the first query of a
-    block attends to and those of a chunk that begins in that block."""
+    """Return the most blocks that a row has: all `columns` of the table or, with a window, those that the first query
+    of a block attends to and those of a chunk that begins in that block."""
     return min(columns, -(-(window - 1) // size) - (-(size - 1 + chunk) // size)) if window else columns
 
 

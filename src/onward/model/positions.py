@@ -47,7 +47,7 @@ class SinusoidalPositionModule(nn.Module):
 def angles_at(
     positions: Tensor, theta: float, rope_dim: int, scaling: Scaling | None = None, rope_length: Tensor | None = None
 ) -> Tensor:
-    """The angle of each pair at positions (B, T): position * theta ** (-2 i / rope_dim), (B, T, rope_dim / 2).
+    """Return the angle of each pair at positions (B, T): position * theta ** (-2 i / rope_dim), (B, T, rope_dim / 2).
 
     A `scaling` changes the frequencies, for rows of the lengths `rope_length` (B, 1, 1).
     """
@@ -59,12 +59,12 @@ def angles_at(
 
 
 def rotates(part: Position) -> bool:
-    """Whether queries and keys are rotated."""
+    """Return whether queries and keys are rotated."""
     return part.rotation is not None or isinstance(part, Rotary)
 
 
 def rotation(part: Position, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Cosines and sines, each (B, T, 1, rope_dim / 2), for heads of a width; None: nothing is rotated.
+    """Return cosines and sines, each (B, T, 1, rope_dim / 2), for heads of a width; None: nothing is rotated.
 
     `positions` (B, T) and `rope_length` (B, 1, 1), the length for which each row's frequencies are scaled, have the
     dtype to compute in, at least fp32.
@@ -82,7 +82,8 @@ def rotary(part: Rotary, width: int, positions: Tensor, rope_length: Tensor) -> 
 
 
 def score_bias(part: Position, config: DecoderConfig, device: torch.device) -> tuple[Tensor, ScoreBias] | None:
-    """The slope of each head, (H,), and the function that computes the bias of a score; None: scores have no bias."""
+    """Return the slope of each head, (H,), and the function that computes the bias of a score; None: scores have no
+    bias."""
     if part.slopes is not None:
         slopes = part.slopes(config, device)
     else:
@@ -100,8 +101,8 @@ def score_bias(part: Position, config: DecoderConfig, device: torch.device) -> t
 
 
 def alibi_slopes(n_heads: int, steepness: float = 8.0) -> Tensor:
-    """The amount that each head subtracts per token of distance, (H,): 2 ** (-steepness (h + 1) / H), and between the
-    powers of two as in Press et al. (2021)."""
+    """Return the amount that each head subtracts per token of distance, (H,): 2 ** (-steepness (h + 1) / H), and
+    between the powers of two as in Press et al. (2021)."""
     power = 2 ** math.floor(math.log2(n_heads))
     slopes = [2 ** (-steepness * (h + 1) / power) for h in range(power)]
     slopes += [2 ** (-steepness * (2 * h + 1) / (2 * power)) for h in range(n_heads - power)]

@@ -80,17 +80,17 @@ class Chat:
     def encode(
         self, messages: str | Sequence[Message], /, add_generation_prompt: bool = True, **variables: Any
     ) -> list[int]:
-        """The token ids of messages, or of one message of the user; `variables` are those of the template."""
+        """Return the token ids of messages, or of one message of the user; `variables` are those of the template."""
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         return [i for i, _, _ in self.tokens(self.text(given, add_generation_prompt, variables))]
 
     def conversation(
         self, messages: Sequence[Message], given: int = 0, **variables: Any
     ) -> tuple[list[int], list[bool], str]:
-        """The token ids of a conversation, whether each is trained, and the text rendered by the template.
+        """Return the token ids of a conversation, whether each is trained, and the text rendered by the template.
 
         The assistant's messages after the first `given` messages are trained, and the control token that ends each of
-        them. A UserError if no control token ends them.
+        them. Raises a UserError if no control token ends them.
         """
         text = self.text([*messages[:given], *map(trained_message, messages[given:])], False, variables)
         ids, mask = list[int](), list[bool]()
@@ -109,7 +109,7 @@ class Chat:
         return ids, mask, str.__getitem__(text, slice(None))
 
     def text(self, given: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]) -> MaskedString:
-        """The text of messages, rendered by the template."""
+        """Return the text of messages, rendered by the template."""
         if not isinstance(given, Sequence):
             raise UserError(f"messages are {given!r}: give a text or a list of messages")
         if not given:
@@ -133,7 +133,7 @@ class Chat:
         return MaskedString(SURROGATE.sub(UNKNOWN, text), mask_of(text))
 
     def tokens(self, text: MaskedString) -> list[Span]:
-        """The tokens of a text; only control tokens that the template wrote as a whole become control tokens."""
+        """Return the tokens of a text; only control tokens that the template wrote as a whole become control tokens."""
         runs = [
             (run.start(), self.inner.encode(text[slice(*run.span())], add_special_tokens=False))
             for run in re.finditer(b"[\1\3]+", mask_of(text))
@@ -171,15 +171,16 @@ class Chat:
         return result
 
     def spell(self, text: str) -> list[int]:
-        """The ids of a text without control tokens. If its encoding contains one, the text is encoded in two halves."""
+        """Return the ids of a text without control tokens. If its encoding contains one, the text is encoded in two
+        halves."""
         ids = self.tokenizer.encode(text, special=False)
         if not any(i in self.marks and i != self.tokenizer.unknown_id for i in ids):
             return ids
         return self.spell(text[: len(text) // 2]) + self.spell(text[len(text) // 2 :]) if len(text) > 1 else []
 
     def spans(self, text: str, encoding: tokenizers.Encoding) -> list[Span]:
-        """The control tokens in an encoded text, without adjacent white space. The unknown token counts only if the
-        text spells it."""
+        """Return the control tokens in an encoded text, without adjacent white space. The unknown token counts only if
+        the text spells it."""
         result = []
         for i, (start, end) in zip(encoding.ids, encoding.offsets):
             start, end = trimmed(text, start, end) if i in self.marks else (start, end)
@@ -190,7 +191,7 @@ class Chat:
 
 
 def trained_message(message: Message) -> Message:
-    """A message whose texts a model is trained to write, if it is a message of the assistant; any other message
+    """Return a message whose texts a model is trained to write, if it is a message of the assistant; any other message
     unchanged."""
     if not isinstance(message, Mapping) or message.get("role") not in ASSISTANT:
         return message
@@ -198,7 +199,7 @@ def trained_message(message: Message) -> Message:
 
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A value with each text in it changed."""
+    """Return a value with each text in it changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -207,13 +208,13 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """A span of a text without white space around it."""
+    """Return a span of a text without white space around it."""
     piece = text[start:end]
     return start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())
 
 
 def plain_copy(value: Any) -> Any:
-    """A copy of a value of texts, numbers, lists and tables; a UserError for any other value in it."""
+    """Return a copy of a value of texts, numbers, lists and tables. Raises a UserError for any other value in it."""
     if isinstance(value, Mapping):
         return {str(name): plain_copy(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -225,12 +226,12 @@ def plain_copy(value: Any) -> Any:
 
 @lru_cache(maxsize=2)
 def chat_of(tokenizer: Tokenizer) -> Chat:
-    """The Chat of a tokenizer, cached."""
+    """Return the Chat of a tokenizer, cached."""
     return Chat(tokenizer)
 
 
 def template_error(error: Exception) -> UserError:
-    """The UserError for an exception of a template."""
+    """Return the UserError for an exception of a template."""
     line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
     said = " ".join(str(error).split()) or type(error).__name__
     return UserError(f"the chat template cannot be used for this{line}: {said}")

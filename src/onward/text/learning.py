@@ -14,8 +14,9 @@ from tokenizers import models, pre_tokenizers, trainers
 
 
 def learn_bpe(texts: Iterable[str], size: int, control: str) -> models.BPE:
-    """The merges of texts that are split by GPT-2's pattern (Radford et al. 2019), with at most `size` ids: the control
-    token, the 256 bytes, and a token for each merge, the most frequent pair first. The texts are iterated once."""
+    """Return the merges of texts that are split by GPT-2's pattern (Radford et al. 2019), with at most `size` ids: the
+    control token, the 256 bytes, and a token for each merge, the most frequent pair first. The texts are iterated
+    once."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     try:
         import ffbpe

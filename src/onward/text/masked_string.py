@@ -101,7 +101,7 @@ class MaskedString(str):
         return before, separator, after
 
     def located(self, parts: Iterable[str], separator: str | None) -> list[str]:
-        """Consecutive parts of this string with their masks; `separator` lies between them, white space if it is
+        """Return consecutive parts of this string with their masks; `separator` lies between them, white space if it is
         None."""
         result: list[str] = []
         position = 0
@@ -132,17 +132,17 @@ class MaskedString(str):
 
 
 def from_template(text: str) -> MaskedString:
-    """A string that the template wrote."""
+    """Return a string that the template wrote."""
     return MaskedString(text, bytes([FROM_TEMPLATE]) * len(text))
 
 
 def trained(text: str) -> MaskedString:
-    """A string that a model is trained to write, from the template or from a variable."""
+    """Return a string that a model is trained to write, from the template or from a variable."""
     return MaskedString(text, bytes(byte | TRAINED for byte in mask_of(text)))
 
 
 def is_trained(value: Any) -> bool:
-    """Whether a model is trained on any character of a text, or of the texts in a list or table."""
+    """Return whether a model is trained on any character of a text, or of the texts in a list or table."""
     if isinstance(value, str):
         return any(byte & TRAINED for byte in mask_of(value))
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
@@ -150,19 +150,19 @@ def is_trained(value: Any) -> bool:
 
 
 def mask_of(text: str) -> bytes:
-    """The mask of a string: a byte per character, of the bits FROM_TEMPLATE and TRAINED."""
+    """Return the mask of a string: a byte per character, of the bits FROM_TEMPLATE and TRAINED."""
     return text._mask if isinstance(text, MaskedString) else bytes(len(text))
 
 
 def concat(parts: Iterable[Any]) -> str:
-    """The texts of several values, joined."""
+    """Return the texts of several values, joined."""
     texts = [as_text(part) for part in parts]
     check_length(sum(map(len, texts)))
     return MaskedString("".join(texts), b"".join(map(mask_of, texts)))
 
 
 def as_text(value: Any) -> str:
-    """The text of a value; raises TooLarge if its lists and tables are too large to print."""
+    """Return the text of a value; raises TooLarge if its lists and tables are too large to print."""
     if not isinstance(value, str | int | float | None):
         check_size(value)
     return str(value)
@@ -197,7 +197,7 @@ def replace(text: str, old: str, new: str, count: int = -1) -> str:
 
 
 def spread(text: MaskedString, times: int) -> list[str]:
-    """The parts of a text between which `str.replace` inserts a text, `times` times, for an empty one."""
+    """Return the parts of a text between which `str.replace` inserts a text, `times` times, for an empty one."""
     return ["", *text[: times - 1], text[times - 1 :]] if times else [text]
 
 

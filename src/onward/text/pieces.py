@@ -24,7 +24,7 @@ class Piece:
 
 
 def formations(text: str, pieces: Set[str]) -> Iterator[tuple[str, str]]:
-    """The pairs of characters or pieces that form a text together."""
+    """Yield the pairs of characters or pieces that form a text together."""
     for cut in range(1, len(text)):
         halves = text[:cut], text[cut:]
         if all(len(half) == 1 or half in pieces for half in halves):
@@ -32,7 +32,7 @@ def formations(text: str, pieces: Set[str]) -> Iterator[tuple[str, str]]:
 
 
 def merges_of(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
-    """The merges with which BPE forms the pieces: each piece as two others, by score and then by id."""
+    """Return the merges with which BPE forms the pieces: each piece as two others, by score and then by id."""
     ids = {piece.text: i for i, piece in enumerate(pieces)}
     merges = []
     for piece in pieces:
@@ -52,7 +52,7 @@ def bpe_of_pieces(
     squeeze: bool = False,
     normalized: bool = False,
 ) -> tokenizers.Tokenizer:
-    """The tokenizer that merges pieces by their scores, with byte pieces, if any, for unknown characters.
+    """Return the tokenizer that merges pieces by their scores, with byte pieces, if any, for unknown characters.
 
     `prefix` adds a space before a text, or with `suffix` after it; `squeeze` strips spaces and collapses runs of them.
     For `normalized` see `add_tokens`.

@@ -39,7 +39,7 @@ class Published:
 
 
 def numbered(names: Sequence[str], first: int) -> dict[str, int]:
-    """Consecutive ids for tokens, from `first` on."""
+    """Return consecutive ids for tokens, from `first` on."""
     return {name: first + number for number, name in enumerate(names)}
 
 
@@ -61,7 +61,7 @@ PUBLISHED = {  # by the number of ranks
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """The ranks of a tiktoken file: a line for each token, its bytes in base64 and its rank."""
+    """Return the ranks of a tiktoken file: a line for each token, its bytes in base64 and its rank."""
     ranks: dict[bytes, int] = {}
     try:
         for line in path.read_bytes().splitlines():
@@ -74,15 +74,15 @@ def read_ranks(path: Path) -> dict[bytes, int]:
 
 
 def is_ranks(path: Path) -> bool:
-    """Whether a file is one of ranks: Llama 3's is named tokenizer.model, as SentencePiece's are."""
+    """Return whether a file is one of ranks: Llama 3's is named tokenizer.model, as SentencePiece's are."""
     with path.open("rb") as file:
         first = file.readline(1000).split()
     return len(first) == 2 and first[1].isdigit()
 
 
 def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """The tokenizer of a tiktoken file, and its tokens that begin and end a text and that pad. `pattern` splits texts;
-    it is known for the vocabularies of GPT-2, GPT-4, GPT-4o, Llama 3 and Qwen by the number of ranks."""
+    """Return the tokenizer of a tiktoken file, and its tokens that begin and end a text and that pad. `pattern` splits
+    texts; it is known for the vocabularies of GPT-2, GPT-4, GPT-4o, Llama 3 and Qwen by the number of ranks."""
     ranks = read_ranks(path)
     known = PUBLISHED.get(len(ranks))
     if not pattern and known is None:
@@ -98,8 +98,8 @@ def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str
 
 
 def ranked_bpe(ranks: Mapping[bytes, int], pattern: str, path: Path, first: int = 0) -> tokenizers.Tokenizer:
-    """A BPE tokenizer that merges by rank; an id is the rank plus `first`. A token that no two others form is matched
-    directly."""
+    """Return a BPE tokenizer that merges by rank; an id is the rank plus `first`. A token that no two others form is
+    matched directly."""
     if not all(bytes([byte]) in ranks for byte in range(256)) or sorted(ranks.values()) != list(range(len(ranks))):
         raise UserError(f"{path} does not have every byte and every rank: copy or download it again")
     order = sorted(ranks, key=ranks.__getitem__)
@@ -123,8 +123,8 @@ def add_specials(inner: tokenizers.Tokenizer, specials: Mapping[str, int]) -> No
 
 
 def load_tekken(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """The tokenizer of a tekken.json, and its tokens that begin and end a text and that pad: control tokens come first,
-    then the ranks."""
+    """Return the tokenizer of a tekken.json, and its tokens that begin and end a text and that pad: control tokens come
+    first, then the ranks."""
     try:
         table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         config = table["config"]

@@ -67,7 +67,8 @@ UNREAD: dict[str, Set[int]] = {  # fields by which a vocabulary was trained, and
 
 
 def fields_of(data: bytes) -> Iterator[tuple[int, int, Any]]:
-    """The numbers, the wire types and the values of the fields of a message; a ValueError if it is cut off or none."""
+    """Yield the numbers, the wire types and the values of the fields of a message; a ValueError if it is cut off or
+    none."""
     at = 0
 
     def varint() -> int:
@@ -102,7 +103,8 @@ class UnknownField(Exception):
 
 
 def message(parts: Sequence[bytes], known: Fields, where: str) -> dict[str, list[Any]]:
-    """The values of the known fields of a message, by name; a field may occur several times. Texts are decoded."""
+    """Return the values of the known fields of a message, by name; a field may occur several times. Texts are
+    decoded."""
     entries: dict[str, list[Any]] = {}
     for number, kind, value in (field for part in parts for field in fields_of(part)):
         name, wanted = known.get(number, ("", kind))
@@ -116,9 +118,9 @@ def message(parts: Sequence[bytes], known: Fields, where: str) -> dict[str, list
 
 
 def read_sentencepiece(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """The tokenizer in a SentencePiece file, and its tokens that begin a text, end a text and pad.
+    """Return the tokenizer in a SentencePiece file, and its tokens that begin a text, end a text and pad.
 
-    A UserError if the file is not SentencePiece's, or if the tokens would differ from the library's.
+    Raises a UserError if the file is not SentencePiece's, or if the tokens would differ from the library's.
     """
     try:
         model = message([path.read_bytes()], MODEL, "the model")
@@ -162,12 +164,12 @@ NAMED = {"bos": "<s>", "eos": "</s>", "pad": "<pad>"}
 
 
 def last(values: Mapping[str, Sequence[Any]], name: str, default: Any) -> Any:
-    """The value of a field; the last occurrence counts."""
+    """Return the value of a field; the last occurrence counts."""
     return values[name][-1] if name in values else default
 
 
 def piece_of(values: Mapping[str, Sequence[Any]]) -> Piece:
-    """The piece in the fields of a message; a ValueError if they are impossible."""
+    """Return the piece in the fields of a message; a ValueError if they are impossible."""
     piece = Piece(last(values, "piece", b"").decode(), last(values, "score", 0.0), last(values, "type", NORMAL))
     if not piece.text or not NORMAL <= piece.type <= BYTE or not math.isfinite(piece.score):
         raise ValueError(f"the piece {piece.text!r:.40} has type {piece.type} and score {piece.score}")
@@ -175,7 +177,7 @@ def piece_of(values: Mapping[str, Sequence[Any]]) -> Piece:
 
 
 def of_specs(trainer: Mapping[str, Any], normalizer: Mapping[str, Any], denormalizer: Mapping[str, Any]) -> str:
-    """The setting in the specifications that would give other tokens than the library, in words; "" if there is
+    """Return the setting in the specifications that would give other tokens than the library, in words; "" if there is
     none."""
     kind = KINDS.get(last(trainer, "model_type", 1), "unknown")
     if kind != "bpe":
@@ -194,7 +196,8 @@ def of_specs(trainer: Mapping[str, Any], normalizer: Mapping[str, Any], denormal
 
 
 def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
-    """The property of the pieces that would give other tokens than the library, in words; "" if there is none."""
+    """Return the property of the pieces that would give other tokens than the library, in words; "" if there is
+    none."""
     of_type = {kind: [piece.text for piece in pieces if piece.type == kind] for kind in range(NORMAL, BYTE + 1)}
     if len(of_type[UNKNOWN]) != 1:
         return f"has {len(of_type[UNKNOWN])} unknown pieces in place of one"

@@ -35,11 +35,11 @@ class TextStream:
         return "" if incomplete else self.release(text)
 
     def finish(self) -> str:
-        """The remaining text, after the last token."""
+        """Return the remaining text, after the last token."""
         return self.bytes.decode(b"", final=True) + self.release(self.text())
 
     def text(self) -> str:
-        """The text of the pending tokens."""
+        """Return the text of the pending tokens."""
         before = self.tokenizer.decode(self.decoded)
         return self.tokenizer.decode(self.decoded + self.pending)[len(before) :]
 

@@ -66,7 +66,7 @@ BUDGET: ContextVar[Budget] = ContextVar("BUDGET")
 
 
 def render(template: jinja2.Template, values: Mapping[str, Any]) -> MaskedString:
-    """The text of a template."""
+    """Return the text of a template."""
     token, pieces, length = BUDGET.set(Budget()), list[str](), 0
     try:
         for piece in template.generate(values):
@@ -80,7 +80,7 @@ def render(template: jinja2.Template, values: Mapping[str, Any]) -> MaskedString
 
 
 def counted(values: Iterable[Any]) -> Iterator[Any]:
-    """The values that a loop iterates over; each is a step."""
+    """Yield the values that a loop iterates over; each is a step."""
     for value in values:
         BUDGET.get().spend()
         yield value
@@ -191,7 +191,7 @@ class Generation(Extension):
 
 
 def environment() -> Environment:
-    """The sandbox of templates, with the functions that transformers provides."""
+    """Return the sandbox of templates, with the functions that transformers provides."""
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)

@@ -60,7 +60,7 @@ TEMPLATES = {
 
 
 def with_template(tokenizer: Tokenizer, name: str) -> Tokenizer:
-    """The tokenizer with a chat template: one of TEMPLATES by its name, or that in a file of Jinja.
+    """Return the tokenizer with a chat template: one of TEMPLATES by its name, or that in a file of Jinja.
 
     Control tokens that the vocabulary lacks are added to it, and the one that ends an answer becomes an end token. A
     UserError where the template cannot be used.

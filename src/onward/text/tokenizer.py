@@ -65,7 +65,7 @@ class Tokenizer:
     @classmethod
     @checked
     def load(cls, path: str | Path) -> Tokenizer:
-        """The tokenizer in a folder or a file: tokenizer.json, GPT-2's vocab.json and merges.txt, Mistral's
+        """Return the tokenizer in a folder or a file: tokenizer.json, GPT-2's vocab.json and merges.txt, Mistral's
         tekken.json, SentencePiece's tokenizer.model, or a .tiktoken file of ranks."""
         path = Path(path)
         file = (tokenizer_file(path) or path / "tokenizer.json") if path.is_dir() else path
@@ -103,28 +103,29 @@ class Tokenizer:
 
     @explained
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """The ids of a text; with `special`, also the control tokens that this tokenizer adds around a text."""
+        """Return the ids of a text; with `special`, also the control tokens that this tokenizer adds around a text."""
         if special and not self.cuttable:  # a tokenizer that adds control tokens is never cuttable
             return self.encoded(self.inner.encode, utf8(text)).ids
         return self.encode_batch([text])[0]
 
     @checked
     def begin(self, tokens: list[int]) -> list[int]:
-        """The tokens of a document after the beginning-of-text token, unless they begin with it or there is none."""
+        """Return the tokens of a document after the beginning-of-text token, unless they begin with it or there is
+        none."""
         if self.bos_id is None or tokens[:1] == [self.bos_id]:
             return tokens
         return [self.bos_id, *tokens]
 
     @checked
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """The ids of each text, computed on all cores, without control tokens."""
+        """Return the ids of each text, computed on all cores, without control tokens."""
         cut = [self.pieces(utf8(text)) for text in texts]
         pieces_of_all = [piece for pieces in cut for piece in pieces]
         encodings = iter(self.encoded(self.inner.encode_batch_fast, pieces_of_all, add_special_tokens=False))
         return [[i for _ in pieces for i in next(encodings).ids] for pieces in cut]
 
     def encoded(self, encode: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The result of an encoding function of the library; a UserError if it fails."""
+        """Return the result of an encoding function of the library. Raises a UserError if it fails."""
         try:
             return encode(*args, **kwargs)
         except Exception as error:  # the library raises nothing narrower
@@ -134,8 +135,8 @@ class Tokenizer:
             raise UserError(f"the tokenizer cannot encode this text: {' '.join(str(error).split())}") from None
 
     def pieces(self, text: str, size: int = PIECE) -> list[str]:
-        """The pieces of a long text, cut where no token can cross: after a line break that no white space follows. Each
-        piece is cut at the first such place after `size` characters."""
+        """Return the pieces of a long text, cut where no token can cross: after a line break that no white space
+        follows. Each piece is cut at the first such place after `size` characters."""
         if len(text) <= size or not self.cuttable:
             return [text]
         result, start = [], 0
@@ -146,12 +147,12 @@ class Tokenizer:
 
     @explained
     def decode(self, ids: Sequence[TokenId]) -> str:
-        """The text of ids, without control tokens."""
+        """Return the text of ids, without control tokens."""
         return self.inner.decode([i for i in ids if i not in self.special], skip_special_tokens=False)
 
     @checked
     def byte_count(self, ids: Sequence[int]) -> int:
-        """The number of bytes of the UTF-8 text of ids."""
+        """Return the number of bytes of the UTF-8 text of ids."""
         if self.of_bytes:
             lengths = {i: len(self.token_bytes(i)) for i in set(ids)}
             return sum(lengths[i] for i in ids)
@@ -159,7 +160,7 @@ class Tokenizer:
 
     @explained
     def token_bytes(self, token_id: TokenId) -> bytes:
-        """The bytes of a token within a text, which may be part of a character."""
+        """Return the bytes of a token within a text, which may be part of a character."""
         token = "" if token_id in self.special else self.inner.id_to_token(token_id) or ""
         if self.of_bytes and all(c in BYTE_OF for c in token):
             return bytes(BYTE_OF[c] for c in token)
@@ -168,7 +169,7 @@ class Tokenizer:
 
     @explained
     def piece(self, token_id: TokenId) -> str:
-        """One token as readable text, for tables: control tokens by name, part of a character as U+FFFD."""
+        """Return one token as readable text, for tables: control tokens by name, part of a character as U+FFFD."""
         token = self.inner.id_to_token(token_id)
         if token is None or token_id in self.special:
             return token or f"<{token_id}>"
@@ -178,12 +179,12 @@ class Tokenizer:
 
     @checked
     def textless(self, size: int) -> list[int]:
-        """The ids below `size` that have no token: padding and holes of the vocabulary."""
+        """Return the ids below `size` that have no token: padding and holes of the vocabulary."""
         return [i for i in range(size) if self.inner.id_to_token(i) is None]
 
 
 def utf8(text: str) -> str:
-    """A text with U+FFFD for each half of a character, which the library does not accept."""
+    """Return a text with U+FFFD for each half of a character, which the library does not accept."""
     if not isinstance(text, str):
         raise UserError(f"text is {shown(text)}: a tokenizer takes text")
     return SURROGATE.sub(UNKNOWN, text)
@@ -194,7 +195,7 @@ ACROSS = re.compile(r"[\nĊ][^\sĊĉčĠ]")  # a token that crosses such a line 
 
 
 def cuttable(inner: tokenizers.Tokenizer) -> bool:
-    """Whether the pieces of a text that is cut at `CUT` have the same ids as the whole text."""
+    """Return whether the pieces of a text that is cut at `CUT` have the same ids as the whole text."""
     first = inner.pre_tokenizer
     return (
         isinstance(first, pre_tokenizers.ByteLevel | pre_tokenizers.Split)
@@ -206,14 +207,14 @@ def cuttable(inner: tokenizers.Tokenizer) -> bool:
 
 
 def tokenizer_file(folder: Path) -> Path | None:
-    """The file of a folder's tokenizer, the best known format first; None if there is none."""
+    """Return the file of a folder's tokenizer, the best known format first; None if there is none."""
     named = [folder / name for name in ("tokenizer.json", "vocab.json", "tekken.json", "tokenizer.model")]
     return next((file for file in [*named, *sorted(folder.glob("*.tiktoken"))] if file.exists()), None)
 
 
 def read_inner(file: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """The tokenizer in a file of any format, and its tokens that begin and end a text and that pad, where the format
-    has them."""
+    """Return the tokenizer in a file of any format, and its tokens that begin and end a text and that pad, where the
+    format has them."""
     if file.name == "vocab.json":
         return byte_level(read_bpe(file.parent), use_regex=True), None, None, None
     if file.name == "tekken.json":
@@ -245,7 +246,8 @@ def add_published(inner: tokenizers.Tokenizer, tables: Mapping[str, Mapping[str,
 
 
 def read_bpe(folder: Path) -> models.BPE:
-    """The model in GPT-2's vocab.json and merges.txt; a UserError names the file that is missing or broken."""
+    """Return the model in GPT-2's vocab.json and merges.txt. Raises a UserError that names the file that is missing or
+    broken."""
     vocab, merges = folder / "vocab.json", folder / "merges.txt"
     if not merges.exists():
         raise UserError(f"there is no merges.txt in {folder}, which {vocab.name} needs: copy or download it")
@@ -256,7 +258,8 @@ def read_bpe(folder: Path) -> models.BPE:
 
 
 def published(folder: Path) -> dict[str, dict[str, Any]]:
-    """The tables in a folder that name control tokens, the most important first; unreadable files are left out."""
+    """Return the tables in a folder that name control tokens, the most important first; unreadable files are left
+    out."""
     tables = {}
     for file in "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json":
         try:
@@ -268,7 +271,8 @@ def published(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def special_name(tables: Mapping[str, Mapping[str, Any]], key: str, inner: tokenizers.Tokenizer) -> str | None:
-    """The control token under a key such as `bos_token`, whose value is its text or its id; None if there is none."""
+    """Return the control token under a key such as `bos_token`, whose value is its text or its id; None if there is
+    none."""
     for table in tables.values():
         value = table.get(key)
         value = value.get("content") if isinstance(value, dict) else value
@@ -280,13 +284,13 @@ def special_name(tables: Mapping[str, Mapping[str, Any]], key: str, inner: token
 
 
 def known_ids(value: Any, inner: tokenizers.Tokenizer) -> list[int]:
-    """The token ids among one value or several."""
+    """Return the token ids among one value or several."""
     values = value if isinstance(value, list) else [value]
     return [i for i in values if type(i) is int and 0 <= i < 1 << 32 and inner.id_to_token(i) is not None]
 
 
 def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """The chat templates of a folder by name; a single one is named `default`."""
+    """Return the chat templates of a folder by name; a single one is named `default`."""
     value = tables.get("tokenizer_config.json", {}).get("chat_template")
     named = value if isinstance(value, list) else [{"name": "default", "template": value}]
     templates = {t.get("name"): t.get("template") for t in named if isinstance(t, dict)}
@@ -300,7 +304,8 @@ def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dic
 
 
 def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:
-    """A byte-level tokenizer; with `use_regex`, texts are first split by GPT-2's pattern (Radford et al. 2019)."""
+    """Return a byte-level tokenizer; with `use_regex`, texts are first split by GPT-2's pattern (Radford et al.
+    2019)."""
     inner = tokenizers.Tokenizer(model)
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     inner.decoder = decoders.ByteLevel()
@@ -309,7 +314,7 @@ def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:
 
 
 def char_level(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
-    """A tokenizer of characters; any other character is U+FFFD."""
+    """Return a tokenizer of characters; any other character is U+FFFD."""
     inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
     inner.decoder = decoders.Fuse()
@@ -318,7 +323,7 @@ def char_level(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
 
 @checked
 def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
-    """The tokenizer of a specification: `char`, `byte`, `bpe:4096` or the path of a tokenizer.
+    """Return the tokenizer of a specification: `char`, `byte`, `bpe:4096` or the path of a tokenizer.
 
     `char`: every character of the texts is a token, any other character is unknown and becomes U+FFFD. `byte`: the 256
     bytes. `bpe:N`: byte-level BPE with GPT-2's pattern and at most N ids, the control token included, learned from the

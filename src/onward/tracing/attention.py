@@ -152,7 +152,7 @@ def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) ->
         return None
 
     def visited_weights(q: Tensor, k: Tensor, context: AttentionContext) -> Tensor:
-        """The attention weights (B, H, T, S), as the `reference` backend computes them."""
+        """Return the attention weights (B, H, T, S), as the `reference` backend computes them."""
         bias = None if context.mask.causal_only else context.mask.dense(q.dtype)
         x = attention_scores(q, k, scale=attend.scale, softcap=attend.softcap)
         x = masked_scores(hooks.visit(steps[0], x, 1, mask=context.mask), bias)

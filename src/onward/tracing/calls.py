@@ -71,8 +71,8 @@ class Location:
     mask: AttentionMask | None = None  # of an activation with keys
 
     def token_positions(self, x: Tensor) -> Tensor:
-        """The positions (B or 1, T) of the tokens of an activation. A UserError if they are unknown, as for logits of
-        selected tokens outside of an engine."""
+        """Return the positions (B or 1, T) of the tokens of an activation. Raises a UserError if they are unknown, as
+        for logits of selected tokens outside of an engine."""
         positions = self.forward.positions
         if self.name == "logits" and (rows := ROWS.get()):
             positions = torch.cat([torch.arange(row.start, row.start + row.tokens) for row in rows])[None].to(x.device)
@@ -81,20 +81,20 @@ class Location:
         return positions
 
     def key_positions(self, x: Tensor) -> Tensor:
-        """The positions (B or 1, S) of the keys of an activation; negative for empty cache slots."""
+        """Return the positions (B or 1, S) of the keys of an activation; negative for empty cache slots."""
         assert self.mask is not None, "an activation with keys comes with its mask"
         offset = self.token_positions(x)[:, :1] - self.mask.query_positions[:, :1]
         return torch.where(self.mask.key_positions < 0, -1, self.mask.key_positions + offset)
 
     def along(self, letter: str, x: Tensor) -> Tensor:
-        """The positions of the tokens (T) or keys (S) of an activation, in a shape that broadcasts to it."""
+        """Return the positions of the tokens (T) or keys (S) of an activation, in a shape that broadcasts to it."""
         positions = self.token_positions(x) if letter == "T" else self.key_positions(x)
         sizes = [1] * x.ndim
         sizes[0], sizes[self.shape.index(letter)] = positions.shape
         return positions.view(sizes)
 
     def visible(self, x: Tensor) -> Tensor | None:
-        """Whether each query attends to each key, in a shape that broadcasts to an activation with keys."""
+        """Return whether each query attends to each key, in a shape that broadcasts to an activation with keys."""
         if self.mask is None:
             return None
         seen = self.mask.visible()  # (B or 1, T, S)

@@ -50,7 +50,7 @@ class Change:
         return new
 
     def chosen(self, x: Tensor, location: Location) -> Tensor | None:
-        """Whether the change applies to each token, in a shape that broadcasts to x; None: to all."""
+        """Return whether the change applies to each token, in a shape that broadcasts to x; None: to all."""
         if self.at is None:
             return None
         positions = location.along("T", x)
@@ -69,7 +69,7 @@ class Mean:
     source: Trace | Data
 
     def changes(self, model: Decoder, wanted: Mapping[str, set[int | None]]) -> dict[tuple[str, int | None], Change]:
-        """The change of each activation."""
+        """Return the change of each activation."""
         chosen = [(name, index) for name, indices in wanted.items() for index in indices]
         source = self.source
         if not isinstance(source, Trace):
@@ -79,7 +79,7 @@ class Mean:
 
 @torch.no_grad()
 def traced(model: Decoder, data: Data, names: Sequence[str]) -> Trace:
-    """A trace of activations over texts."""
+    """Return a trace of activations over texts."""
     batches = [data] if isinstance(data, Tensor) else [torch.tensor([list(text)]) for text in data]
     with without_dropout(model), trace(model, *names) as recorded:
         for batch in batches:
@@ -135,8 +135,8 @@ zero = Change(lambda x, _: torch.zeros_like(x))  # zeros in place of the activat
 
 
 def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Tensor, Tensor | None]:
-    """A value in the dtype and on the device of x, in a shape that broadcasts to x, with the entries for the positions
-    of x; and a mask of the positions that it has (None: all)."""
+    """Return a value in the dtype and on the device of x, in a shape that broadcasts to x, with the entries for the
+    positions of x; and a mask of the positions that it has (None: all)."""
     new, known = torch.as_tensor(value, dtype=x.dtype, device=x.device), None
     sizes = (1,) * (x.ndim - new.ndim) + tuple(new.shape)
     letters = location.shape[-x.ndim :]

@@ -27,7 +27,8 @@ from onward.tracing.hooks import ModelHooks
 
 
 def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """The router's scores and choices, the share of each expert, and the units and outputs of each token's experts."""
+    """Yield the router's scores and choices, the share of each expert, and the units and outputs of each token's
+    experts."""
     names = scores, choices, shares, post, experts = [f"{name}.{step}" for step in where.names]
     state = local()  # of one thread: another may be in the same module
 
@@ -102,7 +103,7 @@ def check_rows(mlp: nn.Module) -> None:
 
 
 def units_of(mlp: ExpertsModule, tokens: Tensor, ids: Tensor) -> Tensor:
-    """The inputs (N, A, F) of the down projections of the experts `ids` (N, A) of tokens (N, D)."""
+    """Return the inputs (N, A, F) of the down projections of the experts `ids` (N, A) of tokens (N, D)."""
     dtype = mlp.gate.dtype
     tokens = tokens.to(dtype)
     gate, up = mlp.stack("gate", dtype), mlp.stack("up", dtype)
@@ -113,14 +114,14 @@ def units_of(mlp: ExpertsModule, tokens: Tensor, ids: Tensor) -> Tensor:
 
 
 def outputs_of(mlp: ExpertsModule, units: Tensor, ids: Tensor) -> Tensor:
-    """The outputs (N, A, D) of the experts `ids` (N, A), from the inputs of their down projections."""
+    """Return the outputs (N, A, D) of the experts `ids` (N, A), from the inputs of their down projections."""
     down = mlp.stack("down", mlp.down.dtype)
     outputs = units.new_zeros(*ids.shape, mlp.down.size(1))
     return of_each(outputs, ids, lambda expert, n, a: one(down, expert, units[n, a]))
 
 
 def of_each(result: Tensor, ids: Tensor, compute: Any) -> Tensor:
-    """Fill `result` (N, A, ...) with `compute(expert, tokens, indices)` at the entries of `ids` (N, A) with that
+    """Return fill `result` (N, A, ...) with `compute(expert, tokens, indices)` at the entries of `ids` (N, A) with that
     expert."""
     for expert in ids.unique().tolist():
         n, a = (ids == expert).nonzero(as_tuple=True)
@@ -129,6 +130,6 @@ def of_each(result: Tensor, ids: Tensor, compute: Any) -> Tensor:
 
 
 def one(stack: tuple[Tensor, Tensor | None], expert: int, x: Tensor) -> Tensor:
-    """One projection of an expert."""
+    """Return one projection of an expert."""
     weight, bias = stack
     return F.linear(x, weight[expert], None if bias is None else bias[expert])

@@ -45,7 +45,7 @@ class Activation:
         return 0 if self.axis is None else self.count or int(self.shape[self.axis])
 
     def shape_of(self, index: int | None) -> tuple[str | int, ...]:
-        """The shape of the whole activation (None), or of one head, unit or expert."""
+        """Return the shape of the whole activation (None), or of one head, unit or expert."""
         return self.shape if index is None else tuple(n for axis, n in enumerate(self.shape) if axis != self.axis)
 
 
@@ -126,7 +126,7 @@ class ModelHooks:
             forward.running = False
 
     def forward(self) -> Forward:
-        """The present call of the model in this context, or a new one."""
+        """Return the present call of the model in this context, or a new one."""
         return FORWARDS.get({}).get(self) or self.new_forward()
 
     def new_forward(self) -> Forward:
@@ -140,23 +140,23 @@ class ModelHooks:
         FORWARDS.set({hooks: forward for hooks, forward in FORWARDS.get({}).items() if hooks is not self})
 
     def asking(self, name: str) -> Iterator[Listener]:
-        """The traces and edits of this context that name an activation."""
+        """Return the traces and edits of this context that name an activation."""
         return (listener for listener in self.active if name in listener.wanted)
 
     def wants(self, *names: str) -> bool:
-        """Whether any of these activations is traced or edited."""
+        """Return whether any of these activations is traced or edited."""
         return any(name in listener.wanted for listener in self.active for name in names)
 
     def edits(self, *names: str) -> bool:
-        """Whether any of these activations is edited."""
+        """Return whether any of these activations is edited."""
         return any(listener.edits for name in names for listener in self.asking(name))
 
     def gradients(self, *names: str) -> bool:
-        """Whether the gradient of any of these activations is kept."""
+        """Return whether the gradient of any of these activations is kept."""
         return torch.is_grad_enabled() and any(one.gradients for name in names for one in self.asking(name))
 
     def indices(self, name: str) -> set[int]:
-        """The heads, units or experts of an activation that are named one by one."""
+        """Return the heads, units or experts of an activation that are named one by one."""
         return {index for listener in self.asking(name) for index in listener.wanted[name] if index is not None}
 
     def visit(

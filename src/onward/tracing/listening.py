@@ -27,7 +27,7 @@ class Uncompiled(UserWarning):
 
 
 def is_traced(model: Decoder) -> bool:
-    """Whether a model is traced or edited in this context: a thread, or a task of asyncio."""
+    """Return whether a model is traced or edited in this context: a thread, or a task of asyncio."""
     return model in OF_MODELS and bool(OF_MODELS[model].active)
 
 
@@ -81,7 +81,8 @@ def unheard() -> Iterator[None]:
 
 
 def is_compiled(block: nn.Module) -> bool:
-    """Whether a block is compiled by `compile_blocks`, with or without `recompute_blocks`, or by `block.compile()`."""
+    """Return whether a block is compiled by `compile_blocks`, with or without `recompute_blocks`, or by
+    `block.compile()`."""
     forward = block.__dict__.get("forward")
     while isinstance(forward, partial):
         if any(hasattr(part, "_torchdynamo_orig_callable") for part in (forward.func, *forward.args)):

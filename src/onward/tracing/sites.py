@@ -120,7 +120,7 @@ class MidSite:
 
 
 def norm_scale(where: NormScale, name: str, module: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """The number by which a norm divides each vector of x (..., D): (..., 1). It is the root of the mean square
+    """Yield the number by which a norm divides each vector of x (..., D): (..., 1). It is the root of the mean square
     (RMSNorm) or of the variance (LayerNorm), plus eps, computed a second time for the trace."""
     norm: Any = module
 
@@ -135,8 +135,8 @@ def norm_scale(where: NormScale, name: str, module: nn.Module, hooks: ModelHooks
 
 
 def site_of(one: Declared, name: str, prefix: str, module: nn.Module, outer: nn.Module) -> Attach:
-    """The function that adds the hooks of an activation `name` in a module with the name `prefix`. `outer` is the
-    nearest enclosing module whose input has the dimensions (B, T)."""
+    """Return the function that adds the hooks of an activation `name` in a module with the name `prefix`. `outer` is
+    the nearest enclosing module whose input has the dimensions (B, T)."""
     where = one.where
     if isinstance(where, Output):
         target, of_input = module.get_submodule(where.of), isinstance(where, Input)
@@ -158,7 +158,7 @@ HOOKS: dict[type[Steps], Callable[..., Iterator[RemovableHandle]]] = {
 
 
 def check_step(module: nn.Module, name: str, where: Steps, known: dict[type[Steps], Steps]) -> None:
-    """A UserError for a declaration that names an unknown step, or contradicts another one of the same module."""
+    """Raise a UserError for a declaration that names an unknown step, or contradicts another one of the same module."""
     kind, own = type(where).__name__, type(module).__name__
     if name not in where.names:
         raise UserError(f"{own} declares the activation {name!r} of {kind}, whose steps are {', '.join(where.names)}")
@@ -167,7 +167,7 @@ def check_step(module: nn.Module, name: str, where: Steps, known: dict[type[Step
 
 
 def attend_modules(model: Decoder) -> dict[int, Attend]:
-    """The `Attend` module of each layer, by the number of the layer."""
+    """Return the `Attend` module of each layer, by the number of the layer."""
     modules: dict[int, Attend] = {}
     for name, activation in activations(model).items():
         layer, site = re.match(r"blocks\.(\d+)\.", name), activation.site
@@ -177,7 +177,7 @@ def attend_modules(model: Decoder) -> dict[int, Attend]:
 
 
 def activations(model: Decoder) -> dict[str, Activation]:
-    """The activations that the modules of a decoder declare, by name."""
+    """Return the activations that the modules of a decoder declare, by name."""
     known_sites: dict[str, Activation] = {}
 
     def walk(prefix: str, module: nn.Module, child: Child, outer: nn.Module) -> None:

@@ -43,13 +43,13 @@ def add_head(model: Decoder, labels: Sequence[str]) -> None:
 
 
 def head_labels(model: nn.Module) -> tuple[str, ...]:
-    """The labels of a model's head; () without a head."""
+    """Return the labels of a model's head; () without a head."""
     head = model._modules.get(NAME)
     return head.labels if isinstance(head, Head) else ()
 
 
 def head_of(model: nn.Module) -> Head:
-    """The head of a model; a UserError if it has none."""
+    """Return the head of a model. Raises a UserError if it has none."""
     head = model._modules.get(NAME)
     if not isinstance(head, Head):
         raise UserError("the model has no head of outputs: train one, such as with onward finetune --method reward")

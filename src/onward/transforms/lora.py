@@ -73,7 +73,7 @@ class Target(NamedTuple):
 
 
 def weights(model: nn.Module) -> dict[str, Target]:
-    """All weights that can have adapters, by name: linear layers, embeddings and stacks of experts."""
+    """Return all weights that can have adapters, by name: linear layers, embeddings and stacks of experts."""
     targets = {}
     for name, module in model.named_modules():
         if isinstance(module, Linear | QuantizedLinear | nn.Embedding):
@@ -84,7 +84,8 @@ def weights(model: nn.Module) -> dict[str, Target]:
 
 
 def matching(names: Sequence[str], target: str, what: str) -> list[str]:
-    """The dotted names that contain the components of a target. A UserError names the nearest if there is none."""
+    """Return the dotted names that contain the components of a target. Raises a UserError that names the nearest if
+    there is none."""
     matches = [name for name in names if f".{target}." in f".{name}."]
     if not matches:
         pieces = [[piece for piece in name.split(".") if not piece.isdigit()] for name in names]
@@ -98,7 +99,7 @@ def add_lora(model: Decoder, lora: LoRA, name: str = "default") -> None:
     """Add named adapters to a model, in place, and use them. All other parameters are frozen, except those of the
     modules in `lora.full`.
 
-    New adapters change nothing, since B is 0. A UserError names a target that does not exist.
+    New adapters change nothing, since B is 0. Raises a UserError that names a target that does not exist.
     """
     targets = weights(model)
     chosen = [one for target in lora.targets for one in matching(list(targets), target, "target")]
@@ -130,7 +131,7 @@ def untie(model: Decoder) -> None:
 
 
 def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter) -> None:
-    """Add a named adapter to one weight. A UserError if the name is taken."""
+    """Add a named adapter to one weight. Raises a UserError if the name is taken."""
     if not re.fullmatch(r"[\w-]+", name):
         raise UserError(f"the name of an adapter is {name!r}: use letters, digits, - and _")
     adapters = target.adapters
@@ -151,19 +152,19 @@ def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter) -> 
 
 
 def selection(model: nn.Module) -> Selection:
-    """The Selection shared by the adapters of a model; a new one if it has none."""
+    """Return the Selection shared by the adapters of a model; a new one if it has none."""
     return next((one.selection for one in model.modules() if isinstance(one, WeightAdapters)), None) or Selection()
 
 
 def adapters_of(model: nn.Module, name: str) -> Iterator[tuple[str, Target, Adapter]]:
-    """The weights with an adapter of this name: the name of the weight, its Target, and the adapter."""
+    """Yield the weights with an adapter of this name: the name of the weight, its Target, and the adapter."""
     for weight, target in weights(model).items():
         if (adapters := target.adapters) is not None and name in adapters:
             yield weight, target, adapters[name]
 
 
 def adapter_names(model: nn.Module) -> list[str]:
-    """The names of a model's adapters, in the order in which they were added to its first weight."""
+    """Return the names of a model's adapters, in the order in which they were added to its first weight."""
     return list(
         dict.fromkeys(name for module in model.modules() if isinstance(module, WeightAdapters) for name in module)
     )
@@ -173,7 +174,7 @@ def adapter_names(model: nn.Module) -> list[str]:
 def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextManager[None]:
     """A context in which a model uses one of its adapters, none (""), or one per row.
 
-    A UserError names an adapter that the model does not have.
+    Raises a UserError that names an adapter that the model does not have.
     """
     known = adapter_names(model)
     for one in {name} if isinstance(name, str) else set(name):
@@ -216,7 +217,7 @@ def merge_lora(model: Decoder, name: str = "default") -> None:
     """Add the adapters with a name to the weights of a model, in place, and remove them.
 
     The sum is computed in at least fp32 and rounded once. A head that shares its weight with the embedding gets its own
-    weight if either has an adapter. A UserError for a quantized model, whose weights cannot hold the sum.
+    weight if either has an adapter. Raises a UserError for a quantized model, whose weights cannot hold the sum.
     """
     adapters = list(adapters_of(model, name))
     check_adapter(name, adapter_names(model))

@@ -19,7 +19,7 @@ def recompute_blocks(model: Decoder) -> None:
 
 
 def same_context() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """The contexts of the forward and of its repetition."""
+    """Return the contexts of the forward and of its repetition."""
     return nullcontext(), Variables(copy_context())
 
 

@@ -204,7 +204,7 @@ def train(options: Options, batches: Sequence[int]) -> None:
 
 
 def words(text: str, known: Sequence[str], name: str) -> list[Any]:
-    """The known words in a text such as `a,b`."""
+    """Return the known words in a text such as `a,b`."""
     from onward.fields import nearest
 
     names = [word.strip() for word in text.split(",")]
@@ -215,7 +215,7 @@ def words(text: str, known: Sequence[str], name: str) -> list[Any]:
 
 
 def numbers(text: str) -> list[int]:
-    """The numbers of rows in a text such as `1,16`."""
+    """Return the numbers of rows in a text such as `1,16`."""
     values = [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")]
     if not all(1 <= number <= 4096 for number in values):
         raise UserError(f"batch is {text!r}: write numbers of rows from 1 to 4096, such as 1,16")

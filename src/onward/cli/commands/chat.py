@@ -114,7 +114,7 @@ class Conversation:
         self.finish_reason = ""  # of the last answer; empty if it was interrupted
 
     def empty_cache(self) -> "ConversationCache":
-        """A cache that grows with the conversation."""
+        """Return a cache that grows with the conversation."""
         from onward.generation.cache.conversation import ConversationCache
         from onward.generation.cache.growing import CHUNK, STEP
         from onward.model.cache import KVCache
@@ -150,13 +150,14 @@ class Conversation:
             console.print(f"the answer was cut after {new:,} tokens: see --max-new-tokens", soft_wrap=True)
 
     def pieces(self, messages: "Sequence[Message]", new: int) -> Iterator[str]:
-        """The pieces of the answer to messages, which has at most `new` tokens; sets `finish_reason` at its end."""
+        """Yield the pieces of the answer to messages, which has at most `new` tokens; sets `finish_reason` at its
+        end."""
         self.finish_reason = ""
         stream = self.lm.stream_chat(messages, new, options=self.settings, rows=1, cache=self.cache)
         self.finish_reason = yield from stream
 
     def room(self) -> int:
-        """The number of tokens that an answer can have; drops the oldest turns if there is too little room."""
+        """Return the number of tokens that an answer can have; drops the oldest turns if there is too little room."""
         from onward.text.chat import chat_of
 
         def left(dropped: int) -> int:

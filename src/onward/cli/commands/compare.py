@@ -98,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def changes(text: str) -> tuple[str, dict[str, Any], str]:
-    """The name and the options of a variant that is written `NAME: option=value ...`, and how it was given."""
+    """Return the name and the options of a variant that is written `NAME: option=value ...`, and how it was given."""
     name, _, options = text.partition(":")
     table: dict[str, Any] = {}
     known = [*fields.hints(RunConfig)]
@@ -115,5 +115,5 @@ def changes(text: str) -> tuple[str, dict[str, Any], str]:
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text; spaces inside parentheses are part of a word."""
+    """Return the words of a text; spaces inside parentheses are part of a word."""
     return re.findall(r"(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\S)+", text)

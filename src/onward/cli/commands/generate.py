@@ -129,7 +129,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def schema(given: Mapping[str, Any]) -> dict[str, str]:
-    """The text of a --json-schema @FILE."""
+    """Return the text of a --json-schema @FILE."""
     asked = given.get("json_schema", "")
     if asked.startswith("@"):
         return {"json_schema": Path(asked[1:]).read_text(encoding="utf-8", errors="replace")}
@@ -139,7 +139,7 @@ def schema(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def from_file(file: str, field: str) -> list[str]:
-    """The prompts in a file, or on standard input."""
+    """Return the prompts in a file, or on standard input."""
     from onward.cli.shared.sources import announce
     from onward.data.formats import suffixes
     from onward.data.sources import documents
@@ -210,7 +210,7 @@ class Printed:
 
 
 def row(request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dict[str, Any]:
-    """The tokens, finish reason and figures of an answer, without its text."""
+    """Return the tokens, finish reason and figures of an answer, without its text."""
     values: dict[str, Any] = {
         "tokens": request.tokens,
         "finish_reason": request.finish_reason,
@@ -230,7 +230,7 @@ def row(request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dic
 
 
 def likely(logprobs: "Sequence[TokenLogprob]", tokenizer: "Tokenizer") -> Iterator[dict[str, Any]]:
-    """Rows of a table: each token, its log-probability and the likeliest alternatives."""
+    """Yield rows of a table: each token, its log-probability and the likeliest alternatives."""
     for one in logprobs:
         others = ", ".join(f"{tokenizer.piece(token)!r} {value:.2f}" for token, value in one.alternatives)
         values = {"token": repr(tokenizer.piece(one.token)), "logprob": one.logprob}

@@ -110,7 +110,7 @@ class Options(Loading):
 
     @property
     def view(self) -> str:
-        """The view that the words name; a UserError where they name none."""
+        """The view that the words name. Raises a UserError where they name none."""
         match self.words:
             case ("names", *patterns) if len(patterns) < 2:
                 return "names"
@@ -178,7 +178,7 @@ def present(options: Options, picture: Picture) -> None:
 
 
 def drawn(options: Options, lm: LanguageModel) -> Picture:
-    """The picture of a view of a text; the roles of heads may be drawn without a text."""
+    """Return the picture of a view of a text; the roles of heads may be drawn without a text."""
     from onward.generation.sampling import Sampling
     from onward.reports.pictures.reading import Reading
     from onward.reports.pictures.views import VIEWS
@@ -196,14 +196,14 @@ def drawn(options: Options, lm: LanguageModel) -> Picture:
 
 
 def tokenizer_of(options: Options, lm: LanguageModel) -> Tokenizer:
-    """The tokenizer of the model; a UserError for a model without one."""
+    """Return the tokenizer of the model. Raises a UserError for a model without one."""
     if lm.tokenizer is None:
         raise UserError(f"{options.model} has no tokenizer: name a model that has one")
     return lm.tokenizer
 
 
 def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens | None:
-    """A tuned lens, trained on --tuned."""
+    """Return a tuned lens, trained on --tuned."""
     from onward.inspection.fitting import fit_lens
     from onward.training.config import seconds
 
@@ -215,7 +215,7 @@ def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens |
 
 
 def features(options: Options, source: str) -> Picture:
-    """The features of a sparse autoencoder, trained on a text."""
+    """Return the features of a sparse autoencoder, trained on a text."""
     from onward.inspection.fitting import fit_features, windows_of
     from onward.reports.pictures.features import features
     from onward.training.config import seconds
@@ -232,7 +232,7 @@ def features(options: Options, source: str) -> Picture:
 
 
 def tokens_of(tokenizer: Tokenizer, source: str) -> Tokens:
-    """The tokens of a text to train on."""
+    """Return the tokens of a text to train on."""
     from onward.cli.shared.sources import announce
     from onward.inspection.doctor.target import text_tokens
 

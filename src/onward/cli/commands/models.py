@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def one(name: str) -> dict[str, Any]:
-    """The description of a release or folder, and the steps that led to it."""
+    """Return the description of a release or folder, and the steps that led to it."""
     from onward import fields
     from onward.planning.descriptions import describe, sentence
     from onward.planning.releases import find, steps
@@ -79,7 +79,7 @@ def one(name: str) -> dict[str, Any]:
 
 
 def cached() -> list[dict[str, Any]]:
-    """The models in the cache of the hub, one for each revision."""
+    """Return the models in the cache of the hub, one for each revision."""
     return [
         {
             "name": model.repo_id,

@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def plan(options: Options) -> "Planned":
-    """The plan that the options ask for."""
+    """Return the plan that the options ask for."""
     from onward.measuring.decoders import check_context, decoder_of
     from onward.measuring.machine import machine_for
     from onward.planning.mesh import Mesh, divided

@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def swept(values: dict[str, Any], named: Sequence[str]) -> dict[str, list[str]]:
-    """The options that are given several values, which are removed from `values`, and those values."""
+    """Return the options that are given several values, which are removed from `values`, and those values."""
     table = {argument.name: argument for argument in arguments(RunConfig) if argument.name not in SAME}
     axes = {}
     for name, argument in table.items():
@@ -107,12 +107,12 @@ def swept(values: dict[str, Any], named: Sequence[str]) -> dict[str, list[str]]:
 
 
 def takes_number(argument: Argument) -> bool:
-    """Whether an option takes one number."""
+    """Return whether an option takes one number."""
     return argument.kind in (int, float, float | None, int | None)
 
 
 def split(text: str) -> list[str]:
-    """The values between commas; those inside parentheses belong to a value."""
+    """Return the values between commas; those inside parentheses belong to a value."""
     parts, depth = [""], 0
     for letter in text:
         depth += {"(": 1, ")": -1}.get(letter, 0)
@@ -124,7 +124,7 @@ def split(text: str) -> list[str]:
 
 
 def lookup(values: Mapping[str, Any], name: str) -> Any:
-    """The value at a dotted name; None where there is none."""
+    """Return the value at a dotted name; None where there is none."""
     here: Any = values
     for step in name.split("."):
         here = here.get(step) if isinstance(here, Mapping) else None

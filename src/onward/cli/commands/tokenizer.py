@@ -125,7 +125,7 @@ def compare(options: Options) -> dict[str, Any]:
 
 
 def read(sources: Sequence[Source], options: Options, progress: Progress, size: int = 1 << 16) -> Iterator[str]:
-    """Passages of all sources, of at most `size` characters; the bytes read so far are reported."""
+    """Yield passages of all sources, of at most `size` characters; the bytes read so far are reported."""
     download_corpora(sources, progress)
     done = 0
     for text in passages(sources, field=options.field, encoding=options.encoding, size=size):

@@ -58,7 +58,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
-    """The configuration of a new run, or the folder of the run to resume; and whether to print figures as JSON."""
+    """Return the configuration of a new run, or the folder of the run to resume; and whether to print figures as
+    JSON."""
     values = read(Options, join_duration(argv), prog="onward train", about=ABOUT)
     values, folder, as_json = given_options(values, RunConfig)
     if folder:
@@ -78,7 +79,7 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
 
 
 def old_data(run: Path) -> dict[str, Any]:
-    """The options by which a run trains on the tokens of another one."""
+    """Return the options by which a run trains on the tokens of another one."""
     from onward.training.inputs.record import read_config, same_tokens
 
     config = read_config(run)

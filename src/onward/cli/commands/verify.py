@@ -57,12 +57,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def readable(value: float | bool) -> str:
-    """A measurement, or whether a promise holds."""
+    """Return a measurement, or whether a promise holds."""
     return ("yes" if value else "NO") if isinstance(value, bool) else f"{value:.1e}"
 
 
 def reference_of(options: Options, lm: "LanguageModel") -> "Reference":
-    """The program that --against names, with the same model."""
+    """Return the program that --against names, with the same model."""
     from pathlib import Path
 
     from onward.hub import locate

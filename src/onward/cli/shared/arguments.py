@@ -45,7 +45,7 @@ class Argument:
 
 
 def arguments(cls: type) -> Iterator[Argument]:
-    """Every field of a dataclass that text can set, in the order of its classes; a table stands for all fields of
+    """Yield every field of a dataclass that text can set, in the order of its classes; a table stands for all fields of
     DecoderConfig and of its parts. Last comes `--import`, which every command has."""
     hints, docs = fields.hints(cls), fields.docs(cls)
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
@@ -86,7 +86,7 @@ def model_arguments() -> Iterator[Argument]:
 
 
 def metavar(kind: Any) -> str:
-    """A short name for the values of a type."""
+    """Return a short name for the values of a type."""
     if get_origin(kind) is Mapping:
         return f"{{{': '.join(map(metavar, get_args(kind)))}}}"
     words = "|".join(k.kind for k in fields.part_choices(kind)) or fields.describe(kind)

@@ -92,7 +92,7 @@ class Display:
         self.samples.write({"step": self.run.step, "prompt": self.prompt, "text": text})
 
     def figures(self) -> dict[str, str]:
-        """The figures by name, as text; "" for one that is not known yet."""
+        """Return the figures by name, as text; "" for one that is not known yet."""
         steps, done = expected_steps(self.run), self.step - self.first
         left = (perf_counter() - self.began) / done * (steps - self.step) if done else 0.0
         return {
@@ -105,7 +105,7 @@ class Display:
         }
 
     def picture(self) -> RenderableType:
-        """The figures, the bar, the sample, and a short last line."""
+        """Return the figures, the bar, the sample, and a short last line."""
         figures = self.figures()
         table = Table.grid(padding=(0, 3))
         table.add_row(*(Text(name, style="dim") for name in figures))
@@ -118,5 +118,5 @@ class Display:
 
 
 def sample_text(lm: LanguageModel, prompt: Prompt) -> str:
-    """The model's continuation of a prompt, drawn with the same random numbers each time."""
+    """Return the model's continuation of a prompt, drawn with the same random numbers each time."""
     return lm.complete([prompt], SAMPLE_TOKENS, slide=True, temperature=0.8, seed=0)[0][0].text

@@ -33,7 +33,7 @@ def show_examples(config: FinetuneConfig, count: int) -> int:
 
 
 def colored(sequence: TokenSequence, tokenizer: Tokenizer) -> Text:
-    """Tokens with a line between them; without color, trained tokens are in brackets."""
+    """Return tokens with a line between them; without color, trained tokens are in brackets."""
     result = Text()
     for token, trained in zip(sequence.tokens, sequence.trained):
         piece = printable(tokenizer.piece(token)).replace("\n", "\\n")

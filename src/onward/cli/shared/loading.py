@@ -51,14 +51,14 @@ def compile_steps(engine: Engine, rows: int) -> None:
 
 
 def code_folder() -> Path | None:
-    """The folder of machine code, in $XDG_CACHE_HOME or ~/.cache, the first that is an absolute path; None if neither
-    is."""
+    """Return the folder of machine code, in $XDG_CACHE_HOME or ~/.cache, the first that is an absolute path; None if
+    neither is."""
     caches = Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.path.expanduser("~/.cache"))
     return next((folder / "onward" / "code" for folder in caches if folder.is_absolute()), None)
 
 
 def load(model: str, options: Loading) -> LanguageModel:
-    """The model in a folder, or of this name on the hub."""
+    """Return the model in a folder, or of this name on the hub."""
     import torch
 
     import onward

@@ -20,12 +20,12 @@ ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # in the texts of ESCAPED options,
 
 
 def parse(cls: type[T], argv: Sequence[str], *, prog: str, about: str) -> T:
-    """An instance of the dataclass `cls` from command-line words; `about` is the text of `--help`."""
+    """Return an instance of the dataclass `cls` from command-line words; `about` is the text of `--help`."""
     return made(cls, read(cls, argv, prog=prog, about=about), prog)
 
 
 def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
-    """An instance of the dataclass `cls` from the given values. A UserError for a value without effect.
+    """Return an instance of the dataclass `cls` from the given values. Raises a UserError for a value without effect.
 
     The class variable `reads` names the fields that only some cases read, by case. A case is another given field (out:
     theme), or the `view` of the instance (attention: layer, head). All other fields are always read.
@@ -44,7 +44,8 @@ def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
 
 
 def check_order(cls: type, values: Mapping[str, Any], prog: str) -> None:
-    """A UserError if the first argument should be a model and is not, while another argument is: they were swapped."""
+    """Raise a UserError if the first argument should be a model and is not, while another argument is: they were
+    swapped."""
     from onward.hub import is_model
 
     first, *others = getattr(cls, "positional", ("",))
@@ -60,7 +61,7 @@ def check_order(cls: type, values: Mapping[str, Any], prog: str) -> None:
 
 
 def unread(cls: type, name: str, value: str | Sequence[str], readers: Sequence[str], prog: str, view: str) -> str:
-    """The message for a value that only other cases read."""
+    """Return the message for a value that only other cases read."""
     known, positional = fields.hints(cls), getattr(cls, "positional", ())
     if name in positional:
         word = value if isinstance(value, str) else value[0]
@@ -74,7 +75,7 @@ def unread(cls: type, name: str, value: str | Sequence[str], readers: Sequence[s
 
 
 def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, Any]:
-    """Only the values that are given on the command line, as text under the names of the fields of `cls`.
+    """Return only the values that are given on the command line, as text under the names of the fields of `cls`.
 
     The fields named by the class variable `positional` are arguments, all others options.
     """
@@ -100,7 +101,7 @@ def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, 
 
 
 def surplus(word: str, table: Sequence[Argument], prog: str) -> str:
-    """The message for a word that is neither an option nor an argument of the command."""
+    """Return the message for a word that is neither an option nor an argument of the command."""
     name, flags = word.split("=")[0], [argument.flag for argument in table if not argument.positional]
     if not word.startswith("-"):
         places = " ".join(argument.name for argument in table if argument.positional) or "options only"
@@ -114,8 +115,8 @@ def surplus(word: str, table: Sequence[Argument], prog: str) -> str:
 
 
 def meant_option(name: str, table: Sequence[Argument]) -> str:
-    """The option meant by an unknown one, with its value if the name is that of a value (--rope for --model.position
-    rotary); "" if none is similar."""
+    """Return the option meant by an unknown one, with its value if the name is that of a value (--rope for
+    --model.position rotary); "" if none is similar."""
     flags = [argument.flag for argument in table if not argument.positional]
     if close := same_meaning(name.lstrip("-"), flags):
         return close[0]
@@ -133,8 +134,8 @@ def unescaped(text: str) -> str:
 
 
 def with_flags(message: str, argv: Sequence[str]) -> str:
-    """The message of a UserError with the option as typed in place of the field's name at its start: `--top-p is 2` for
-    `top_p is 2`, `--model.d-model` for `d_model`, `--model.mlp: gated.x` for `mlp.gated.x`."""
+    """Return the message of a UserError with the option as typed in place of the field's name at its start: `--top-p is
+    2` for `top_p is 2`, `--model.d-model` for `d_model`, `--model.mlp: gated.x` for `mlp.gated.x`."""
     typed = {word.partition("=")[0] for word in argv if word.startswith("--")}
 
     def option(match: re.Match[str]) -> str:

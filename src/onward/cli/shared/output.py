@@ -47,12 +47,12 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def printable(text: str) -> str:
-    """Text with control characters, which could control a terminal, replaced."""
+    """Return text with control characters, which could control a terminal, replaced."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def shortened(message: str) -> str:
-    """A message of at most about MESSAGE characters: the middle of a longer one is left out."""
+    """Return a message of at most about MESSAGE characters: the middle of a longer one is left out."""
     half = MESSAGE // 2
     return message if len(message) <= MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
@@ -75,7 +75,7 @@ def warn_of_temperature(temperature: float) -> None:
 
 
 def readable(value: Any) -> str:
-    """A value of a table: numbers with separators, fractions with four digits."""
+    """Return a value of a table: numbers with separators, fractions with four digits."""
     if isinstance(value, float):
         return decimal(value, 4)
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -89,7 +89,7 @@ def print_next(*commands: str) -> None:
 
 
 def human(number: int) -> str:
-    """A number with three significant digits: 7.24 B."""
+    """Return a number with three significant digits: 7.24 B."""
     digits, power = f"{number:.2e}".split("e")
     thousands, tens = divmod(int(power), 3)
     return f"{float(digits) * 10**tens:.{2 - tens}f} {' KMBT'[thousands]}"

@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
-    """The parser of a command; its `--help` lists `everything` or the common options."""
+    """Return the parser of a command; its `--help` lists `everything` or the common options."""
     summary, _, examples = about.partition("\n\n")
     table = list(arguments(cls))
     common = COMMON.get(prog, ())
@@ -112,5 +112,5 @@ def add(group: Any, argument: Argument, shown: bool) -> None:
 
 
 def escaped(text: str) -> str:
-    """Text as argparse reads it in `help`."""
+    """Return text as argparse reads it in `help`."""
     return text.replace("%", "%%")

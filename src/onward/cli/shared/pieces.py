@@ -17,7 +17,7 @@ VISIBLE = str.maketrans({" ": "\u00b7", "\n": "\u23ce", "\t": "\u21e5", "\r": "\
 
 
 def show(names: Sequence[str]) -> dict[str, Any]:
-    """The pieces of a text, the last of the names, under each tokenizer: their ids, texts and bytes."""
+    """Return the pieces of a text, the last of the names, under each tokenizer: their ids, texts and bytes."""
     *models, text = names or ("",)
     if not models:
         raise UserError("onward tokenizer show takes models and a text: onward tokenizer show gpt2 runs/mybook 'Hello'")
@@ -26,15 +26,15 @@ def show(names: Sequence[str]) -> dict[str, Any]:
 
 
 def opened(name: str) -> Tokenizer:
-    """The tokenizer in a folder, a file, a GGUF file, or a model on the hub, of which only the tokenizer's files are
-    downloaded."""
+    """Return the tokenizer in a folder, a file, a GGUF file, or a model on the hub, of which only the tokenizer's files
+    are downloaded."""
     from onward.checkpoint.load import open_source
 
     return open_source(Path(name) if Path(name).exists() else locate(name, only="tokenizer")).required_tokenizer()
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> list[dict[str, Any]]:
-    """The tokens of a text; the bytes of one may be a part of a character, which is shown as U+FFFD."""
+    """Return the tokens of a text; the bytes of one may be a part of a character, which is shown as U+FFFD."""
     return [
         {"id": i, "piece": tokenizer.piece(i), "bytes": tokenizer.token_bytes(i).hex(" ")}
         for i in tokenizer.encode(text)

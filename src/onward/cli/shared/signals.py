@@ -31,11 +31,11 @@ class Requests:
         self.signal = number
 
     def stop(self) -> bool:
-        """Whether a signal asked to save and stop."""
+        """Return whether a signal asked to save and stop."""
         return self.signal > 0
 
     def save(self) -> bool:
-        """Whether a signal asked to save; the request is then over."""
+        """Return whether a signal asked to save; the request is then over."""
         wanted, self.saving = self.saving, False
         return wanted
 

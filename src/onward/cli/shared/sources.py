@@ -35,12 +35,13 @@ def check_texts(sources: Sequence[str]) -> None:
 
 
 def known(source: str) -> bool:
-    """Whether a source without a suffix is a path, standard input, or the name of a corpus."""
+    """Return whether a source without a suffix is a path, standard input, or the name of a corpus."""
     return os.path.exists(source) or source in ("-", "embedded", *corpora.DOWNLOADS)
 
 
 def skipped_in(source: str, out: Path) -> str:
-    """A sentence on the skipped files of a folder, except `out`, with an example of each kind; "" if there are none."""
+    """Return a sentence on the skipped files of a folder, except `out`, with an example of each kind; "" if there are
+    none."""
     if not Path(source).is_dir():
         return ""
     kinds = []

@@ -22,11 +22,11 @@ class Closed(io.RawIOBase):
         self.error = f"{name} is closed: connect it to a terminal, a file or a pipe"
 
     def readable(self) -> bool:
-        """True, so that a read reaches `readinto`."""
+        """Return True, so that a read reaches `readinto`."""
         return True
 
     def writable(self) -> bool:
-        """True, so that a write reaches `write`."""
+        """Return True, so that a write reaches `write`."""
         return True
 
     def readinto(self, _: Any) -> int:
@@ -66,14 +66,14 @@ def prepare() -> None:
 
 
 def read_text() -> str:
-    """The text on standard input without its last line break, which `echo` adds."""
+    """Return the text on standard input without its last line break, which `echo` adds."""
     with refused_input():
         text = within_limit(sys.stdin.buffer.read(MOST_INPUT + 1)).decode("utf-8-sig")
     return text.removesuffix("\n").removesuffix("\r")
 
 
 def read_line() -> str:
-    """The next line on standard input; an EOFError after the last one, as of `input`."""
+    """Return the next line on standard input; an EOFError after the last one, as of `input`."""
     with refused_input():
         line = within_limit(sys.stdin.readline(MOST_INPUT + 1))
     if not line:
@@ -83,7 +83,7 @@ def read_line() -> str:
 
 @contextmanager
 def refused_input() -> Iterator[None]:
-    """A UserError for input that is not UTF-8."""
+    """Raise a UserError for input that is not UTF-8."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -91,7 +91,7 @@ def refused_input() -> Iterator[None]:
 
 
 def within_limit(text: AnyStr) -> AnyStr:
-    """Bytes or text; a UserError for more than MOST_INPUT of them, so that an endless input ends."""
+    """Return bytes or text. Raises a UserError for more than MOST_INPUT of them, so that an endless input ends."""
     if len(text) > MOST_INPUT:
         raise UserError(f"standard input is longer than {MOST_INPUT >> 20} MB, too long for a prompt: shorten it")
     return text

@@ -29,7 +29,7 @@ OK, LOOK = ("ok    ", "green"), ("look  ", "red")
 
 
 def in_processes(command: Callable[[], int]) -> int:
-    """The exit status of a command that may run in several processes; their errors become one report."""
+    """Return the exit status of a command that may run in several processes; their errors become one report."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return command()
@@ -60,7 +60,7 @@ def run_command(config: RunConfig | Path, as_json: bool) -> int:
 
 
 def next_commands(run: "Run") -> list[str]:
-    """The commands that usually follow a run."""
+    """Return the commands that usually follow a run."""
     named, imports = quote(str(run.folder)), fields.import_options(run.config.imports)
     method = getattr(run.config, "method", "")
     if method == "reward":
@@ -112,7 +112,7 @@ def train(run: "Run") -> int:
 
 
 def in_words(result: dict[str, Any]) -> list[str]:
-    """The figures of a model on validation text, without counts."""
+    """Return the figures of a model on validation text, without counts."""
     figures = {name.replace("_", " "): value for name, value in result.items() if isinstance(value, float)}
     return [f"{name} {fields.decimal(value, 2 if name == 'perplexity' else 4)}" for name, value in figures.items()]
 

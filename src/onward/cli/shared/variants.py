@@ -41,13 +41,13 @@ class VariantOptions(RunConfig):
 
 
 def in_one_process(command: str) -> None:
-    """A UserError if torchrun has started several processes."""
+    """Raise a UserError if torchrun has started several processes."""
     if (count := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise UserError(f"{command} trains in one process, and torchrun started {count}: call it without torchrun")
 
 
 def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about: str) -> dict[str, Any]:
-    """The given options, including those of a TOML file, as plain values."""
+    """Return the given options, including those of a TOML file, as plain values."""
     values = read(cls, join_duration(argv), prog=prog, about=about)
     in_one_process(prog)
     toml = values.pop("config", "")
@@ -61,7 +61,7 @@ def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about
 
 
 def no_length(values: Mapping[str, Any], where: str) -> None:
-    """A UserError if a file gives a length of training."""
+    """Raise a UserError if a file gives a length of training."""
     if given := next((name for name in ("time", "steps", "epochs") if values.get(name)), None):
         raise UserError(
             f"{where} has {given}, and all variants train equally long: give --time, --tokens, --flops or "
@@ -91,7 +91,7 @@ def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, A
 
 
 def variant(name: str, values: Mapping[str, Any]) -> "Variant":
-    """A variant from plain values; its name is made valid as a folder name."""
+    """Return a variant from plain values; its name is made valid as a folder name."""
     from onward.training.studies.variants import Variant
 
     plain = re.sub(r"[^\w.=+,()-]+", "-", name).strip(".-") or "variant"
@@ -103,7 +103,7 @@ def variant(name: str, values: Mapping[str, Any]) -> "Variant":
 
 
 def folder_of(values: Mapping[str, Any], kind: str) -> str:
-    """The default folder of the runs."""
+    """Return the default folder of the runs."""
     sources = values.get("sources") or RunConfig.sources
     return values.get("out") or f"runs/{default_name(sources[0])}-{kind}"
 
@@ -158,8 +158,8 @@ def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "l
 
 
 def watched(train: "Callable[..., list[Outcome] | None]") -> "list[Outcome] | int":
-    """The outcomes of `train`, a partial of `train_variants`, with a display of its progress; the exit status if a
-    signal ended it."""
+    """Return the outcomes of `train`, a partial of `train_variants`, with a display of its progress; the exit status if
+    a signal ended it."""
     say = partial(console.print, markup=False, soft_wrap=True)
     with signals(Requests(say, interrupts=1)) as requests, Shown() as shown:
         outcomes = train(watch=shown, stop=requests.stop)

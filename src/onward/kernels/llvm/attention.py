@@ -56,7 +56,7 @@ def write(width: int, dtype: str, paged: bool) -> Emit:
 
 
 def block_of(code: Code, given: Values, row: Any, column: Any) -> Any:
-    """The block of a row in a column of the table."""
+    """Return the block of a row in a column of the table."""
     return code.scalar(given.table, "int64", code.add(code.mul(row, given.columns), column))
 
 
@@ -202,8 +202,8 @@ class Group:
         return scores
 
     def greatest(self, peaks: Sequence[Any]) -> list[Any]:
-        """The greatest score of each head. `peaks` has two vectors for each part of the heads: of scores that were
-        computed for KEYS keys together, and for one key."""
+        """Return the greatest score of each head. `peaks` has two vectors for each part of the heads: of scores that
+        were computed for KEYS keys together, and for one key."""
         code, highest = self.code, [FLOAT(float("-inf"))] * self.form.group
         for n, part in enumerate(self.form.parts):
             for keys, peak in (KEYS, peaks[2 * n]), (1, peaks[2 * n + 1]):
@@ -214,12 +214,12 @@ class Group:
         return highest
 
     def sink(self, g: int) -> Any:
-        """The sink of head g."""
+        """Return the sink of head g."""
         head = self.code.urem(self.code.add(self.head, INT(g)), INT(self.form.heads))
         return self.code.scalar(self.given.sinks, self.form.dtype, head)
 
     def with_sinks(self, greatest: list[Any]) -> list[Any]:
-        """The greatest of each head's number and its sink."""
+        """Return the greatest of each head's number and its sink."""
         code = self.code
         if not self.form.options.sinks:
             return greatest

@@ -56,12 +56,12 @@ class Code(ir.IRBuilder):
         values[:] = phis
 
     def bytes(self, pointer: ir.Value, index: Any) -> ir.Value:
-        """LANES bytes from `index` on, as int32 from 0 to 255."""
+        """Return LANES bytes from `index` on, as int32 from 0 to 255."""
         source = self.bitcast(self.at(pointer, "int8", index), ir.VectorType(ir.IntType(8), LANES).as_pointer())
         return self.zext(self.load(source, align=1), INTS)
 
     def at(self, pointer: ir.Value, dtype: str, index: Any) -> ir.Value:
-        """A pointer to element `index` of a tensor of this dtype, given its address."""
+        """Return a pointer to element `index` of a tensor of this dtype, given its address."""
         kind = ELEMENTS[dtype].as_pointer()
         base = self.inttoptr(pointer, kind) if pointer.type == INT else self.bitcast(pointer, kind)
         return self.gep(base, [number(index)])
@@ -81,7 +81,7 @@ class Code(ir.IRBuilder):
         return self.intrinsic(name, kind, [source, ir.IntType(32)(1), mask, ir.Constant(kind, None)])
 
     def as_floats(self, numbers: ir.Value, dtype: str) -> ir.Value:
-        """A vector of elements of a dtype as fp32."""
+        """Return a vector of elements of a dtype as fp32."""
         count = numbers.type.count
         kind, bits = (ir.VectorType(t, count) for t in (FLOAT, ir.IntType(32)))
         if dtype == "bfloat16":
@@ -89,11 +89,11 @@ class Code(ir.IRBuilder):
         return self.sitofp(numbers, kind) if dtype == "int8" else numbers
 
     def floats(self, pointer: ir.Value, dtype: str, index: Any) -> ir.Value:
-        """LANES elements from `index` on, as fp32."""
+        """Return LANES elements from `index` on, as fp32."""
         return self.as_floats(self.vector(pointer, dtype, index, LANES), dtype)
 
     def scalar(self, pointer: ir.Value, dtype: str, index: Any) -> ir.Value:
-        """One element as fp32, or as int64."""
+        """Return one element as fp32, or as int64."""
         value = self.load(self.at(pointer, dtype, index), align=1)
         if dtype == "bfloat16":
             return self.bitcast(self.shl(self.zext(value, ir.IntType(32)), ir.IntType(32)(16)), FLOAT)
@@ -107,7 +107,7 @@ class Code(ir.IRBuilder):
         self.store(value, self.bitcast(self.at(pointer, dtype, index), value.type.as_pointer()), align=1)
 
     def bfloat16(self, value: ir.Value) -> ir.Value:
-        """The bits of an fp32 number, or of a vector of them, in bf16, as int32; rounded half to even."""
+        """Return the bits of an fp32 number, or of a vector of them, in bf16, as int32; rounded half to even."""
         count, word = getattr(value.type, "count", 0), ir.IntType(32)
         kind = ir.VectorType(word, count) if count else word
 
@@ -121,7 +121,7 @@ class Code(ir.IRBuilder):
         return self.lshr(rounded, constant(16))
 
     def rounded(self, value: ir.Value, dtype: str) -> ir.Value:
-        """A vector of LANES fp32 numbers, or one, rounded to a dtype."""
+        """Return a vector of LANES fp32 numbers, or one, rounded to a dtype."""
         if dtype == "float32":
             return value
         shift = integers(16) if value.type == FLOATS else ir.IntType(32)(16)
@@ -138,7 +138,7 @@ class Code(ir.IRBuilder):
         return self.call(self.module.globals.get(name) or ir.Function(self.module, kind, name), arguments)
 
     def repeat(self, value: ir.Value) -> ir.Value:
-        """A vector of LANES times an fp32 number."""
+        """Return a vector of LANES times an fp32 number."""
         empty = ir.Constant(FLOATS, ir.Undefined)
         first = self.insert_element(empty, value, ir.IntType(32)(0))
         return self.shuffle_vector(first, empty, integers(0))
@@ -148,22 +148,22 @@ class Code(ir.IRBuilder):
         return self.call(self.declare("llvm.fma", a.type, [a.type] * 3), [a, b, c])
 
     def sum(self, vector: ir.Value) -> ir.Value:
-        """The sum of a vector's numbers, in pairs."""
+        """Return the sum of a vector's numbers, in pairs."""
         function = self.declare("llvm.vector.reduce.fadd", FLOAT, [FLOAT, FLOATS], FLOATS)
         return self.call(function, [FLOAT(0.0), vector], fastmath=["reassoc"])
 
     def declare(self, name: str, result: ir.Type, arguments: Sequence[ir.Type], kind: ir.Type | None = None) -> Any:
-        """A function of LLVM for a type: that of its result, or `kind`."""
+        """Return a function of LLVM for a type: that of its result, or `kind`."""
         kind = kind or result
         name += f".v{LANES}f32" if kind == FLOATS else ".f32"
         return self.module.globals.get(name) or ir.Function(self.module, ir.FunctionType(result, arguments), name)
 
 
 def number(value: Any) -> ir.Value:
-    """An int as a constant; values of the code as they are."""
+    """Return an int as a constant; values of the code as they are."""
     return INT(value) if isinstance(value, int) else value
 
 
 def integers(value: int) -> ir.Constant:
-    """A constant vector of LANES times the same int32."""
+    """Return a constant vector of LANES times the same int32."""
     return ir.Constant(INTS, [value] * LANES)

@@ -34,8 +34,8 @@ class Arguments(ctypes.Structure):
 
 
 def arguments(name: str, *fields: str) -> type[Arguments]:
-    """A class of Arguments with these fields, each an address or a number of 64 bits, followed by the number of `items`
-    and of `threads`. Callers set the fields by name, and emitters read them by name from `Values`."""
+    """Return a class of Arguments with these fields, each an address or a number of 64 bits, followed by the number of
+    `items` and of `threads`. Callers set the fields by name, and emitters read them by name from `Values`."""
     names = *fields, "items", "threads"
     declared = [(field, ctypes.c_int64) for field in names]
     return type(name, (Arguments,), {"__slots__": (), "_fields_": declared, "names": names})
@@ -111,7 +111,8 @@ def load(module: ir.Module, cpu: str | None = None, folder: Path | None = None) 
 
 
 def optimized(text: str, target: Any) -> Any:
-    """A module of LLVM from its text, optimized. A RuntimeError if it is invalid: LLVM would end the process later."""
+    """Return a module of LLVM from its text, optimized. A RuntimeError if it is invalid: LLVM would end the process
+    later."""
     parsed = llvm.parse_assembly(text)
     parsed.verify()
     passes = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=2))
@@ -120,7 +121,7 @@ def optimized(text: str, target: Any) -> Any:
 
 
 def callable_kernel(structure: type[Arguments], emit: Emit, cpu: str | None = None) -> Callable[..., None]:
-    """A kernel as a function of the fields of its structure, in their order or by name."""
+    """Return a kernel as a function of the fields of its structure, in their order or by name."""
     module = ir.Module()
     add_kernel(module, "kernel", structure, emit)
     engine = load(module, cpu)

@@ -45,7 +45,7 @@ def cross_entropy(width: int, dtype: str, ignored: int) -> Callable[..., None]:
 
 
 def greatest(code: Code, source: Any, dtype: str, start: Any, width: int) -> Any:
-    """The greatest of `width` numbers from `start` on."""
+    """Return the greatest of `width` numbers from `start` on."""
     whole = width - width % LANES
 
     def larger(a: Any, b: Any) -> Any:

@@ -108,7 +108,7 @@ def draw(
         return p if permitted is None else code.select(permitted, p, like(code, p, 0.0))
 
     def number(place: Any) -> Any:
-        """The random number of each token, between 0 and 1."""
+        """Return the random number of each token, between 0 and 1."""
         constants = (lambda n: ir.Constant(place.type, [n] * HALF)) if place.type == LONGS else INT
         kind = DOUBLES if place.type == LONGS else DOUBLE
         repeated = (lambda x: ir.Constant(kind, [x] * HALF)) if kind == DOUBLES else DOUBLE
@@ -145,7 +145,7 @@ def draw(
 
 
 def scramble(code: Code, x: Any) -> Any:
-    """The output function of SplitMix64, for an int64 or a vector of them."""
+    """Return the output function of SplitMix64, for an int64 or a vector of them."""
     constants = (lambda n: ir.Constant(x.type, [n] * HALF)) if x.type == LONGS else INT
     for bits, factor in zip((30, 27), MULTIPLIERS):
         x = code.mul(code.xor(x, code.lshr(x, constants(bits))), constants(factor))
@@ -153,7 +153,7 @@ def scramble(code: Code, x: Any) -> Any:
 
 
 def spread(code: Code, value: Any, count: int) -> Any:
-    """A vector of `count` times a number."""
+    """Return a vector of `count` times a number."""
     empty = ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
     first = code.insert_element(empty, value, ir.IntType(32)(0))
     return code.shuffle_vector(first, empty, ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count))

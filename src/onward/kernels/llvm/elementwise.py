@@ -35,14 +35,14 @@ class Layout:
 
     @staticmethod
     def of(tensor: Tensor, shape: Sequence[int] | None = None) -> Layout:
-        """The layout of a tensor, broadcast to a shape."""
+        """Return the layout of a tensor, broadcast to a shape."""
         tensor = tensor if shape is None else tensor.expand(*shape)
         return Layout(tuple(tensor.shape), tensor.stride(), str(tensor.dtype).removeprefix("torch."))
 
 
 @cache
 def operands(count: int) -> type[Arguments]:
-    """The arguments of an elementwise kernel: `out` and the operands x0, x1, ..."""
+    """Return the arguments of an elementwise kernel: `out` and the operands x0, x1, ..."""
     return arguments(f"Operands{count}", "out", *(f"x{i}" for i in range(count)))
 
 
@@ -119,12 +119,13 @@ def mean(x: Layout) -> Emit:
 def row_sum(
     code: Code, source: Value, dtype: str, start: Value, width: int, term: Callable[[Value], Value] = lambda x: x
 ) -> Value:
-    """The sum of a function of `width` numbers from `start` on."""
+    """Return the sum of a function of `width` numbers from `start` on."""
     return total(code, width, lambda index, read: term(read(source, dtype, code.add(start, index))))
 
 
 def total(code: Code, width: int, term: Callable[[Value, Callable[..., Value]], Value]) -> Value:
-    """The sum of `width` terms, each given its index and the method of Code that reads numbers there, see `spans`."""
+    """Return the sum of `width` terms, each given its index and the method of Code that reads numbers there, see
+    `spans`."""
     whole = width - width % LANES
     with code.loop(0, whole, LANES, [ir.Constant(FLOATS, [0.0] * LANES)]) as (index, sums):
         sums[0] = code.fadd(sums[0], term(index, code.floats))
@@ -134,7 +135,8 @@ def total(code: Code, width: int, term: Callable[[Value, Callable[..., Value]], 
 
 
 def spans(code: Code, width: int) -> Iterator[tuple[Value, Callable[..., Value]]]:
-    """The indices of `width` numbers, with the method of Code that reads there: LANES at once, then one by one."""
+    """Yield the indices of `width` numbers, with the method of Code that reads there: LANES at once, then one by
+    one."""
     whole = width - width % LANES
     for start, stop, step, read in (0, whole, LANES, code.floats), (whole, width, 1, code.scalar):
         with code.loop(start, stop, step) as (index, _):
@@ -187,14 +189,14 @@ def gather(rows: Layout, index_dtype: str) -> Emit:
 
 
 def like(code: Code, value: Value, number: Value) -> Value:
-    """A number in the shape of a value: as it is, or repeated in a vector."""
+    """Return a number in the shape of a value: as it is, or repeated in a vector."""
     if isinstance(number, int | float):
         return ir.Constant(FLOATS, [float(number)] * LANES) if value.type == FLOATS else value.type(number)
     return code.repeat(number) if value.type == FLOATS else number
 
 
 def unary(name: str) -> Formula:
-    """A function of LLVM or of the library of C."""
+    """Return a function of LLVM or of the library of C."""
 
     def formula(code: Code, x: Value) -> Value:
         return code.call(code.declare(name, x.type, [x.type]), [x])
@@ -226,7 +228,7 @@ def exp(code: Code, x: Value) -> Value:
 
 
 def clamp(code: Code, x: Value, least: float | None, greatest: float | None) -> Value:
-    """x between two bounds; NaN stays NaN."""
+    """Return x between two bounds; NaN stays NaN."""
     if x.type == INT:
         for bound, sign in (least, "<"), (greatest, ">"):
             if bound is not None:
@@ -266,7 +268,7 @@ def gelu_tanh(code: Code, x: Value) -> Value:
 
 
 def by_element(code: Code, name: str, x: Value) -> Value:
-    """A function of the library of C, of each number of a vector."""
+    """Return a function of the library of C, of each number of a vector."""
     function = code.module.globals.get(name) or ir.Function(code.module, ir.FunctionType(FLOAT, [FLOAT]), name)
     if x.type == FLOAT:
         return code.call(function, [x])

@@ -51,7 +51,7 @@ class Norm:
     offset: float
 
     def scale(self, code: Code, weight: Any, index: Any, read: Callable[..., Any]) -> Any:
-        """The factor of the numbers at an index of a row."""
+        """Return the factor of the numbers at an index of a row."""
         scale = read(weight, self.weight_dtype, index)
         return code.fadd(scale, like(code, scale, self.offset)) if self.offset else scale
 
@@ -129,7 +129,7 @@ def rms_norm_weight_gradient(norm: Norm) -> Callable[..., None]:
 
 
 def column_items(width: int) -> int:
-    """The number of items of `rms_norm_weight_gradient`."""
+    """Return the number of items of `rms_norm_weight_gradient`."""
     return width // LANES + width % LANES
 
 

@@ -29,14 +29,14 @@ class Prepared(NamedTuple):
 
 
 def halves(code: Code, codes: Any, place: Any) -> tuple[Any, Any]:
-    """The codes of the two halves of the group from `place` on, as fp32 numbers from 0 to 15."""
+    """Return the codes of the two halves of the group from `place` on, as fp32 numbers from 0 to 15."""
     bits = code.bytes(codes, code.lshr(place, INT(1)))
     low, high = code.and_(bits, integers(15)), code.lshr(bits, integers(4))
     return code.uitofp(low, FLOATS), code.uitofp(high, FLOATS)
 
 
 def unpack(code: Code, unit: Unit, codes: Any, scales: Any, place: Any) -> list[Any]:
-    """The weights of the group from `place` on, in vectors of the unit, to whose dtype they are rounded."""
+    """Return the weights of the group from `place` on, in vectors of the unit, to whose dtype they are rounded."""
     low, high = halves(code, codes, place)
     scale = code.repeat(code.scalar(scales, "bfloat16", code.lshr(place, INT(5))))
     offset = code.fmul(scale, ir.Constant(FLOATS, [-8.0] * LANES))
@@ -44,7 +44,7 @@ def unpack(code: Code, unit: Unit, codes: Any, scales: Any, place: Any) -> list[
 
 
 def prepare(code: Code, unit: Unit, x: Any, dtype: str, rows: Any, inputs: Any) -> Prepared:
-    """x as `dot` reads it. Each thread prepares its own."""
+    """Return x as `dot` reads it. Each thread prepares its own."""
     wide = isinstance(unit, DotUnit)
     step, width = (WIDE, WIDE) if wide else (GROUP, GROUP + LANES)
     stride = code.mul(code.udiv(code.add(inputs, INT(step - 1)), INT(step)), INT(width))
@@ -72,7 +72,8 @@ def met(shift: int) -> list[int]:
 
 
 def dot(code: Code, unit: Unit, x: Prepared, row: Any, codes: Any, scales: Any, output: Any, inputs: Any) -> Any:
-    """The partial sums of a row of x and a row of the weight: those of a group times its scale, summed over groups."""
+    """Return the partial sums of a row of x and a row of the weight: those of a group times its scale, summed over
+    groups."""
     begin, start = code.mul(output, inputs), code.mul(row, x.stride)
     if isinstance(unit, DotUnit):
         return wide_dot(code, unit, x.address, start, codes, scales, begin, inputs)

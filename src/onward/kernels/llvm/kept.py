@@ -33,8 +33,8 @@ class NotKept(UserWarning):
 
 
 def private_folder(folder: str | Path) -> Path | None:
-    """The absolute path of a folder to which no other user has access, made where it is missing; None, with a warning
-    that says why, for any other.
+    """Return the absolute path of a folder to which no other user has access, made where it is missing; None, with a
+    warning that says why, for any other.
 
     Symlinks above the folder are resolved. From the root down, each folder lets no other user rename the next one, so
     that the path leads to the same folder later.
@@ -52,7 +52,7 @@ def private_folder(folder: str | Path) -> Path | None:
 
 
 def unsafe(place: Path, private: bool) -> str:
-    """Why another user could put code below a folder, which is made where it is missing; "" where none could. A
+    """Return why another user could put code below a folder, which is made where it is missing; "" where none could. A
     `private` folder is open to this user alone; others may enter one above it, and write to it if it is sticky."""
     with suppress(FileExistsError):  # another process may make it at the same time
         if not os.path.lexists(place):
@@ -77,7 +77,8 @@ def warn(reason: str) -> None:
 
 
 def read(path: Path) -> bytes | None:
-    """The machine code in a file of a private folder; None where there is none, or not as `write` has written it."""
+    """Return the machine code in a file of a private folder; None where there is none, or not as `write` has written
+    it."""
     try:
         with open(path, "rb", opener=lambda name, _: os.open(name, FLAGS)) as file:
             status = os.fstat(file.fileno())
@@ -101,12 +102,12 @@ def write(path: Path, code: bytes) -> None:
 
 
 def checksum(path: Path, code: bytes) -> bytes:
-    """The SHA-256 of code and of the name of its file, which stands for its source."""
+    """Return the SHA-256 of code and of the name of its file, which stands for its source."""
     return hashlib.sha256(path.name.encode() + code).digest()
 
 
 def is_loadable(code: bytes, functions: Sequence[str]) -> bool:
-    """Whether LLVM loads machine code and finds these functions in it, tried by a process of its own."""
+    """Return whether LLVM loads machine code and finds these functions in it, tried by a process of its own."""
     import llvmlite
 
     folder = str(Path(llvmlite.__file__).parents[1])

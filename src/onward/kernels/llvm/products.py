@@ -140,7 +140,7 @@ def tile(
     prefetched: tuple[Any, Any] | None = None,
     chains: int = 1,
 ) -> list[Any]:
-    """The partial sums of the products of rows of x with rows of the weight, which begin at these places.
+    """Return the partial sums of the products of rows of x with rows of the weight, which begin at these places.
 
     `prefetched`: where the weight is prefetched, and the number of vectors for each that is multiplied. A sum waits for
     the one before it: where few are computed at a time, each is divided into `chains` sums.
@@ -177,7 +177,7 @@ def tile(
 
 
 def widened(code: Code, x: Matrix, size: Any) -> Any:
-    """The address of a copy of `size` numbers in fp32."""
+    """Return the address of a copy of `size` numbers in fp32."""
     unit = Unit()
     copy = code.ptrtoint(code.alloca(FLOATS, size=code.add(code.udiv(size, INT(LANES)), INT(1))), INT)
     with code.loop(0, size, LANES) as (index, _):
@@ -212,6 +212,6 @@ def emit(weight_format: str, dtype: str, biased: bool, bf16_dots: bool | None = 
 
 @cache
 def products(weight_format: str, dtype: str, biased: bool, cpu: str | None = None) -> Callable[..., None]:
-    """The kernel as a function of its arguments, for weights of a format (float32, bfloat16, int8 or int4) and x, bias
-    and y of a dtype (float32 or bfloat16)."""
+    """Return the kernel as a function of its arguments, for weights of a format (float32, bfloat16, int8 or int4) and
+    x, bias and y of a dtype (float32 or bfloat16)."""
     return callable_kernel(ProductArguments, emit(weight_format, dtype, biased, False if cpu else None), cpu)

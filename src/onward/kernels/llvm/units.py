@@ -37,11 +37,11 @@ class Unit:
         return code.as_floats(code.vector(address, dtype, index, self.step, left), dtype)
 
     def add(self, code: Code, a: Any, b: Any, total: Any) -> Any:
-        """The products of two vectors, added to a vector of LANES partial sums."""
+        """Return the products of two vectors, added to a vector of LANES partial sums."""
         return code.fma(a, b, total)
 
     def of_floats(self, code: Code, low: Any, high: Any) -> list[Any]:
-        """Two vectors of LANES fp32 numbers as vectors of `step` numbers."""
+        """Return two vectors of LANES fp32 numbers as vectors of `step` numbers."""
         return [low, high]
 
 
@@ -64,14 +64,15 @@ class DotUnit(Unit):
 
 
 def unit_for(dtype: str, bf16_dots: bool | None = None) -> Unit:
-    """The unit for numbers x of a dtype. `bf16_dots`: whether the CPU has AVX512-BF16; by default as this one."""
+    """Return the unit for numbers x of a dtype. `bf16_dots`: whether the CPU has AVX512-BF16; by default as this
+    one."""
     if bf16_dots is None:
         bf16_dots = bool(llvm.get_host_cpu_features().get("avx512bf16"))
     return DotUnit() if bf16_dots and dtype == "bfloat16" else Unit()
 
 
 def sums(code: Code, vectors: Sequence[Any]) -> Any:
-    """The sums of up to LANES vectors of LANES numbers, as the first numbers of a vector.
+    """Return the sums of up to LANES vectors of LANES numbers, as the first numbers of a vector.
 
     Each sum is computed in the same order, whatever the number of vectors: number i and i + 8 first, then i + 4, ...
     """
@@ -95,6 +96,6 @@ def sums(code: Code, vectors: Sequence[Any]) -> Any:
 
 
 def shuffle(code: Code, places: Sequence[int], a: Any, b: Any = None) -> Any:
-    """The numbers at these places of two vectors one after the other."""
+    """Return the numbers at these places of two vectors one after the other."""
     lanes = ir.Constant(ir.VectorType(ir.IntType(32), len(places)), list(places))
     return code.shuffle_vector(a, ir.Constant(a.type, ir.Undefined) if b is None else b, lanes)
