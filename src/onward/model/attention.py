@@ -32,7 +32,7 @@ class Attend(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(sinks)) if sinks else None
 
     def forward(self, q: Tensor, k: Keys, v: Keys, context: AttentionContext) -> Tensor:
-        """Return queries (B, T, H, E), keys (B, S, K, E) and values (B, S, K, F) -> (B, T, H, F).
+        """Attend with queries (B, T, H, E) to keys (B, S, K, E) and values (B, S, K, F); return (B, T, H, F).
 
         Keys and values are tensors, or entries of the cache.
         """
@@ -41,9 +41,9 @@ class Attend(nn.Module):
 
 
 class SelfAttentionModule(nn.Module):
-    """Project to queries, keys and values, attend, project back: x (B, T, D) -> (B, T, D).
+    """Self-attention, x (B, T, D) -> (B, T, D): project to queries, keys and values, attend, project back.
 
-    `norm` makes the norms of queries and keys.
+    `norm` is the function that makes the norms of queries and keys, given their width.
     """
 
     def __init__(self, part: SelfAttention, config: DecoderConfig, norm: NewNorm) -> None:

@@ -84,7 +84,8 @@ def reference(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Return attention in plain PyTorch: weights, dropout, weighted sum of the values. Supports every option."""
+    """Compute attention in plain PyTorch: weights, dropout, weighted sum of the values. Supports every option; the
+    other backends agree with it."""
     with torch.autocast(q.device.type, enabled=False):
         k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
         bias = None if mask.causal_only else mask.dense(q.dtype)
@@ -93,13 +94,13 @@ def reference(
 
 
 def sdpa(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, dropout: float = 0.0) -> Tensor:
-    """Return torch's scaled_dot_product_attention, with a dense bias, or with `is_causal`."""
+    """Compute attention by torch's scaled_dot_product_attention, with the mask as a dense bias, or with `is_causal`."""
     k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
     return biased_sdpa(q, k, v, None if mask.causal_only else mask.dense(q.dtype), scale, dropout)
 
 
 def biased_sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float) -> Tensor:
-    """Return SDPA with a bias (B or 1, 1 or H, T, S), or None for the causal mask.
+    """Compute SDPA with a bias (B or 1, 1 or H, T, S) added to the scores, or None for the causal mask.
 
     Few queries with grouped heads are folded, the G heads of a group into the query length: in bf16 on a CPU this is
     five to eight times as fast as `enable_gqa`, and on CUDA it keeps a masked call off the math kernel.
@@ -121,9 +122,10 @@ def biased_sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: flo
 def sdpa_blocks(
     q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, dropout: float = 0.0, block: int = QUERY_BLOCK
 ) -> Tensor:
-    """Return SDPA in blocks of `block` queries, each over the keys from the first to the last that its queries see.
+    """Compute SDPA in blocks of `block` queries, each over the keys from the first to the last that its queries see.
 
-    A long row of packed documents or of a window layer never needs its whole (T, S) bias. Not for entries of a cache.
+    The (T, S) bias of a long row of packed documents or of a window layer is never made at once. Keys and values must
+    be tensors, not entries of a cache.
     """
     k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
     out = []
@@ -148,7 +150,8 @@ def attend(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Return attention by the fastest backend that supports the options, for this shape, dtype and device."""
+    """Compute attention by the fastest backend that supports the options for this shape, dtype and device: q (B, T, H,
+    E), k (B, S, K, E) and v (B, S, K, F) -> (B, T, H, F)."""
     if isinstance(k, CacheEntry) and isinstance(v, CacheEntry):
         y = k.attend(q, v, mask, scale=scale, softcap=softcap, sinks=sinks)
         if y is not None:

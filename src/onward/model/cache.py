@@ -33,7 +33,8 @@ class SlotIndices:
 
 @dataclass(frozen=True, eq=False)
 class LayerCache:
-    """The entries of one layer by name, each (rows, S, ...): position p of a row is in slot p % S.
+    """The cache of one layer: its entries (tensors such as keys and values) by name, each (rows, S, ...). Position p of
+    a row is in slot p % S.
 
     While a growing cache has fewer slots than its final number, `wraps` is False: positions from S on, which are
     padding, are all written to the last slot, which no real token reads. `window` is that of the layer, 0 for none.
@@ -50,7 +51,7 @@ class LayerCache:
         return next(iter(self.entries.values())).size(1)
 
     def locate(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the first two indices into the entries for positions (B, T)."""
+        """Return the row and slot indices, the first two indices into every entry, for positions (B, T)."""
         slot = positions % self.slots if self.wraps else positions.clamp(max=self.slots - 1)
         return torch.arange(positions.size(0), device=positions.device)[:, None], slot
 
@@ -73,7 +74,8 @@ class LayerCache:
 
 @dataclass(frozen=True, eq=False)
 class CacheEntry:
-    """One entry of a layer, which a backend of attention receives: `read` gathers and dequantizes it."""
+    """One named tensor of a layer's cache, such as its keys, as a backend of attention receives it. `read` gathers and
+    dequantizes it."""
 
     cache: LayerCache
     name: str
@@ -99,8 +101,12 @@ class CacheEntry:
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor | None:
-        """Return the attention (B, T, H, F) of queries q (B, T, H, E) to these keys and the values v in the memory of
-        the cache; None where it is computed from `read`, as that of quantized entries and with a bias of the scores."""
+        """Attend with queries q (B, T, H, E) to these keys and the values v where they lie in the cache, without a
+        copy; returns (B, T, H, F).
+
+        Returns None if the kernel cannot do this, for example for quantized entries or a biased mask; the caller then
+        attends to the result of `read`.
+        """
         keys, values = (entry.cache.entries[entry.name] for entry in (self, v))
         if mask.slopes is not None or not takes_kernel(q, keys, values, mask.key_positions.size(1)):
             return None
@@ -131,8 +137,8 @@ def to_tensor(keys: Keys, dtype: torch.dtype) -> Tensor:
 
 
 def quantize(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return vectors (..., E) as int8 codes (..., E) and scales (..., 1) of this dtype. The error of code * scale is at
-    most scale / 2."""
+    """Quantize vectors (..., E) to int8: return codes (..., E) and scales (..., 1) of this dtype. The error of code *
+    scale is at most scale / 2."""
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     scale = (vectors.abs().amax(-1, keepdim=True) / 127).to(dtype).clamp(min=torch.finfo(dtype).tiny)
     return (vectors / scale).round().clamp(-127, 127).to(torch.int8), scale
@@ -152,8 +158,8 @@ def empty_entries(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
-    """Return the entries of a layer as zeros, each (*size, ...); quantized ones are int8 and have scales (*size, ...,
-    1)."""
+    """Allocate the cache entries of a layer as zeros, each (*size, ...), where `size` is (rows, slots) or (blocks,
+    block size). With `quantized` they are int8 codes and have scales (*size, ..., 1)."""
     dtype, entries = dtype or torch.get_default_dtype(), {}
     for name, shape in at(config.attention, layer).entries(config).items():
         entries[name] = torch.zeros(*size, *shape, device=device, dtype=torch.int8 if quantized else dtype)
@@ -164,7 +170,7 @@ def empty_entries(
 
 @dataclass(frozen=True, eq=False)
 class CacheView:
-    """Some rows of a cache, and their slots for positions below `end`, for calls of the model.
+    """The rows of a cache that one call of the model uses, limited to the slots for positions below `end`.
 
     A view shares the memory of the cache and cannot grow.
     """
@@ -231,7 +237,8 @@ class KVCache:
     @checked
     @torch.inference_mode(False)
     def grow(self, capacity: int) -> None:
-        """Make slots for positions below `capacity` or more, in steps; the slots there were keep their entries."""
+        """Allocate slots for positions below `capacity` or more, in multiples of `step`; existing slots keep their
+        entries."""
         for layer, (cache, most) in enumerate(zip(self.layers, self.max_slots)):
             if cache.wraps or cache.slots > capacity:  # one slot more than positions: the last is for padding
                 continue
@@ -244,15 +251,15 @@ class KVCache:
 
     @explained
     def view(self, start: int = 0, end: int | None = None, length: int | None = None) -> CacheView:
-        """Return rows start to end - 1, by default all, with the slots for positions below `length`, padding included,
-        by default all."""
+        """Return a view of rows `start` to `end` - 1, by default all, with the slots for positions below `length`,
+        padding included, by default all."""
         most = self.length + self.chunk
         last = most if length is None else min(length, most)
         layers = [self.narrow(cache, slice(start, end), last) for cache in self.layers]
         return CacheView(layers, self.rope_length[start:end], min(self.length, self.capacity, last), last, self.chunk)
 
     def narrow(self, cache: LayerCache, rows: slice, slots: int) -> LayerCache:
-        """Return some rows and the first `slots` slots of a layer; shares its memory."""
+        """Return a layer's cache restricted to some rows and its first `slots` slots; it shares the memory."""
         return LayerCache({n: t[rows, :slots] for n, t in cache.entries.items()}, cache.window, cache.wraps)
 
     def nbytes(self) -> int:

@@ -19,7 +19,7 @@ from onward.model.positions import rotation, score_bias
 
 @dataclass(frozen=True, eq=False)
 class AttentionContext:
-    """The arguments of one layer's attention for one call, in addition to x."""
+    """Everything that one layer's attention needs for one call besides x: positions, mask, rotation and cache."""
 
     mask: AttentionMask
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines, each (B, T, 1, rope_dim / 2)

@@ -1,11 +1,5 @@
-"""The activations of a mixture of experts: the router's scores and choices, and the units and outputs of each token's
-experts.
-
-The experts process their tokens together, sorted by expert. Their units and outputs are computed a second time for the
-trace, in the order of each token's choices. An edit of them adds its effect to the output of the mixture.
-
-Shapes: B batch, T tokens in this call, N = B T, A experts per token, X experts, D d_model, F width of an expert.
-"""
+"""Hooks for the activations of a mixture of experts: the router's scores and choices, and the units (inputs of the down
+projection) and outputs of each token's experts."""
 
 from __future__ import annotations
 
@@ -27,8 +21,9 @@ from onward.tracing.hooks import ModelHooks
 
 
 def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Yield the router's scores and choices, the share of each expert, and the units and outputs of each token's
-    experts."""
+    """Add the hooks on the module `mlp`, called `name`, that pass the router's scores and choices, the share of tokens
+    of each expert, and the units and outputs of each token's experts to traces and edits; yield the handles that
+    remove them."""
     names = scores, choices, shares, post, experts = [f"{name}.{step}" for step in where.names]
     state = local()  # of one thread: another may be in the same module
 
@@ -71,8 +66,8 @@ def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: Model
                 state.change = ((outputs - base) * weights[..., None].type_as(outputs)).sum(1)
 
     def visit_each(outputs: Tensor, ids: Tensor) -> Tensor:
-        """Visit outputs (N, A, D). A single expert is visited by its number; its output is 0 for tokens that do not use
-        it."""
+        """Pass the outputs (N, A, D) of the experts `ids` (N, A) to traces and edits. A trace of a single expert gets 0
+        for tokens that do not use it."""
         outputs = hooks.visit(experts, outputs.unflatten(0, state.leading)).flatten(0, 1)
         for expert in sorted(hooks.indices(experts)):
             chosen = (ids == expert)[..., None]
@@ -121,8 +116,8 @@ def outputs_of(mlp: ExpertsModule, units: Tensor, ids: Tensor) -> Tensor:
 
 
 def of_each(result: Tensor, ids: Tensor, compute: Any) -> Tensor:
-    """Return fill `result` (N, A, ...) with `compute(expert, tokens, indices)` at the entries of `ids` (N, A) with that
-    expert."""
+    """Fill `result` (N, A, ...), expert by expert, with `compute(expert, tokens, indices)`, where (tokens, indices) are
+    the entries of `ids` (N, A) equal to that expert."""
     for expert in ids.unique().tolist():
         n, a = (ids == expert).nonzero(as_tuple=True)
         result = result.index_put((n, a), compute(expert, n, a))
@@ -130,6 +125,6 @@ def of_each(result: Tensor, ids: Tensor, compute: Any) -> Tensor:
 
 
 def one(stack: tuple[Tensor, Tensor | None], expert: int, x: Tensor) -> Tensor:
-    """Return one projection of an expert."""
+    """Apply one projection of one expert to x: its weight in the stack, and its bias if there is one."""
     weight, bias = stack
     return F.linear(x, weight[expert], None if bias is None else bias[expert])

@@ -33,7 +33,8 @@ def is_traced(model: Decoder) -> bool:
 
 @contextmanager
 def listening(model: Decoder, listener: Listener) -> Iterator[None]:
-    """Give the activations of a model to a trace or an edit inside the `with` block, in calls of this context.
+    """Pass the activations of a model to `listener`, a trace or an edit, inside the `with` block, for calls in this
+    thread or asyncio task.
 
     Compiled blocks run uncompiled meanwhile, since compiled code does not call hooks.
     """
@@ -61,7 +62,8 @@ def listening(model: Decoder, listener: Listener) -> Iterator[None]:
 
 
 def run_uncompiled(change: int) -> None:
-    """Count the open traces and edits of all models and contexts. While any is open, torch.compile compiles nothing."""
+    """Add `change` (1 or -1) to the number of open traces and edits of all models and contexts. While it is not 0,
+    torch.compile compiles nothing."""
     global traced
     traced += change
     if not traced:
@@ -72,7 +74,7 @@ def run_uncompiled(change: int) -> None:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Hide the calls of modules inside the `with` block from all traces and edits."""
+    """Hide calls of modules inside the `with` block from all traces and edits."""
     before = OPEN.set(())
     try:
         yield

@@ -27,7 +27,7 @@ def activation_names(model: Decoder) -> dict[str, str]:
 
 
 def full_name(name: str) -> str:
-    """`blocks.3` is short for `blocks.3.out`."""
+    """Return the full form of an activation's name: `blocks.3` is short for `blocks.3.out`."""
     return f"{name}.out" if re.fullmatch(r"blocks\.[\d*]+", name) else name
 
 
@@ -38,7 +38,8 @@ def unknown(pattern: str, known: Iterable[str]) -> UserError:
 
 
 def resolve(known: Mapping[str, Activation], patterns: Iterable[str]) -> dict[str, set[int | None]]:
-    """Return the activations that match patterns: None for a whole activation, numbers for its heads, units or experts.
+    """Match patterns with the `known` activations: return, for each matching name, the selected numbers of heads, units
+    or experts; None among them stands for the whole activation.
 
     `*` in a pattern matches any characters. Raises a UserError that lists the names nearest to an unknown one.
     """

@@ -60,7 +60,7 @@ def recorded_activation(activations: dict[str, Tensor], name: str) -> Tensor:
 
 
 class Trace:
-    """The activations of a model, call by call; see `trace`."""
+    """The recorded activations of a model, call by call; `trace` makes it."""
 
     edits = False
 
@@ -81,7 +81,7 @@ class Trace:
         call.rows, call.positions = ROWS.get(), forward.positions
 
     def call_of(self, forward: Forward) -> Call:
-        """Return the record of a call of the model."""
+        """Return the record of this call of the model, a new one if the call has just begun."""
         if forward not in self.of_forward:
             self.of_forward[forward] = Call()
             self.calls.append(self.of_forward[forward])
@@ -132,8 +132,8 @@ class Trace:
         return self.call.grad(name)
 
     def of(self, request: object) -> list[dict[str, Tensor]]:
-        """Return the activations of one request of an engine, one entry per call with tokens of the request. Dimension
-        B and padding are removed; T are the tokens of the request."""
+        """Return the activations of one request of an engine, one dict by name for each call with tokens of the
+        request. The batch dimension and padding are removed: T counts only tokens of the request."""
         result = []
         for call in self.calls:
             for index, row in enumerate(call.rows):
@@ -142,7 +142,7 @@ class Trace:
         return result
 
     def part(self, call: Call, name: str, index: int, row: Row) -> Tensor:
-        """Return one row of an activation, without padding."""
+        """Return row `index` of an activation of a call, without padding; `row` gives the number of its tokens."""
         value = call.activations[name]
         if name == "logits":
             rows = [*call.logit_rows]
