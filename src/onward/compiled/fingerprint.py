@@ -1,8 +1,4 @@
-"""Whether a model is still the same, for compiled steps and for cached prefixes.
-
-A compiled step belongs to a form and a memory of the model, since it reads weights in place; cached keys and values
-belong to a form and the numbers in the tensors. Both need a model without hooks, edits and replaced methods.
-"""
+"""Detects whether a model has changed, for compiled steps and for cached prefixes."""
 
 from __future__ import annotations
 
@@ -24,8 +20,8 @@ FOLD = 64  # numbers of 8 bytes in one sum of a checksum
 
 
 class Snapshot:
-    """A model at one moment. `holds` compares the model with it in some 0.2 us for each module: values, dicts and lists
-    are compared by identity, and nothing is described again."""
+    """The state of a model at one moment, for a fast comparison: `holds` takes about 0.2 us per module, since values,
+    dicts and lists are compared by identity, not described again."""
 
     def __init__(self, model: Decoder) -> None:
         self.model, self.inventory = model, Inventory(model)
@@ -42,7 +38,8 @@ class Snapshot:
         return [tuple(hooks.values()) for hooks in hooks if hooks] if any(hooks) else []
 
     def values_now(self) -> tuple[list[Any], ...]:
-        """Return the values of the inventory: all but the last list are compared by `==`, the last one by identity."""
+        """Return the current values of the objects in the inventory: all but the last list are compared by `==`, the
+        last one by identity."""
         inventory, tensors = self.inventory, self.inventory.tensors
         return (
             list(map(call, inventory.getters, inventory.dicts)),
@@ -55,7 +52,7 @@ class Snapshot:
         )
 
     def holds(self) -> bool:
-        """Return whether the model still has the form, the memory and the hooks of this snapshot."""
+        """Return whether the model still has the structure, the memory and the hooks of this snapshot."""
         if any(attributes.get(name) is not tensor for attributes, name, tensor in self.inventory.tensor_attributes):
             return False
         try:
@@ -77,12 +74,14 @@ class Snapshot:
         )
 
     def versions(self) -> list[int]:
-        """PyTorch's counts of changes in place; it does not count changes through `data` and NumPy."""
+        """Return PyTorch's version counter of each tensor, which counts changes in place, but not those through `data`
+        and NumPy."""
         return [tensor._version for tensor in self.versioned]
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The form and the memory, for compiled steps. It keeps functions, but no module and no tensor."""
+        """The structure of the model and the addresses of its tensors, as a key for compiled steps. It keeps functions
+        alive, but no module and no tensor."""
         tensors = [tensor for tensor in self.inventory.tensors if type(tensor) in TENSORS]
         memory = [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in tensors]
         return self.inventory.form, memory, [function for _, _, function in self.inventory.functions]
@@ -93,9 +92,12 @@ class Snapshot:
         return not self.hooks and not self.replaced
 
     def fingerprint(self) -> str | None:
-        """Return a hash of the form and the numbers in the tensors, for cached prefixes; it reads all weights. None
-        with hooks other than those of adapters, edits or replaced methods, since keys and values then depend on
-        more."""
+        """Return a hash of the model's structure and of all numbers in its tensors, for cached prefixes; it reads all
+        weights.
+
+        Returns None if the model has hooks other than those of adapters, edits, or replaced methods, since keys and
+        values then depend on more than the hash covers.
+        """
         hooks = [getattr(hook, "__func__", hook) for hooks in self.hooks for hook in hooks]
         if self.replaced or any(hook not in ADAPTER_HOOKS for hook in hooks):
             return None
@@ -109,7 +111,7 @@ class Snapshot:
 
 
 class ModelState:
-    """Follows a model from step to step."""
+    """Follows a model from decoding step to decoding step, to detect changes."""
 
     def __init__(self, model: Decoder) -> None:
         self.model = model
@@ -137,18 +139,18 @@ class ModelState:
         return self.snapshot or self.follow()
 
     def rest(self) -> None:
-        """Release the weights: no step follows soon."""
+        """Release the references to the weights, since no step follows soon."""
         self.snapshot = None
 
 
 def fingerprint(model: Decoder) -> str | None:
-    """Return a hash of the form and the numbers of a model; None while it has hooks or edits."""
+    """Return a hash of the structure and the numbers of a model; None while the model has hooks or edits."""
     return Snapshot(model).fingerprint()
 
 
 def checksum(tensor: Tensor) -> bytes:
-    """Return a hash of a tensor's numbers, at the speed of the memory: sums, modulo 2 ** 64, of its words in two
-    directions, so that moved numbers change it too."""
+    """Return a hash of a tensor's numbers, computed at the speed of the memory: sums of its words, modulo 2 ** 64,
+    along two directions, so that numbers in another order give another hash."""
     flat = tensor.detach().reshape(-1)
     if not flat.numel():
         return b""

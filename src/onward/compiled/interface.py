@@ -18,11 +18,11 @@ Shape = tuple[int, int]  # (B, T)
 
 
 class NotCompilable(Exception):
-    """A step cannot be compiled; the message names the operation or the circumstance."""
+    """Raised if a step cannot be compiled; the message names the operation or the reason."""
 
 
 class TooManyRows(NotCompilable):
-    """A step cannot be compiled for this many rows; fewer rows of the same model may be possible."""
+    """Raised if a step cannot be compiled for this many rows; fewer rows of the same model may be possible."""
 
 
 class CompiledStep(ABC):
@@ -44,10 +44,11 @@ class CompiledStep(ABC):
 
     @abstractmethod
     def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
-        """Return the logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`; the next run
-        overwrites them. Raises NotCompilable for a cache of another form."""
+        """Compute the logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`; the next run
+        overwrites the result. Raises NotCompilable for a cache of another layout."""
 
 
 def decoding_step(model: Decoder, tokens: Tensor, positions: Tensor, view: CacheView) -> Tensor:
-    """Return the step to compile: the logits (B, T, V) for tokens (B, T) at positions (B, T)."""
+    """Run the model without checks: return the logits (B, T, V) for tokens (B, T) at positions (B, T). This is the
+    function that is compiled."""
     return model.logits(model.hidden_of_checked(tokens, positions, view))

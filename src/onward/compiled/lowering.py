@@ -1,4 +1,4 @@
-"""Lowers recorded operations to calls of kernels, whose arguments are addresses that have been checked."""
+"""Lowering: translate the recorded operations of a step to calls of kernels, whose arguments are checked addresses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ MIN_PARALLEL_HEADS = 512  # numbers of a row's queries from which several thread
 
 @dataclass
 class Call:
-    """A call of a kernel. Binding sets the number of threads, and the arguments that depend on a cache."""
+    """One call of a kernel: which kernel, and its arguments. `Binding` sets the number of threads and the arguments
+    that depend on a cache."""
 
     key: tuple[Any, ...]  # equal for calls of the same kernel
     emit: Emit
@@ -41,7 +42,7 @@ class Call:
 
 @contextmanager
 def unreadable_is_not_compilable() -> Iterator[None]:
-    """Raise NotCompilable in place of Unreadable."""
+    """Convert an Unreadable that is raised inside the `with` block to NotCompilable."""
     try:
         yield
     except Unreadable as reason:
@@ -49,8 +50,8 @@ def unreadable_is_not_compilable() -> Iterator[None]:
 
 
 def lower(records: Sequence[Record], cache: KVCache, positions: Tensor) -> list[Call]:
-    """Return the calls of kernels for records. `cache` has the kinds of layers that the kernels read; `positions` (B,
-    T) are those of the recording. Raises NotCompilable."""
+    """Translate records (operations, cache writes and attention) to calls of kernels. `cache` has the kinds of layers
+    that the kernels read; `positions` (B, T) are those of the recording. Raises NotCompilable."""
     calls = []
     with unreadable_is_not_compilable():
         for record in records:
@@ -64,7 +65,7 @@ def lower(records: Sequence[Record], cache: KVCache, positions: Tensor) -> list[
 
 
 def write(record: Write, paged: bool, positions: Tensor) -> Call:
-    """Return the call that writes vectors to a cache."""
+    """Return the kernel call that writes vectors to a cache."""
     width, dtype = record.vectors[0, 0].numel(), DTYPES[record.vectors.dtype]
     arguments = attention.WriteArguments(
         vectors=whole(record.vectors), positions=whole(positions), tokens=positions.size(1), items=positions.numel()
@@ -73,7 +74,7 @@ def write(record: Write, paged: bool, positions: Tensor) -> Call:
 
 
 def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
-    """Return the call that attends to a cache."""
+    """Return the kernel call that attends to a cache."""
     rows, tokens, heads, d_head = record.q.shape
     (kv_heads, *key_widths), (value_heads, *value_widths) = record.shapes
     if key_widths != [d_head] or len(value_widths) != 1 or value_heads != kv_heads or heads % kv_heads:
@@ -93,7 +94,7 @@ def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
 
 
 def operation_calls(operation: Operation) -> list[Call]:
-    """Return the calls for an operation of PyTorch."""
+    """Return the kernel calls that compute an operation of PyTorch."""
     for tensor in tensors_in(operation.result):
         if tensor.dtype not in DTYPES:
             raise NotCompilable(f"{label(operation)} in {str(tensor.dtype).removeprefix('torch.')}")
@@ -101,7 +102,7 @@ def operation_calls(operation: Operation) -> list[Call]:
 
 
 def whole(tensor: Tensor) -> int:
-    """Return the address of a contiguous tensor of the recording. Raises Unreadable."""
+    """Return the address of a contiguous tensor of the recording. Raises Unreadable for any other tensor."""
     return address(tensor, tensor.dtype, *tensor.shape)
 
 
@@ -110,13 +111,14 @@ def unknown(operation: Operation) -> list[Call]:
 
 
 def target_of(operation: Operation) -> Tensor:
-    """Return the tensor that an operation writes."""
+    """Return the tensor that an operation writes its result to."""
     result = operation.arguments[0] if operation.function._schema.is_mutable else operation.result
     return result[0] if isinstance(result, tuple) else result  # type: ignore[no-any-return]
 
 
 def each(key: tuple[Any, ...], formula: Formula, out: Tensor, operands: Sequence[Tensor]) -> Call:
-    """Return the call of an elementwise kernel."""
+    """Return the call of an elementwise kernel, which writes formula(operands) to `out`. `key` identifies the formula,
+    so that equal kernels are compiled once."""
     if any(t.dtype not in DTYPES for t in operands):
         raise NotCompilable(f"{key[0]} of {operands[0].dtype}")
     layouts = merged([Layout.of(out), *(Layout.of(t, out.shape) for t in operands)])
@@ -127,8 +129,8 @@ def each(key: tuple[Any, ...], formula: Formula, out: Tensor, operands: Sequence
 
 
 def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], list[Call]]:
-    """Return an operation of two operands, one of which may be a number; the methods of Code for floats and for
-    integers."""
+    """Return the function that lowers an operation of two operands, one of which may be a number. `of_floats` and
+    `of_integers` name the methods of Code that compute it."""
 
     def lowered(operation: Operation) -> list[Call]:
         out, pair = target_of(operation), operation.arguments[:2]
@@ -154,7 +156,8 @@ def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], lis
 
 
 def unary(formula: Callable[..., Any], *defaults: Any) -> Callable[[Operation], list[Call]]:
-    """Return an operation of one operand, with numbers as further arguments of its formula."""
+    """Return the function that lowers an operation of one operand. Further arguments of its formula are numbers, by
+    default `defaults`."""
 
     def lowered(operation: Operation) -> list[Call]:
         given = [*operation.arguments[1:], *defaults[len(operation.arguments) - 1 :]]
@@ -174,7 +177,7 @@ def power(code: Code, x: Any, exponent: float) -> Any:
 
 
 def convert(operation: Operation) -> list[Call]:
-    """Return a copy, in another dtype or layout."""
+    """Lower a copy to another dtype or layout."""
     out = target_of(operation)
     source = operation.arguments[1] if name_of(operation) == "copy_" else operation.arguments[0]
     if out.dtype == torch.int64 and source.dtype != torch.int64:
@@ -185,7 +188,7 @@ def convert(operation: Operation) -> list[Call]:
 
 
 def joined(operation: Operation) -> list[Call]:
-    """cat and stack: a copy of each part."""
+    """Lower cat and stack, to one copy per input."""
     parts, dim = operation.arguments[0], operation.arguments[1] if len(operation.arguments) > 1 else 0
     if name_of(operation) == "stack":
         targets = operation.result.unbind(dim)
@@ -195,7 +198,7 @@ def joined(operation: Operation) -> list[Call]:
 
 
 def product(operation: Operation) -> list[Call]:
-    """mm and addmm with a weight."""
+    """Lower mm and addmm with a weight."""
     bias = operation.arguments[0] if name_of(operation) == "addmm" else None
     x, transposed = operation.arguments[-2:]
     weight, out = transposed.t(), operation.result
@@ -209,7 +212,7 @@ def product(operation: Operation) -> list[Call]:
 
 
 def quantized_product(operation: Operation) -> list[Call]:
-    """Return a product with codes and scales."""
+    """Lower a product with a quantized weight, given by codes and scales."""
     x, codes, scales, bias = operation.arguments
     weight_format = "int8" if codes.dtype == torch.int8 else "int4"
     pointers = weight_addresses(codes, scales, x.size(-1))
@@ -219,7 +222,8 @@ def quantized_product(operation: Operation) -> list[Call]:
 def product_call(
     weight_format: str, x: Tensor, pointers: tuple[int, int], bias: Tensor | None, out: Tensor, outputs: int
 ) -> Call:
-    """Return the call of a product of x (..., I), given the addresses of the weight and its scales; out (..., O)."""
+    """Return the kernel call that multiplies x (..., I) with a weight, given the addresses `pointers` of the weight and
+    its scales; out is (..., O)."""
     inputs, dtype, biased = x.size(-1), DTYPES[x.dtype], bias is not None
     arguments = ProductArguments(
         x=whole(x),
@@ -237,7 +241,7 @@ def product_call(
 
 
 def average(operation: Operation) -> list[Call]:
-    """mean over the last dimension."""
+    """Lower mean over the last dimension."""
     x, *dims = operation.arguments[:2]
     last = dims and dims[0] and [d % x.dim() for d in dims[0]] == [x.dim() - 1]
     if not last or operation.result.dtype != torch.float32:

@@ -1,5 +1,5 @@
-"""The operations of a recorded step that a program repeats: those with inputs that change from step to step, on which
-the result or the cache depends."""
+"""Selects the recorded operations that a compiled step must repeat: those whose inputs change from step to step and on
+which the result or the cache depends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FACTORIES = {"new_full", "new_zeros", "new_ones", "new_empty", "zeros_like", "on
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors among arguments or results."""
+    """Yield the tensors in an argument or a result, which may be nested lists."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -26,12 +26,13 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def memory(value: Any) -> set[int]:
-    """Return the addresses of the storages of the tensors among arguments or results."""
+    """Return the addresses of the storages of the tensors in an argument or a result."""
     return {tensor.untyped_storage().data_ptr() for tensor in tensors_in(value)}
 
 
 def reads_and_writes(record: Record) -> tuple[set[int], set[int]]:
-    """Return the storages that a record reads and writes, by address; a view writes none."""
+    """Return the storages, by address, that a record (a recorded operation) reads, and those that it writes; a view
+    writes none."""
     if isinstance(record, Write):
         return memory(record.vectors), set()
     if isinstance(record, Attention):
@@ -53,8 +54,7 @@ def is_read(tensor: Tensor, records: Sequence[Record]) -> bool:
 
 
 def needed(recording: Recording, weights: Sequence[Tensor]) -> list[Record]:
-    """Return the records to repeat in each step, in their order. `weights` are tensors that may change between
-    steps."""
+    """Return the records to repeat in each step, in order. `weights` are tensors that may change between steps."""
     inputs = [recording.tokens, recording.positions, recording.rope_length, *weights]
     changing, constant = memory(inputs), set[int]()
     kept = []

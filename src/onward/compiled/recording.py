@@ -25,7 +25,7 @@ from onward.model.paged import PagedLayerCache
 
 @dataclass(frozen=True, eq=False)
 class Write:
-    """A write of vectors (B, T, ...) to an entry of a layer's cache."""
+    """The record of a write of vectors (B, T, ...) to an entry of a layer's cache."""
 
     layer: int
     name: str
@@ -34,7 +34,8 @@ class Write:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Attention of queries (B, T, H, E) to the entries `key` and `value` of a layer's cache; y (B, T, H, F)."""
+    """The record of attention with queries (B, T, H, E) to the entries `key` and `value` of a layer's cache; the result
+    y is (B, T, H, F)."""
 
     layer: int
     key: str
@@ -50,7 +51,7 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """An operation of PyTorch with its arguments and its result."""
+    """The record of an operation of PyTorch, with its arguments and its result."""
 
     function: Any
     arguments: Sequence[Any]
@@ -91,7 +92,8 @@ class Recorder(TorchDispatchMode):
 
 
 class HostReads(TorchFunctionMode):
-    """Refuses functions that pass values of tensors to Python or NumPy without an operation of PyTorch."""
+    """Raises an error, while recording, for functions that read values of tensors into Python or NumPy without an
+    operation of PyTorch."""
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: Sequence[Any] = (), options: Mapping[str, Any] | None = None
@@ -103,7 +105,7 @@ class HostReads(TorchFunctionMode):
 
 @dataclass(frozen=True, eq=False)
 class RecordedLayer(LayerCache):
-    """A layer of a cache that records writes and attention in place of computing them."""
+    """A cache layer that records writes and attention instead of computing them."""
 
     index: int = 0
     recorder: Recorder | None = None
@@ -121,7 +123,7 @@ class RecordedLayer(LayerCache):
 
 @dataclass(frozen=True, eq=False)
 class RecordedEntry(CacheEntry):
-    """An entry of a RecordedLayer."""
+    """A cache entry of a RecordedLayer."""
 
     cache: RecordedLayer
 
