@@ -143,8 +143,8 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def rope_keys(c: DecoderConfig) -> dict[str, Any]:
-    """Return the keys of config.json for the rotary positions of a decoder; weights of YaRN's magnitude are inferred
-    from the scale of the scores."""
+    """Return the keys of config.json for the rotary positions of a decoder. The keys mscale and mscale_all_dim of YaRN
+    are computed from the scale of the attention scores."""
     keys, attention = rope(c.position), require(c.attention, LatentAttention)
     if attention.scale is None:
         return keys

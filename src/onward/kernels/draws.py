@@ -18,8 +18,7 @@ from onward.splitmix import GOLDEN, MULTIPLIERS
 
 
 def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
-    """Return token ids (B,) drawn from probabilities (B, V), normalized or not, as a pure function of seeds and indices
-    (B,).
+    """Draw token ids (B,) from probabilities (B, V), normalized or not, as a pure function of seeds and indices (B,).
 
     Each token v gets an exponential number e_v of its own, and the token with the greatest p_v / e_v is drawn (the
     Gumbel-max trick). Where p is rounded otherwise, as in another batch, this changes the token only if two ratios
@@ -45,14 +44,14 @@ def counter_hash(seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
 
 
 def scramble(x: Tensor) -> Tensor:
-    """Return the output function of SplitMix64."""
+    """Mix the bits of int64 numbers: the output function of SplitMix64."""
     for bits, multiplier in zip((30, 27), MULTIPLIERS):
         x = shift_right(x, bits).bitwise_xor_(x).mul_(signed(multiplier))
     return shift_right(x, 31).bitwise_xor_(x)
 
 
 def shift_right(x: Tensor, bits: int) -> Tensor:
-    """Return a logical shift; the shift of int64 keeps the sign bit."""
+    """Shift the bits of int64 numbers to the right and fill with zeros; the shift of torch repeats the sign bit."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
@@ -64,10 +63,11 @@ def signed(x: int) -> int:
 def draw_by_kernel(
     logits: Tensor, allowed: Tensor | None, factors: Sequence[float], seeds: Sequence[int], index: Sequence[int]
 ) -> Tensor | None:
-    """`draw` for purpose 0 from the softmax of logits (B, V) times an inverse temperature for each row, in one pass on
-    a CPU: token ids (B,), -1 in rows without a distribution; None where no kernel can read the logits.
+    """Draw token ids (B,) as `draw` does for purpose 0, from the softmax of logits (B, V) times an inverse temperature
+    per row (`factors`), in one pass on a CPU.
 
-    Factor 0 is the likeliest token; `allowed` (V,) is False for tokens that are never drawn.
+    Factor 0 takes the likeliest token; `allowed` (V,) is False for tokens that are never drawn. A row whose logits give
+    no distribution gets -1. Returns None if no kernel can read the logits.
     """
     if logits.dtype not in DTYPES or unavailable():
         return None

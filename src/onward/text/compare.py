@@ -33,7 +33,7 @@ def built_in() -> Iterator[Labeled]:
 
 
 def labeled(text: str, source: str) -> Labeled:
-    """Return a text with labels for source, script and kind; script and kind are guessed."""
+    """Return a text with labels for source, script and kind; script and kind are guessed from the text."""
     return text, {"source": source, "script": script(text), "kind": kind(text)}
 
 
@@ -54,7 +54,7 @@ def script_of(letter: str) -> str:
 
 
 def kind(text: str) -> str:
-    """Return the kind of a text, guessed: numbers, markup, code, dialogue or prose."""
+    """Guess the kind of a text: numbers, markup, code, dialogue or prose."""
     if sum(map(str.isdigit, text)) > SHARE * sum(not c.isspace() for c in text):
         return "numbers"
     lines = [line for line in text.split("\n") if line.strip()]
@@ -65,11 +65,11 @@ def kind(text: str) -> str:
 
 
 def compare(tokenizers: Mapping[str, Tokenizer], texts: Iterable[Labeled]) -> dict[str, Any]:
-    """Return a comparison of tokenizers on texts.
+    """Compare tokenizers, given by name, on texts.
 
-    Under `tokenizers`, for each its name, vocabulary size, bytes per token, the number of texts that decoding does not
-    restore, and the first difference in such a text. Under `texts`, for each label its bytes and the bytes per token of
-    each tokenizer.
+    The result has under `tokenizers`, for each, its name, vocabulary size, bytes per token, the number of texts that
+    decoding does not restore, and the first difference in such a text; under `texts`, for each label, its bytes and the
+    bytes per token of each tokenizer.
     """
     encoders = {name: encoder(tokenizer) for name, tokenizer in tokenizers.items()}
     size: Counter[tuple[str, str]] = Counter()  # bytes, by label
@@ -115,7 +115,7 @@ def compare(tokenizers: Mapping[str, Tokenizer], texts: Iterable[Labeled]) -> di
 
 
 def difference(text: str, back: str) -> dict[str, str]:
-    """Return the first difference of a text and its decoded tokens, with some context."""
+    """Return the first difference between a text and `back`, its decoded tokens, with some context of both."""
     at = next((n for n, (a, b) in enumerate(zip(text, back)) if a != b), min(len(text), len(back)))
     place = slice(max(at - 10, 0), at + 20)
     return {"text": text[place], "back": back[place]}

@@ -37,13 +37,12 @@ WORD = re.compile(r"[^\S\x1c-\x1f][\S\x1c-\x1f]")  # the beginning of a word; on
 
 
 def encoder(tokenizer: Tokenizer) -> Encoder:
-    """Return the fastest function from texts to their ids, uint32 and without control tokens, equal to
-    `encode_batch`."""
+    """Return the fastest function that encodes texts as `encode_batch` does: to uint32 ids, without control tokens."""
     return named_encoder(tokenizer)[1]
 
 
 def named_encoder(tokenizer: Tokenizer) -> tuple[str, Encoder]:
-    """Return the name of the library of the fastest encoder, and the encoder."""
+    """Return the name of the library (tiktoken or tokenizers) that encodes fastest, and its encoder."""
     fast = by_tiktoken(tokenizer)
     return ("tiktoken", fast) if fast else ("tokenizers", by_library(tokenizer))
 
@@ -63,7 +62,7 @@ def by_library(tokenizer: Tokenizer, group_size: int = GROUP) -> Encoder:
 
 
 def text_groups(tokenizer: Tokenizer, texts: Sequence[str], group_size: int) -> Iterator[list[tuple[int, str]]]:
-    """Yield the pieces of texts, each with the index of its text, in groups of about `group_size` characters."""
+    """Yield groups of about `group_size` characters: lists of (index of the text, piece of the text)."""
     group: list[tuple[int, str]] = []
     size = 0
     for n, text in enumerate(texts):
@@ -124,7 +123,8 @@ def split_pattern(table: dict[str, Any]) -> str:
 
 
 def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:
-    """Return the ids of all tokens by their bytes, in the order of their merges; empty where `tiktoken` could differ.
+    """Return the ids of all tokens by their bytes, in the order of their merges, as `tiktoken` needs them; {} if
+    `tiktoken` could give other ids.
 
     `tiktoken` merges any two neighbors that form a token, `tokenizers` only the pairs on its list. They give the same
     ids if each token is formed by one merge or by consecutive merges, from tokens formed before, and if its own bytes
@@ -149,7 +149,8 @@ def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:
 
 
 def same_characters(characters: str = NEW) -> bool:
-    """Return whether both libraries put these characters into the same categories (letters, numbers, spaces)."""
+    """Return whether tiktoken and tokenizers put these characters into the same Unicode categories (letters, numbers,
+    spaces)."""
     import tiktoken
 
     every = {bytes([byte]): byte for byte in range(256)}
@@ -163,6 +164,6 @@ def same_characters(characters: str = NEW) -> bool:
 
 
 def unbroken(text: str) -> bool:
-    """Return whether a text may have `RUN` characters without the beginning of a word."""
+    """Return whether a text may have RUN characters in a row in which no word begins."""
     block = RUN // 2  # a run of RUN characters covers a whole block
     return any(not WORD.search(text, start, start + block) for start in range(0, len(text) - block, block))

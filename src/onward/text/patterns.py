@@ -35,7 +35,7 @@ DEEPSEEK3 = (
 
 
 def byte_level_bpe(model: models.BPE, patterns: Sequence[str]) -> tokenizers.Tokenizer:
-    """Return a byte-level tokenizer that splits texts by each pattern in turn."""
+    """Return a byte-level tokenizer for a BPE model, which splits texts by each pattern in turn."""
     inner = tokenizers.Tokenizer(model)
     first: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     inner.pre_tokenizer = pre_tokenizers.Sequence(
@@ -46,8 +46,8 @@ def byte_level_bpe(model: models.BPE, patterns: Sequence[str]) -> tokenizers.Tok
 
 
 def patterns_of(pre_tokenizer: Any) -> tuple[str, ...] | None:
-    """Return the split patterns of the byte-level pre_tokenizer in a tokenizer.json; () if it does not split; None for
-    any other pre_tokenizer."""
+    """Return the split patterns of a byte-level pre_tokenizer, as a table of tokenizer.json; () if it does not split;
+    None for any other pre_tokenizer."""
     inner = pre_tokenizer.get("pretokenizers") if isinstance(pre_tokenizer, dict) else None
     patterns: list[str] = []
     for part in [pre_tokenizer] if inner is None else inner:

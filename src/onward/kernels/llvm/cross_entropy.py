@@ -16,8 +16,9 @@ CrossEntropyArguments = arguments("CrossEntropyArguments", "losses", "gradient",
 
 @cache
 def cross_entropy(width: int, dtype: str, ignored: int) -> Callable[..., None]:
-    """The kernel of CrossEntropyArguments; an item is a row: the losses (N,) of logits (N, width), and the
-    gradient of their sum (N, width) in the dtype of the logits; both are 0 where the target is `ignored`."""
+    """Compile the kernel with the fields of CrossEntropyArguments, for logits of `width` tokens. An item is a row: the
+    kernel writes its loss and the gradient of the losses' sum, (N, width) in the dtype of the logits; both are 0
+    where the target is `ignored`."""
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         gradient, logits = given.gradient, given.logits
@@ -45,7 +46,7 @@ def cross_entropy(width: int, dtype: str, ignored: int) -> Callable[..., None]:
 
 
 def greatest(code: Code, source: Any, dtype: str, start: Any, width: int) -> Any:
-    """Return the greatest of `width` numbers from `start` on."""
+    """Emit code for the greatest of `width` numbers of the tensor `source` from index `start` on."""
     whole = width - width % LANES
 
     def larger(a: Any, b: Any) -> Any:

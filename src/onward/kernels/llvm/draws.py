@@ -1,9 +1,4 @@
-"""The draw of next tokens from logits in one pass: `kernels/draws.py`.
-
-Token v is drawn whose p_v / e_v is greatest, e_v being an exponential number of its own (`draw` there). As
--log(u) >= 1 - u, no token beats the best ratio r so far unless u >= 1 - p_v / r: few logarithms are computed.
-Shapes: N rows, V vocabulary.
-"""
+"""Code of the kernel that draws next tokens from logits in one pass, for `kernels/draws.py`."""
 
 from __future__ import annotations
 
@@ -26,7 +21,8 @@ DrawArguments = arguments("DrawArguments", "tokens", "logits", "allowed", "facto
 
 
 def emit(dtype: str, masked: bool) -> Emit:
-    """The kernel of DrawArguments; an item is a row.
+    """Return the emitter of the kernel with the fields of DrawArguments; an item is a row. `masked`: some tokens may be
+    forbidden.
 
     `factors` (N,) are the inverse temperatures, 0 for the likeliest token. The token is -1 where a logit is not finite,
     or none is allowed.
@@ -95,20 +91,25 @@ def emit(dtype: str, masked: bool) -> Emit:
 def draw(
     code: Code, state: Any, logit: Callable[..., Any], top: Any, factor: Any, whole: Any, size: Any, result: Any
 ) -> None:
-    """Store the token with the greatest ratio; `state` is the hash of the row's seed and index."""
+    """Emit code that stores the token with the greatest ratio p / e of `kernels.draws.draw` at `result`.
+
+    `state` is the hash of the row's seed and index, `logit(index, vector)` reads logits, `top` is the greatest logit
+    and `factor` the inverse temperature; `size` is the number of tokens, of which the first `whole` are read LANES at a
+    time.
+    """
     best = code.alloca(DOUBLE)
     code.store(DOUBLE(0.0), best)
     log = code.module.globals.get("log") or ir.Function(code.module, ir.FunctionType(DOUBLE, [DOUBLE]), "log")
 
     def probability(place: Any, vector: bool) -> Any:
-        """Not normalized, which changes no draw."""
+        """Emit code for the probability of the tokens, not normalized, which changes no draw."""
         value, permitted = logit(place, vector)
         difference = code.fsub(value, like(code, value, top))
         p = exp(code, code.fmul(difference, like(code, difference, factor)))
         return p if permitted is None else code.select(permitted, p, like(code, p, 0.0))
 
     def number(place: Any) -> Any:
-        """Return the random number of each token, between 0 and 1."""
+        """Emit code for the uniform random number of each token, between 0 and 1."""
         constants = (lambda n: ir.Constant(place.type, [n] * HALF)) if place.type == LONGS else INT
         kind = DOUBLES if place.type == LONGS else DOUBLE
         repeated = (lambda x: ir.Constant(kind, [x] * HALF)) if kind == DOUBLES else DOUBLE
@@ -145,7 +146,7 @@ def draw(
 
 
 def scramble(code: Code, x: Any) -> Any:
-    """Return the output function of SplitMix64, for an int64 or a vector of them."""
+    """Emit code for the output function of SplitMix64, of an int64 or a vector of them."""
     constants = (lambda n: ir.Constant(x.type, [n] * HALF)) if x.type == LONGS else INT
     for bits, factor in zip((30, 27), MULTIPLIERS):
         x = code.mul(code.xor(x, code.lshr(x, constants(bits))), constants(factor))
@@ -153,7 +154,7 @@ def scramble(code: Code, x: Any) -> Any:
 
 
 def spread(code: Code, value: Any, count: int) -> Any:
-    """Return a vector of `count` times a number."""
+    """Emit code for a vector with `count` copies of a number."""
     empty = ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
     first = code.insert_element(empty, value, ir.IntType(32)(0))
     return code.shuffle_vector(first, empty, ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count))
@@ -161,5 +162,6 @@ def spread(code: Code, value: Any, count: int) -> Any:
 
 @cache
 def draws(dtype: str, masked: bool) -> Callable[..., None]:
-    """The kernel of `emit` as a function of its arguments, the number of rows, and that of threads."""
+    """Compile the kernel of `emit`; return it as a function of the fields of DrawArguments, the number of rows, and
+    that of threads."""
     return callable_kernel(DrawArguments, emit(dtype, masked))
