@@ -170,7 +170,7 @@ __all__ = [
 
 @cache
 def modules() -> dict[str, str]:
-    """Return the module of each public name."""
+    """Return the module in which each public name of the package is defined."""
     import ast
     from pathlib import Path
 

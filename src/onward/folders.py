@@ -113,7 +113,7 @@ def save(
 
 @checked
 def save_adapter(lm: LanguageModel, folder: str | Path, base: str | Path, *, name: str = "default") -> None:
-    """Write the adapters with this name, and fully trained modules, as a PEFT folder.
+    """Write the adapters called `name`, and fully trained modules, as a PEFT folder.
 
     `base` is the folder that the model was loaded from; its checksum is kept with the adapter.
     """
@@ -185,7 +185,7 @@ def trained(
     on_event: Callable[[Event], object] | None,
     config: Mapping[str, Any],
 ) -> LanguageModel:
-    """Return the model of a new run."""
+    """Train a new run with a configuration of class `kind`; return its model. Other arguments as of `train`."""
     if not str(out):
         raise UserError("out is empty: give the folder of the run, such as 'runs/mybook'")
     texts = [sources] if isinstance(sources, str | Path) else sources

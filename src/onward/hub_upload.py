@@ -28,8 +28,7 @@ def upload(
     """Upload files, by their paths on the hub, as one commit to a model, which is created if it does not exist; return
     the address of the commit. The commit also deletes the weights that the files replace.
 
-    A card given as bytes was generated, and does not replace an existing card. Raises a UserError that explains a
-    failure.
+    A card given as bytes was generated, and does not replace an existing card. Raises a UserError if the upload fails.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
@@ -51,7 +50,7 @@ def upload(
 
 
 def upload_reason(model: HubName, error: Exception) -> str:
-    """Return the sentence for an error while a model was uploaded."""
+    """Return the error message for an exception while a model was uploaded."""
     from huggingface_hub import errors
 
     status = getattr(getattr(error, "response", None), "status_code", None)

@@ -71,7 +71,13 @@ class LanguageModel(TextModel):
         *,
         n: None = None,
         **keywords: Unpack[GenerationKeywords],
-    ) -> str: ...
+    ) -> str:
+        """Return the text that continues a prompt; for a list of prompts a list; with n > 1 a list of n for each
+        prompt.
+
+        Arguments as of `complete`. If an answer failed, its error is raised once the other answers are done.
+        """
+
     @overload
     def generate(
         self,
@@ -120,7 +126,7 @@ class LanguageModel(TextModel):
         n: int | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> list[list[Completion]]:
-        """For each prompt n completions, all computed together.
+        """Return n completions for each prompt, all computed together.
 
         By default an answer has at most 256 tokens, or as many as the context has room for. Keyword arguments are the
         fields of GenerationOptions and the parameters of `engine`. Answer i of a call, counted over all prompts, uses
@@ -157,7 +163,7 @@ class LanguageModel(TextModel):
         max_new_tokens: int | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> Generator[str, None, str]:
-        """Yield the text that `generate` returns for one prompt, in pieces, each as soon as no further token can change
+        """Yield the text that `generate` returns for one prompt in pieces, each as soon as no further token can change
         it.
 
         Arguments as of `complete`, without n. The generator returns the finish_reason of the answer.
@@ -186,8 +192,8 @@ class LanguageModel(TextModel):
         variables: Mapping[str, Any] | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> str:
-        """Return the assistant's answer to messages, as `[{"role": "user", "content": "Hello"}]`, or to one of the
-        user.
+        """Return the assistant's answer to messages, such as `[{"role": "user", "content": "Hello"}]`, or to one user
+        message given as text.
 
         The chat template that came with the tokenizer turns them into tokens, see `text.chat`; `variables` are values
         for the template (as `{"enable_thinking": False}`). Other arguments as of `stream`. With `rows=1` and `cache=`
@@ -287,21 +293,22 @@ class LanguageModel(TextModel):
         )
 
     def engine_for(self, answers: int, options: Mapping[str, object]) -> Engine:
-        """`engine` with these options and, where they name neither rows nor a cache, no more rows than answers."""
+        """Make an engine with these options for `answers` answers: if neither rows nor a cache are given, it has no
+        more rows than answers."""
         rows = None if options.get("cache") else max(1, min(answers, ROWS))
         return self.engine(**cast(EngineKeywords, {"rows": rows, **options}))
 
     @checked
     def submit(self, engine: Engine, prompts: Sequence[Prompt], options: GenerationOptions) -> dict[Request, Answer]:
-        """Add n requests for each prompt to an engine of this model; return each with its text, which grows as the
-        engine steps."""
+        """Add n requests for each prompt to an engine of this model; return the Answer of each request, whose text
+        grows as the engine steps."""
         return submit(engine, self.text(), prompts, options)
 
     def search_arguments(
         self, prompt: str | Sequence[Prompt], options: GenerationOptions
     ) -> tuple[list[list[int]], dict[str, Any]]:
-        """Return prompts as token ids, and the arguments that both searches take. Raises a UserError for other
-        options."""
+        """Return prompts as token ids, and the arguments that both searches take. Raises a UserError for options that a
+        search does not take."""
         for name in "stop", "stop_when", "logprobs", "regex", "json_schema":
             if getattr(options, name) != getattr(GenerationOptions, name):
                 raise UserError(f"{name} is given, which a search cannot use: leave it out")
@@ -316,7 +323,7 @@ class LanguageModel(TextModel):
         }
 
     def search_result(self, before: list[int], tokens: list[int], finished: bool, *scores: float) -> SearchResult:
-        """Return the result of a search: the new `tokens` after the tokens `before`; `finished` if a stop token ended
-        them."""
+        """Make the result of a search from the tokens `before` (the prompt) and the new `tokens`; `finished`: a stop
+        token ended them."""
         text = continued(self.text(), before, tokens)
         return SearchResult(text, tokens, "stop" if finished else "length", *scores)

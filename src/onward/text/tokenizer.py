@@ -209,8 +209,8 @@ def cuttable(inner: tokenizers.Tokenizer) -> bool:
 
 
 def tokenizer_file(folder: Path) -> Path | None:
-    """Return the tokenizer's file in a folder; of several formats, the one that preserves most. None if there is
-    none."""
+    """Return the tokenizer's file in a folder, the first that exists of tokenizer.json, vocab.json, tekken.json,
+    tokenizer.model and *.tiktoken; None if there is none."""
     named = [folder / name for name in ("tokenizer.json", "vocab.json", "tekken.json", "tokenizer.model")]
     return next((file for file in [*named, *sorted(folder.glob("*.tiktoken"))] if file.exists()), None)
 
