@@ -261,7 +261,8 @@ def size_of(count: int) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message."""
+    """Return the first line of an exception's message, at most 200 characters; the exception's class if it has no
+    message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")
 

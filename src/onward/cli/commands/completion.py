@@ -64,12 +64,13 @@ def main(argv: Sequence[str]) -> None:
 
 
 def tables() -> dict[str, list[Argument]]:
-    """Return the arguments of every command."""
+    """Return the arguments of every command, by command."""
     return {name: list(arguments(importlib.import_module(f"onward.cli.commands.{name}").Options)) for name in COMMANDS}
 
 
 def script(words: str, offer: str, announce: str) -> str:
-    """Return the script for bash and zsh, which differ in these three lines."""
+    """Return the completion script for bash or zsh, given the three lines in which they differ: the typed words, the
+    offer of candidates, and the registration."""
     values, options = [], []
     for command, table in tables().items():
         flags = [argument.flag for argument in table if not argument.positional]
@@ -83,7 +84,7 @@ def script(words: str, offer: str, announce: str) -> str:
 
 
 def fish() -> str:
-    """Return the script for fish."""
+    """Return the completion script for fish."""
     lines = [f"complete -c onward -n __fish_use_subcommand -a {quote(c)} -d {quote(d)}" for c, d in COMMANDS.items()]
     for command, table in tables().items():
         begin = f"complete -c onward -n '__fish_seen_subcommand_from {command}'"

@@ -54,7 +54,7 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The format."""
+        """The format of the result."""
         return self.to or ("gguf" if self.out.endswith(".gguf") else "hf")
 
 

@@ -65,7 +65,7 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The kind of the target."""
+        """The kind of the target in words, such as a model, a class or function, or texts."""
         from onward.data.tokens import is_prepared
         from onward.hub import is_model
 

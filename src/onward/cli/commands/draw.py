@@ -40,7 +40,7 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The idea."""
+        """The idea to draw."""
         return self.idea or "alone"
 
 

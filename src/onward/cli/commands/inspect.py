@@ -110,7 +110,7 @@ class Options(Loading):
 
     @property
     def view(self) -> str:
-        """The view that the words name. Raises a UserError where they name none."""
+        """The view, such as attention, that the first words name. Raises a UserError if they name none."""
         match self.words:
             case ("names", *patterns) if len(patterns) < 2:
                 return "names"
@@ -142,7 +142,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def check(options: Options) -> None:
-    """Raise a UserError for mistakes in options that are read only after the work."""
+    """Raise a UserError for mistakes in options that are otherwise read only after the computation."""
     from onward.reports.pictures.picture import format_of
     from onward.training.config import seconds
 
@@ -167,7 +167,7 @@ def show_names(options: Options, pattern: str = "*") -> None:
 
 
 def present(options: Options, picture: Picture) -> None:
-    """Write a picture or its numbers, or print it."""
+    """Write a picture or its numbers to a file, or print it."""
     if options.out:
         picture.write(Path(options.out), options.theme)
         console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
@@ -178,7 +178,7 @@ def present(options: Options, picture: Picture) -> None:
 
 
 def drawn(options: Options, lm: LanguageModel) -> Picture:
-    """Return the picture of a view of a text; the roles of heads may be drawn without a text."""
+    """Compute the picture of a view of a text; the view of the roles of heads needs no text."""
     from onward.generation.sampling import Sampling
     from onward.reports.pictures.reading import Reading
     from onward.reports.pictures.views import VIEWS
@@ -203,7 +203,7 @@ def tokenizer_of(options: Options, lm: LanguageModel) -> Tokenizer:
 
 
 def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens | None:
-    """Return a tuned lens, trained on --tuned."""
+    """Train a tuned lens on the texts of --tuned; None without this option."""
     from onward.inspection.fitting import fit_lens
     from onward.training.config import seconds
 
@@ -215,7 +215,7 @@ def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens |
 
 
 def features(options: Options, source: str) -> Picture:
-    """Return the features of a sparse autoencoder, trained on a text."""
+    """Train a sparse autoencoder on a text, and return the picture of its features."""
     from onward.inspection.fitting import fit_features, windows_of
     from onward.reports.pictures.features import features
     from onward.training.config import seconds
@@ -232,7 +232,7 @@ def features(options: Options, source: str) -> Picture:
 
 
 def tokens_of(tokenizer: Tokenizer, source: str) -> Tokens:
-    """Return the tokens of a text to train on."""
+    """Return the tokens of a source of texts, to train on."""
     from onward.cli.shared.sources import announce
     from onward.inspection.doctor.target import text_tokens
 
@@ -242,7 +242,8 @@ def tokens_of(tokenizer: Tokenizer, source: str) -> Tokens:
 
 @contextmanager
 def shown_steps() -> Iterator[Callable[[Step], None]]:
-    """A function that shows steps of training in a progress bar on a terminal; the losses are printed at the end."""
+    """Yield a function that shows training steps in a progress bar on a terminal, inside the `with` block; the losses
+    are printed at the end."""
     from rich.progress import Progress
 
     from onward.inspection.fitting import STEPS

@@ -62,7 +62,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def contents(folder: Path, license: str, name: str) -> Mapping[str, Path | bytes]:
-    """Return the files to upload, by their paths on the hub; the card as bytes if the folder has none."""
+    """Return the files to upload, by their paths on the hub; the model card as bytes if it is generated, because the
+    folder has none."""
     from onward.checkpoint.load import load_model
     from onward.reports.runs.card import model_card
 

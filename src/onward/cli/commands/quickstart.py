@@ -1,4 +1,4 @@
-"""onward quickstart: train, evaluate, generate and look, all in one, without any file."""
+"""onward quickstart: train, evaluate, generate and inspect in one command, without any file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def start(config: RunConfig) -> "Run":
 
 
 def sample(options: Options) -> int:
-    """Print texts of the model, and its figures; returns the exit status."""
+    """Print texts by the model, and its figures; return the exit status."""
     import onward
 
     lm = onward.load(options.out)
@@ -103,7 +103,7 @@ def assist(options: Options, device: str) -> int:
 
 
 def show_answers(folder: Path) -> None:
-    """Print three questions with the model's answers and the right ones."""
+    """Print three questions with the model's answers and the correct answers."""
     from onward.data.questions import answers, question
     from onward.quickstart import MOST, held_out_answers, with_chat
 

@@ -79,7 +79,7 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
 
 
 def old_data(run: Path) -> dict[str, Any]:
-    """Return the options by which a run trains on the tokens of another one."""
+    """Return the options with which a run trains on the tokens of the run in the folder `run`."""
     from onward.training.inputs.record import read_config, same_tokens
 
     config = read_config(run)

@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
-    """Return the parser of a command; its `--help` lists `everything` or the common options."""
+    """Make the parser of a command; its `--help` lists all options if `everything`, else the common ones."""
     summary, _, examples = about.partition("\n\n")
     table = list(arguments(cls))
     common = COMMON.get(prog, ())
@@ -88,7 +88,7 @@ def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
 
 
 def add(group: Any, argument: Argument, shown: bool) -> None:
-    """Add an argument to a parser or a group of it."""
+    """Add an argument to a parser or to a group of it; `--help` lists it if `shown`."""
     many, text = argument.many, argument.help
     if argument.positional:
         nargs = "*" if many else None if argument.required else "?"
@@ -112,5 +112,5 @@ def add(group: Any, argument: Argument, shown: bool) -> None:
 
 
 def escaped(text: str) -> str:
-    """Return text as argparse reads it in `help`."""
+    """Escape a text for argparse's `help`."""
     return text.replace("%", "%%")

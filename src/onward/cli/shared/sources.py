@@ -13,7 +13,7 @@ from onward.errors import UserError
 
 
 def announce(sources: Iterable[str]) -> None:
-    """Print the sources that the command waits for: pipes, and standard input on a terminal."""
+    """Print the sources for whose input the command waits: pipes, and standard input on a terminal."""
     for source in sources:
         if is_pipe(source):
             console.print(f"reading the pipe {source} until it is closed", markup=False, soft_wrap=True)
@@ -22,7 +22,8 @@ def announce(sources: Iterable[str]) -> None:
 
 
 def check_texts(sources: Sequence[str]) -> None:
-    """Raise a UserError for a run among the texts, or for the name of a new run."""
+    """Raise a UserError if a source of texts is the folder of a run, or a word that is probably meant as the name of a
+    new run."""
     for source in sources:
         if (Path(source) / "run.json").exists():
             raise UserError(
@@ -40,8 +41,8 @@ def known(source: str) -> bool:
 
 
 def skipped_in(source: str, out: Path) -> str:
-    """Return a sentence on the skipped files of a folder, except `out`, with an example of each kind; "" if there are
-    none."""
+    """Return a sentence on the files of a folder that are not read as texts, with an example of each kind; "" if there
+    are none. The folder `out` is not counted."""
     if not Path(source).is_dir():
         return ""
     kinds = []

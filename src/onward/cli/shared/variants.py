@@ -41,13 +41,13 @@ class VariantOptions(RunConfig):
 
 
 def in_one_process(command: str) -> None:
-    """Raise a UserError if torchrun has started several processes."""
+    """Raise a UserError if torchrun has started the command in several processes."""
     if (count := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise UserError(f"{command} trains in one process, and torchrun started {count}: call it without torchrun")
 
 
 def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about: str) -> dict[str, Any]:
-    """Return the given options, including those of a TOML file, as plain values."""
+    """Parse the options from a command line and its TOML file, as plain values."""
     values = read(cls, join_duration(argv), prog=prog, about=about)
     in_one_process(prog)
     toml = values.pop("config", "")
@@ -61,7 +61,7 @@ def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about
 
 
 def no_length(values: Mapping[str, Any], where: str) -> None:
-    """Raise a UserError if a file gives a length of training."""
+    """Raise a UserError if the options of a file (`where`) include a length of training."""
     if given := next((name for name in ("time", "steps", "epochs") if values.get(name)), None):
         raise UserError(
             f"{where} has {given}, and all variants train equally long: give --time, --tokens, --flops or "
@@ -70,7 +70,8 @@ def no_length(values: Mapping[str, Any], where: str) -> None:
 
 
 def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, Any], "Length"]:
-    """Remove the command's own options from values; return them, and the length of training that they give."""
+    """Remove the options of the command itself from `values`; return them, and the length of training that they
+    give."""
     from onward.planning.tables import amount
     from onward.training.studies.variants import Length
 
@@ -91,7 +92,7 @@ def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, A
 
 
 def variant(name: str, values: Mapping[str, Any]) -> "Variant":
-    """Return a variant from plain values; its name is made valid as a folder name."""
+    """Make a Variant from plain values; its name is changed to a valid folder name."""
     from onward.training.studies.variants import Variant
 
     plain = re.sub(r"[^\w.=+,()-]+", "-", name).strip(".-") or "variant"
@@ -103,7 +104,7 @@ def variant(name: str, values: Mapping[str, Any]) -> "Variant":
 
 
 def folder_of(values: Mapping[str, Any], kind: str) -> str:
-    """Return the default folder of the runs."""
+    """Return the folder of the runs: --out, by default a name made of the first source and `kind`, the command."""
     sources = values.get("sources") or RunConfig.sources
     return values.get("out") or f"runs/{default_name(sources[0])}-{kind}"
 
@@ -142,7 +143,8 @@ class Shown:
 
 
 def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "list[Outcome] | int":
-    """Train variants and show their progress. Returns the exit status if a signal ended the training."""
+    """Train each variant with `seeds` seeds, and show their progress. Returns the outcomes, or the exit status if a
+    signal ended the training."""
     from onward.cli.shared.progress import progress_bars
     from onward.training.studies.variants import prepare_variants, train_variants
 
@@ -158,8 +160,8 @@ def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "l
 
 
 def watched(train: "Callable[..., list[Outcome] | None]") -> "list[Outcome] | int":
-    """Return the outcomes of `train`, a partial of `train_variants`, with a display of its progress; the exit status if
-    a signal ended it."""
+    """Call `train`, a partial of `train_variants`, with a display of its progress. Returns the outcomes, or the exit
+    status if a signal ended the training."""
     say = partial(console.print, markup=False, soft_wrap=True)
     with signals(Requests(say, interrupts=1)) as requests, Shown() as shown:
         outcomes = train(watch=shown, stop=requests.stop)
