@@ -132,7 +132,8 @@ def merge(
     dtype: torch.dtype | None = None,
     shard_bytes: Annotated[float, Range(1, math.inf)] = 5e9,
 ) -> None:
-    """Write a model with the changes of an adapter in its weights: computed in fp32, rounded once.
+    """Load a model and an adapter, add the adapter's changes to the weights, and write the merged model to the folder
+    `out`. Sums are computed in fp32 and rounded once.
 
     `base` is the folder of the model, by default the one that the adapter names; `dtype` that of the result, by default
     that of the base.

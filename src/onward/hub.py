@@ -318,7 +318,7 @@ def reason(model: HubName, error: Exception, local: bool, begun: bool = False) -
 
 
 def cached_models() -> list[CachedRepoInfo]:
-    """Return the models in the cache of `huggingface_hub`, by name."""
+    """Return the models in the cache of `huggingface_hub`, sorted by name."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -330,7 +330,8 @@ def cached_models() -> list[CachedRepoInfo]:
 
 
 def cached_names() -> list[str]:
-    """Return the names of the models in the cache, from the names of its folders: a scan of the cache takes long."""
+    """Return the names of the models in the cache, read from the names of its folders, since a complete scan of the
+    cache takes long."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE)

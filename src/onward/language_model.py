@@ -38,7 +38,7 @@ UNCHANGED = GenerationOptions(temperature=1.0)  # the model's own probabilities
 
 
 class EngineKeywords(TypedDict, total=False):
-    """The parameters of `LanguageModel.engine`."""
+    """The keyword arguments of `LanguageModel.engine`."""
 
     slide: bool
     draft: LanguageModel | None
@@ -71,13 +71,7 @@ class LanguageModel(TextModel):
         *,
         n: None = None,
         **keywords: Unpack[GenerationKeywords],
-    ) -> str:
-        """Return the text that continues a prompt; for a list of prompts a list; with n > 1 a list of n for each
-        prompt.
-
-        Arguments as of `complete`. If an answer failed, its error is raised once the other answers are done.
-        """
-
+    ) -> str: ...
     @overload
     def generate(
         self,
@@ -105,9 +99,9 @@ class LanguageModel(TextModel):
         n: int | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> str | list[str] | list[list[str]]:
-        """The text that continues a prompt; for a list of prompts a list; with n > 1 a list of n for each prompt.
+        """Return the text that continues a prompt, for a list of prompts a list, with n > 1 a list of n for each.
 
-        Arguments as of `complete`. Raises the error of an answer that failed, once the others are done.
+        Arguments as of `complete`. If an answer failed, its error is raised once the other answers are done.
         """
         completions = self.complete(prompt, max_new_tokens, n=n, **keywords)
         if failed := [answer.error for answers in completions for answer in answers if answer.error]:

@@ -31,7 +31,7 @@ READ = "give Path({!r}).read_text()"
 @named
 @dataclass
 class TextModel:
-    """A model and its tokenizer: scores, evaluates and classifies texts."""
+    """A model and its tokenizer: scores, evaluates and classifies texts. The base class of LanguageModel."""
 
     model: Decoder
     tokenizer: Tokenizer | None = None
@@ -47,7 +47,7 @@ class TextModel:
 
     @property
     def config(self) -> DecoderConfig:
-        """The sizes and parts of the model."""
+        """The DecoderConfig of the model: its sizes and parts."""
         return self.model.config
 
     @checked

@@ -26,7 +26,7 @@ class Binding:
         self.scratch: Tensor | None = None  # (T, H, L): attention scores
 
     def follow(self, cache: KVCache) -> None:
-        """Bind the calls again if the cache has other layers, as after it has grown, or if the number of threads has
+        """Set the arguments again if the cache has other layers, as after it has grown, or if the number of threads has
         changed. Raises NotCompilable."""
         if self.layers != cache.layers or self.threads != torch.get_num_threads():
             with unreadable_is_not_compilable():

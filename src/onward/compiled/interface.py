@@ -28,13 +28,13 @@ class TooManyRows(NotCompilable):
 class CompiledStep(ABC):
     """A compiled decoding step of a model for the first rows of a cache.
 
-    Its tokens, positions and results have memory of their own, so that one runner at a time can use it.
+    The memory of its tokens, positions and results belongs to it, so only one runner at a time can use it.
     """
 
     @classmethod
     @abstractmethod
     def compile(cls, model: Decoder, cache: KVCache, shape: Shape) -> Self:
-        """Compile a step between two plain ones. Raises NotCompilable."""
+        """Compile a step while requests are running, between two uncompiled steps. Raises NotCompilable."""
 
     @classmethod
     @abstractmethod

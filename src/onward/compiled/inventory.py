@@ -56,7 +56,7 @@ class Inventory:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a method was replaced from outside, or a tensor computes by functions of its own."""
+        """Whether a method was patched from outside, or a tensor is of a class with functions of its own."""
         foreign = [(name, function) for cls, name, function in self.functions if is_foreign(cls, function)]
         own = {function for _, _, function in self.functions} - {function for _, function in foreign}
         called = set[str]().union(*(names_in(function.__code__) for function in own))

@@ -155,7 +155,7 @@ class RecordedEntry(CacheEntry):
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The records of a step, and the tensors that they read and write."""
+    """The records of one step in order, and the tensors that the step reads and writes."""
 
     records: list[Record]
     tokens: Tensor  # (B, T)
@@ -173,7 +173,8 @@ def is_plain(cache: KVCache, dtype: torch.dtype) -> bool:
 
 @torch.inference_mode(False)  # inference mode would hide the parts of composed operations
 def record_step(run: Callable[[Tensor, Tensor, CacheView], Tensor], cache: KVCache, shape: Shape) -> Recording:
-    """Record `run(tokens, positions, view)` for T new tokens in each of the first B rows of a cache."""
+    """Call `run(tokens, positions, view)` once for T new tokens in each of the first B rows of a cache, and record its
+    operations. `shape` is (B, T)."""
     tokens, positions = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
     recorder, view = Recorder(), cache.view(0, shape[0])
     layers = list[LayerCache]()

@@ -99,7 +99,7 @@ def modules() -> dict[str, Any]:
 
 @cache
 def families() -> dict[str, Family]:
-    """Return every family by its model_type."""
+    """Return all families by model_type, the key of config.json that names them."""
     return {model_type: module for module in modules().values() for model_type in module.ARCHITECTURES}
 
 
@@ -141,7 +141,8 @@ def preset(name: str, others: Iterable[str] = ()) -> Preset:
 
 
 def family(model_type: str) -> Family:
-    """Return the family of a model_type. Raises a UserError that names the nearest known one."""
+    """Return the family of a model_type, the key of config.json. Raises a UserError that names the nearest known
+    one."""
     if model_type not in families():
         raise UserError(
             f"model_type {model_type!r} is not a family that Onward knows, and docs/families.md shows how to add one: "
@@ -252,7 +253,7 @@ def require(part: object, kind: type[P], other: type[Q], /) -> P | Q: ...
 @overload
 def require(part: object, kind: type[P], other: type[Q], third: type[R], /) -> P | Q | R: ...
 def require(part: object, /, *kinds: type[Part]) -> Part:
-    """The part, of one of these kinds; any other, or several over the layers, the family cannot express."""
+    """Return the part if it is of one of these kinds. Raises Inexpressible for any other, and for a tuple of parts."""
     if isinstance(part, kinds):
         return part
     raise Inexpressible(f"{type(part).__name__} is not {' or '.join(kind.__name__ for kind in kinds)}")
@@ -315,7 +316,7 @@ def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
 
 
 def with_defaults(hf: HF, defaults: HF) -> HF:
-    """Return the keys of a config.json and, where they are absent, transformers' defaults."""
+    """Return the keys of a config.json, supplemented by transformers' defaults for missing keys."""
     return ChainMap(hf, defaults)  # type: ignore[arg-type]  # it is only read
 
 

@@ -54,7 +54,8 @@ def openmp() -> ctypes.CDLL:
 
 
 def may_execute() -> bool:
-    """Return whether the system lets this process execute memory that it has written; LLVM would not notice."""
+    """Return whether the system lets this process execute memory that it has filled with code. LLVM would not report a
+    refusal."""
     page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     page.write(b"\0")
     address = ctypes.addressof(ctypes.c_char.from_buffer(page))

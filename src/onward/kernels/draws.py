@@ -56,7 +56,7 @@ def shift_right(x: Tensor, bits: int) -> Tensor:
 
 
 def signed(x: int) -> int:
-    """Return the int64 with the same bits as a number below 2 ** 64."""
+    """Return the signed 64-bit integer with the same bits as a number from 0 to 2 ** 64 - 1."""
     return x - (1 << 64) if x >> 63 else x
 
 

@@ -34,8 +34,8 @@ def attention_scores(q: Tensor, k: Tensor, *, scale: float, softcap: float | Non
 
 
 def masked_scores(scores: Tensor, bias: Tensor | None) -> Tensor:
-    """Return scores (B, H, T, S) plus a bias (B or 1, 1 or H, T, S), -inf where a key is not seen; None: the causal
-    mask."""
+    """Add a bias (B or 1, 1 or H, T, S), which is -inf for masked keys, to scores (B, H, T, S); None stands for the
+    causal mask."""
     if bias is None:
         bias = scores.new_full(scores.shape[2:], -math.inf).triu(1)
     return scores + bias.type_as(scores)
@@ -67,7 +67,7 @@ def attention_weights(
 
 
 def weighted_sum(weights: Tensor, v: Tensor) -> Tensor:
-    """Return values (B, S, K, F) summed with attention weights (B, H, T, S): (B, T, H, F)."""
+    """Sum values (B, S, K, F) with attention weights (B, H, T, S); return (B, T, H, F)."""
     v = v.transpose(1, 2)
     y = weights.unflatten(1, (v.size(1), -1)).flatten(2, 3) @ v  # the G heads of a group share values
     return y.view(*weights.shape[:3], v.size(-1)).transpose(1, 2)

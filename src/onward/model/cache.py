@@ -24,7 +24,8 @@ SCALE = ".scale"  # suffix of the name of the entry with the scales of a quantiz
 
 @dataclass(frozen=True, eq=False)
 class SlotIndices:
-    """The slots that one call writes and reads, shared by all layers with the same window and number of slots."""
+    """The indices of the cache slots that one call of the model writes and reads, shared by all layers with the same
+    window and number of slots."""
 
     write: tuple[Tensor, Tensor]  # the first two indices into the entries for each token, each (B, T)
     key_positions: Tensor  # (B or 1, S): the position in each slot after the write; < 0: the slot is empty
@@ -263,5 +264,5 @@ class KVCache:
         return LayerCache({n: t[rows, :slots] for n, t in cache.entries.items()}, cache.window, cache.wraps)
 
     def nbytes(self) -> int:
-        """Return memory of all entries in bytes."""
+        """Return the memory of all entries in bytes."""
         return sum(t.nbytes for layer in self.layers for t in layer.entries.values())

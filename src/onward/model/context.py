@@ -27,7 +27,7 @@ class AttentionContext:
     indices: SlotIndices | None = None  # the slots that this call writes and reads
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Return x (B, T, H, E) rotated by the angles of the positions; unchanged where positions are not rotary."""
+        """Rotate x (B, T, H, E) by the angles of its positions; return x unchanged if positions are not rotary."""
         return x if self.rotation is None else rotate(x, *self.rotation)
 
     def update(self, **new: Tensor) -> tuple[Tensor | CacheEntry, ...]:

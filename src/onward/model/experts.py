@@ -82,8 +82,8 @@ class SigmoidRoutingModule(SoftmaxRoutingModule):
 
 
 class GatedSharedExpertModule(GatedFeedForwardModule):
-    """A feed-forward for all tokens beside the routed experts. Its output is multiplied by sigmoid(share(x)), one
-    number per token (Qwen2-MoE)."""
+    """A feed-forward applied to all tokens, in addition to the routed experts. Its output is multiplied by
+    sigmoid(share(x)), one number per token (Qwen2-MoE)."""
 
     def __init__(self, width: int, d_ff: int, act: parts.Activation) -> None:
         super().__init__(width, d_ff, act, False, 0.0)

@@ -33,7 +33,7 @@ def segment_ids(positions: Tensor) -> Tensor:
 
 
 class AttentionMask:
-    """Which queries attend to which keys in one call, and the bias of their scores.
+    """The attention mask of one call: which queries attend to which keys, and the bias of their scores.
 
     Layers with the same window, position part and number of slots share a mask. A mask holds positions, the window,
     segment ids and slopes; a backend that needs a dense bias calls `dense`, which keeps the bias for the other layers.

@@ -229,12 +229,12 @@ def plain_copy(value: Any) -> Any:
 
 @lru_cache(maxsize=2)
 def chat_of(tokenizer: Tokenizer) -> Chat:
-    """Return the Chat of a tokenizer, cached."""
+    """Return the Chat of a tokenizer; it is made once per tokenizer."""
     return Chat(tokenizer)
 
 
 def template_error(error: Exception) -> UserError:
-    """Return the UserError for an exception of a template."""
+    """Return the UserError that reports an exception raised by a template."""
     line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
     said = " ".join(str(error).split()) or type(error).__name__
     return UserError(f"the chat template cannot be used for this{line}: {said}")

@@ -23,7 +23,8 @@ from onward.tracing.hooks import ModelHooks
 
 @dataclass(frozen=True, eq=False)
 class TracedContext(AttentionContext):
-    """The context of a layer with self-attention; it passes queries, keys and values to traces and edits."""
+    """An AttentionContext for layers with self-attention that also passes queries, keys and values to traces and
+    edits."""
 
     hooks: ModelHooks | None = None
     name: str = ""  # of the attention
@@ -43,8 +44,8 @@ class TracedContext(AttentionContext):
 
 @dataclass(frozen=True, eq=False)
 class LatentContext(AttentionContext):
-    """The context of a layer with latent attention; it passes the latents and the rotary keys to traces and edits. The
-    queries, keys and values of each head are computed from them."""
+    """An AttentionContext for layers with latent attention that also passes the latents and the rotary keys to traces
+    and edits, with the queries, keys and values of each head computed from them."""
 
     hooks: ModelHooks | None = None
     name: str = ""  # of the attention

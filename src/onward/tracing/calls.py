@@ -17,7 +17,7 @@ from onward.model.mask import AttentionMask
 
 @dataclass(frozen=True)
 class Row:
-    """The request of one row in a call by an engine."""
+    """The request to which one row of an engine's call belongs, and its tokens in this call."""
 
     request: Any  # a generation.Request; None in a call of a draft
     tokens: int  # its tokens in the call; those after them are padding

@@ -90,7 +90,8 @@ def traced(model: Decoder, data: Data, names: Sequence[str]) -> Trace:
 
 
 def mean_of(source: Trace | Data) -> Mean:
-    """Replace each vector by the mean of the activation over the tokens of a trace, or of texts (mean ablation).
+    """Return the change that replaces each vector by the mean of the activation over the tokens of a trace, or of texts
+    (mean ablation).
 
     The texts are token ids (B, T) or a list of lists; the model runs on them when the edit begins.
     """
@@ -98,9 +99,10 @@ def mean_of(source: Trace | Data) -> Mean:
 
 
 def add(vector: Tensor | float, at: Positions = None) -> Change:
-    """Add a vector that broadcasts to the activation (B, T, ...), at all positions or at some (steering).
+    """Return the change that adds a vector, which broadcasts to the activation (B, T, ...), at the positions `at` of
+    the text, by default all (steering).
 
-    If the vector has several tokens or keys, entry p is added at position p; later positions are not changed.
+    If the vector has more than one token or key, its entry p is added at position p; later positions are not changed.
     """
 
     def added(x: Tensor, location: Location) -> Tensor:
@@ -111,19 +113,22 @@ def add(vector: Tensor | float, at: Positions = None) -> Change:
 
 
 def scale(factor: float, at: Positions = None) -> Change:
-    """Multiply the activation by a factor."""
+    """Return the change that multiplies the activation by a factor, at the positions `at` of the text, by default
+    all."""
     return Change(lambda x, _: x * factor, at)
 
 
 def clamp(least: float | None = None, most: float | None = None, at: Positions = None) -> Change:
-    """Limit each number of the activation."""
+    """Return the change that limits each number of the activation to [least, most], at the positions `at` of the text,
+    by default all."""
     return Change(lambda x, _: x.clamp(least, most), at)
 
 
 def replace(value: Tensor | float, at: Positions = None) -> Change:
-    """Replace the activation by a value, such as that of another run (activation patching).
+    """Return the change that replaces the activation by a value, such as that of another run, at the positions `at` of
+    the text, by default all (activation patching).
 
-    If the value has several tokens or keys, entry p replaces position p; later positions are not changed.
+    If the value has more than one token or key, its entry p replaces position p; later positions are not changed.
     """
 
     def replaced(x: Tensor, location: Location) -> Tensor:

@@ -89,8 +89,8 @@ def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: Model
 
 
 def check_rows(mlp: nn.Module) -> None:
-    """Raise a UserError if rows use different adapters of the experts, since the experts are then called once per
-    adapter."""
+    """Raise a UserError if rows use different adapters of the experts: these are then called once per adapter, which
+    traces do not support."""
     if any(isinstance(child, WeightAdapters) and child.selection.groups is not None for child in mlp.children()):
         raise UserError(
             "rows use different adapters of the experts: trace or edit the experts with one adapter at a time"

@@ -58,7 +58,7 @@ class Listener(Protocol):
     edits: bool  # whether it changes activations
 
     def begin(self, forward: Forward) -> None:
-        """Begin a call of the model."""
+        """Prepare for a call of the model that begins now."""
 
     def visit(self, index: int | None, value: Tensor, location: Location) -> Tensor:
         """Record or change an activation, or its head, unit or expert `index` (None: the whole activation); return its
@@ -78,7 +78,8 @@ class ModelHooks:
         self.handles: list[RemovableHandle] = []
 
     def attach(self) -> None:
-        """Add the hooks of all activations. Each call decides by its context which of them visit."""
+        """Add the hooks of all activations to the model. During a call, a hook acts only if a trace or an edit of this
+        context wants its activation."""
         for site in {a.site: None for a in self.activations.values()}:
             self.handles += site(self)
         plain = self.model.hidden_of_checked
@@ -133,13 +134,13 @@ class ModelHooks:
         return FORWARDS.get({}).get(self) or self.new_forward()
 
     def new_forward(self) -> Forward:
-        """Begin a call of the model."""
+        """Create the record of a new call of the model in this context, and return it."""
         forward = Forward()
         FORWARDS.set({**FORWARDS.get({}), self: forward})
         return forward
 
     def forget(self) -> None:
-        """Forget the calls of the model in this context."""
+        """Discard the records of the model's calls in this context."""
         FORWARDS.set({hooks: forward for hooks, forward in FORWARDS.get({}).items() if hooks is not self})
 
     def asking(self, name: str) -> Iterator[Listener]:

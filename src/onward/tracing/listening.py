@@ -23,7 +23,7 @@ traced = 0  # number of traces and edits that are open, of all models and contex
 
 
 class Uncompiled(UserWarning):
-    """Compiled blocks run uncompiled while a trace or an edit is open."""
+    """Warns that compiled blocks run uncompiled while a trace or an edit is open."""
 
 
 def is_traced(model: Decoder) -> bool:

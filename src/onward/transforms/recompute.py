@@ -10,7 +10,8 @@ from onward.model.decoder import Decoder
 
 
 def recompute_blocks(model: Decoder) -> None:
-    """Keep only the inputs of blocks for the backward pass, which recomputes the activations (Chen et al. 2016).
+    """Enable activation checkpointing for each block, in place: only the inputs of blocks are kept for the backward,
+    which recomputes the activations (Chen et al. 2016).
 
     Gradients are bitwise equal to those without it, dropout included.
     """

@@ -36,7 +36,7 @@ MILLION, BILLION = 1e6, 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The model, and what is measured."""
+    """The options of `onward bench`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {

@@ -52,7 +52,7 @@ class Settings(GenerationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Settings, Compiling, Loading):
-    """The model, the conversation and the output."""
+    """The options of `onward chat`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     fixed: ClassVar[tuple[str, ...]] = (*OF_TEXTS, "adapter")  # the adapter of --adapter is the one in use

@@ -37,7 +37,7 @@ OF_ALL = {"out", "seed"}  # which a variant has no own of
 
 @dataclass(frozen=True)
 class Options(VariantOptions):
-    """The variants."""
+    """The options of `onward compare`."""
 
     sources: tuple[str, ...] = ()  # texts, and TOML files of variants
     variant: tuple[str, ...] = ()  # NAME: option=value ..., the options of a variant that differ; NAME alone: none

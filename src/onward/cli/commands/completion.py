@@ -51,7 +51,7 @@ SHELLS = {  # the words of the line, what is done with the choices, and how the 
 
 @dataclass(frozen=True)
 class Options:
-    """For which shell."""
+    """The options of `onward completion`."""
 
     positional: ClassVar[tuple[str, ...]] = ("shell",)
     shell: Literal["bash", "zsh", "fish"]  # the shell that reads the script

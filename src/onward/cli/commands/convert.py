@@ -36,7 +36,7 @@ FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # endings of 
 
 @dataclass(frozen=True)
 class Options:
-    """The model and what is written."""
+    """The options of `onward convert`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "out")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"gguf": ("accept", "modelfile"), "hf": ("shard_bytes",)}

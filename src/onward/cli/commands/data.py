@@ -32,7 +32,7 @@ An interrupted preparation continues when the same command is run again.
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Cleaning):
-    """Options of `onward data`."""
+    """The options of `onward data`."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "sources")
     action: Literal["prepare", "list", "get"]  # prepare SOURCES, list, or get NAME

@@ -37,7 +37,7 @@ OF_MODELS = "adapter", "loss", "cache", "batches", "frozen", "vocab_size", "cont
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The model and how it is called."""
+    """The options of `onward doctor`."""
 
     positional: ClassVar[tuple[str, ...]] = ("target",)
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {

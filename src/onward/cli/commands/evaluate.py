@@ -33,7 +33,7 @@ OF_TEXT = "stride", "field", "encoding"  # options that say how texts are read
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
-    """The model, the text and the output."""
+    """The options of `onward evaluate`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "sources")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"sources": ("field", "encoding")}

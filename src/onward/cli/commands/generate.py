@@ -68,7 +68,7 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
-    """The model, the prompts and the output."""
+    """The options of `onward generate`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
     fixed: ClassVar[tuple[str, ...]] = ("adapter",)  # the adapter of --adapter is the one in use

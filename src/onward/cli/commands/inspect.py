@@ -83,7 +83,7 @@ views without a text of their own:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
-    """What to look at, and where to draw it."""
+    """The options of `onward inspect`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "words")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {

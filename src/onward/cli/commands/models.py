@@ -27,7 +27,7 @@ WIDE = 110  # columns of a terminal that has room for the meaning of each row
 
 @dataclass(frozen=True)
 class Options:
-    """The decoders to list, describe or compare."""
+    """The options of `onward models`."""
 
     positional: ClassVar[tuple[str, ...]] = ("names",)
     names: tuple[str, ...] = ()  # a release, folder or name on the hub; diff and two of them; cached; none: all

@@ -32,7 +32,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The decoder, its use, and the machine."""
+    """The options of `onward plan`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {

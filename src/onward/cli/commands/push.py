@@ -24,7 +24,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    """The model and its place on the hub."""
+    """The options of `onward push`."""
 
     positional: ClassVar[tuple[str, ...]] = ("folder", "name")
     folder: str  # folder of a run or a model

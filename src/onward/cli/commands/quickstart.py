@@ -28,7 +28,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    """How long, and where to."""
+    """The options of `onward quickstart`."""
 
     out: str = "runs/quickstart"  # folder of the run; an earlier quickstart in it is replaced
     time: str = "140s"  # how long to train
@@ -79,7 +79,7 @@ def sample(options: Options) -> int:
 
 
 def assist(options: Options, device: str) -> int:
-    """Fine-tune the model to answer questions, with answers after each stage; returns the exit status."""
+    """Fine-tune the model to answer questions, and print answers after each stage; return the exit status."""
     from onward.data.questions import answers
     from onward.quickstart import STAGES, finetuning, held_out_answers, stage_figures
 

@@ -23,7 +23,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    """Which runs, and in which order."""
+    """The options of `onward runs`."""
 
     positional: ClassVar[tuple[str, ...]] = ("folder",)
     folder: str = "runs"  # where to look, three levels deep

@@ -35,7 +35,7 @@ MOST = 2  # options that can be swept together
 
 @dataclass(frozen=True)
 class Options(VariantOptions):
-    """What is swept."""
+    """The options of `onward sweep`."""
 
     sweep: tuple[str, ...] = ()  # OPTION=VALUE,VALUE: the values of any option
 

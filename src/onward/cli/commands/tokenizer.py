@@ -30,7 +30,7 @@ PASSAGE_CHARS = 4096  # characters of a passage whose language and kind are dete
 
 @dataclass(frozen=True)
 class Options:
-    """Options of `onward tokenizer`."""
+    """The options of `onward tokenizer`."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "names")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -52,7 +52,7 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The action."""
+        """The action: train, compare or show."""
         return self.action
 
 

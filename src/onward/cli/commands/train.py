@@ -44,7 +44,7 @@ A TOML file for --config holds the same names: learning_rate = 1e-3, [model] n_l
 
 @dataclasses.dataclass(frozen=True)
 class Options(RunConfig):
-    """A run's configuration, or where to read it from."""
+    """The options of `onward train`."""
 
     positional: ClassVar[tuple[str, ...]] = ("sources",)
     config: str = ""  # a TOML file with any of these options

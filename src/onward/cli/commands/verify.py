@@ -27,7 +27,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
-    """The model and the reference."""
+    """The options of `onward verify`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: str  # folder of the model, or its name on the hub

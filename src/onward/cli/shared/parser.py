@@ -43,7 +43,7 @@ COMMON = {  # the options that `--help` shows, first and in this order; of the o
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are a UserError in one sentence."""
+    """An ArgumentParser that raises a UserError with one sentence, where argparse would print and exit."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -137,7 +137,7 @@ class Code(ir.IRBuilder):
         self.intrinsic("llvm.prefetch.p0", ir.VoidType(), [self.bitcast(pointer, BYTES), kind(0), kind(2), kind(1)])
 
     def intrinsic(self, name: str, result: ir.Type, arguments: Sequence[ir.Value]) -> ir.Value:
-        """Call a function of LLVM by its full name."""
+        """Call an LLVM intrinsic by its full name, with this result type."""
         kind = ir.FunctionType(result, [argument.type for argument in arguments])
         return self.call(self.module.globals.get(name) or ir.Function(self.module, kind, name), arguments)
 

@@ -35,7 +35,7 @@ def emit(dtype: str, masked: bool) -> Emit:
             start = code.mul(row, size)
 
             def logit(place: Any, vector: bool) -> tuple[Any, Any]:
-                """The logit of a token, LOWEST where it is not allowed, and whether it is."""
+                """Emit code for the logit of a token, LOWEST if it is not allowed, and for whether it is allowed."""
                 value = (code.floats if vector else code.scalar)(given.logits, dtype, code.add(start, place))
                 if not masked:
                     return value, None

@@ -29,7 +29,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is given, and how it is shown."""
+    """The options of `onward scaling`, except `onward scaling run`."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "runs")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {

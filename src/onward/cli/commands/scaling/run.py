@@ -40,7 +40,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options(RunConfig):
-    """The grid."""
+    """The options of `onward scaling run`."""
 
     positional: ClassVar[tuple[str, ...]] = ("sources",)
     fixed: ClassVar[tuple[str, ...]] = ("steps", "time", "epochs", "base", "batch_size", "validate_every", "weights")
@@ -147,7 +147,7 @@ def show_check(result: dict[str, Any]) -> None:
 
 
 def table(runs: "Sequence[Run]") -> None:
-    """Print the runs of a grid."""
+    """Print the runs of the grid as a table."""
     rows = [
         {
             "FLOPs": f"{one.flops:.2e}",
