@@ -179,9 +179,9 @@ def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 def types(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotated types, with their ranges, of a function's parameters, except `*args` and `**kwargs`."""
     hints = get_type_hints(function, include_extras=True)
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = signature_of(function).parameters.values()
-    return {p.name: hints[p.name] for p in parameters if p.name in hints and p.kind not in several}
+    return {p.name: hints[p.name] for p in parameters if p.name in hints and p.kind not in variadic}
 
 
 def checked(function: F) -> F:

@@ -23,12 +23,12 @@ def limit_memory(more: int) -> None:
 def memory_size() -> int:
     """Return the size of the machine's memory, or of the container's limit, in bytes; 0 if unknown."""
     names = os.sysconf_names if hasattr(os, "sysconf") else {}
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in names else 0
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in names else 0
     try:
         limit = CONTAINER.read_text().strip()
     except OSError:
         limit = "max"
-    return min(whole or int(limit), int(limit)) if limit.isdecimal() else whole
+    return min(total or int(limit), int(limit)) if limit.isdecimal() else total
 
 
 def keep_freed_memory() -> None:

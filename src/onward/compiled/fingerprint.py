@@ -155,10 +155,10 @@ def checksum(tensor: Tensor) -> bytes:
     if not flat.numel():
         return b""
     data = flat.view(torch.uint8)
-    whole = data.numel() // (8 * FOLD * FOLD) * 8 * FOLD * FOLD
-    digest = hashlib.sha256(data[whole:].cpu().numpy().data)
-    if whole:
-        words = data[:whole] if data.data_ptr() % 8 == 0 else data[:whole].clone()
+    full_end = data.numel() // (8 * FOLD * FOLD) * 8 * FOLD * FOLD
+    digest = hashlib.sha256(data[full_end:].cpu().numpy().data)
+    if full_end:
+        words = data[:full_end] if data.data_ptr() % 8 == 0 else data[:full_end].clone()
         words = words.view(torch.int64)
         for sums in words.view(-1, FOLD).sum(1), words.view(8, -1).sum(0).view(FOLD // 8, -1).sum(0):
             digest.update(sums.cpu().numpy().data)

@@ -68,7 +68,10 @@ def write(record: Write, paged: bool, positions: Tensor) -> Call:
     """Return the kernel call that writes vectors to a cache."""
     width, dtype = record.vectors[0, 0].numel(), DTYPES[record.vectors.dtype]
     arguments = attention.WriteArguments(
-        vectors=whole(record.vectors), positions=whole(positions), tokens=positions.size(1), items=positions.numel()
+        vectors=contiguous_address(record.vectors),
+        positions=contiguous_address(positions),
+        tokens=positions.size(1),
+        items=positions.numel(),
     )
     return Call(("write", width, dtype, paged), attention.write(width, dtype, paged), arguments, record=record)
 
@@ -82,10 +85,10 @@ def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
     options = attention.Options(record.window, record.scale, record.softcap, record.sinks is not None)
     form = attention.Form(heads, kv_heads, d_head, value_widths[0], DTYPES[record.q.dtype], options, paged)
     arguments = attention.AttentionArguments(
-        y=whole(record.y),
-        q=whole(record.q),
+        y=contiguous_address(record.y),
+        q=contiguous_address(record.q),
         sinks=address(record.sinks, record.q.dtype, heads),
-        positions=whole(positions),
+        positions=contiguous_address(positions),
         queries=rows * tokens,
         tokens=tokens,
         items=rows * tokens * kv_heads,
@@ -101,7 +104,7 @@ def operation_calls(operation: Operation) -> list[Call]:
     return OPERATIONS.get(name_of(operation).removesuffix("_"), unknown)(operation)
 
 
-def whole(tensor: Tensor) -> int:
+def contiguous_address(tensor: Tensor) -> int:
     """Return the address of a contiguous tensor of the recording. Raises Unreadable for any other tensor."""
     return address(tensor, tensor.dtype, *tensor.shape)
 
@@ -226,7 +229,7 @@ def product_call(
     its scales; out is (..., O)."""
     inputs, dtype, biased = x.size(-1), DTYPES[x.dtype], bias is not None
     arguments = ProductArguments(
-        x=whole(x),
+        x=contiguous_address(x),
         weight=pointers[0],
         scales=pointers[1],
         bias=address(bias, x.dtype, outputs),
@@ -246,7 +249,9 @@ def average(operation: Operation) -> list[Call]:
     last = dims and dims[0] and [d % x.dim() for d in dims[0]] == [x.dim() - 1]
     if not last or operation.result.dtype != torch.float32:
         raise NotCompilable("a mean over other dimensions than the last")
-    arguments = elementwise.MeanArguments(out=whole(operation.result), x=whole(x), items=x.numel() // x.size(-1))
+    arguments = elementwise.MeanArguments(
+        out=contiguous_address(operation.result), x=contiguous_address(x), items=x.numel() // x.size(-1)
+    )
     return [Call(("mean", x.size(-1), x.dtype), elementwise.mean(Layout.of(x)), arguments)]
 
 
@@ -259,7 +264,7 @@ def layer_norm(operation: Operation) -> list[Call]:
     key = "layer_norm", width, x.dtype, eps, weight is None, bias is None
     arguments = elementwise.LayerNormArguments(
         out=address(out, x.dtype, *x.shape),
-        x=whole(x),
+        x=contiguous_address(x),
         weight=address(weight, x.dtype, width),
         bias=address(bias, x.dtype, width),
         items=x.numel() // width,
@@ -272,7 +277,11 @@ def embedding(operation: Operation) -> list[Call]:
     if ids.dtype not in DTYPES or weight.dtype not in DTYPES:
         raise NotCompilable("an embedding in another form")
     arguments = elementwise.GatherArguments(
-        out=whole(operation.result), weight=whole(weight), ids=whole(ids), rows=len(weight), items=ids.numel()
+        out=contiguous_address(operation.result),
+        weight=contiguous_address(weight),
+        ids=contiguous_address(ids),
+        rows=len(weight),
+        items=ids.numel(),
     )
     emitted = elementwise.gather(Layout.of(weight), DTYPES[ids.dtype])
     return [Call(("embedding", weight.size(-1), weight.dtype), emitted, arguments)]

@@ -104,7 +104,9 @@ def units_of(mlp: ExpertsModule, tokens: Tensor, ids: Tensor) -> Tensor:
     gate, up = mlp.stack("gate", dtype), mlp.stack("up", dtype)
     units = tokens.new_zeros(*ids.shape, mlp.gate.size(1))
     return of_each(
-        units, ids, lambda expert, n, _: mlp.combine(one(gate, expert, tokens[n]), one(up, expert, tokens[n]))
+        units,
+        ids,
+        lambda expert, n, _: mlp.combine(project(gate, expert, tokens[n]), project(up, expert, tokens[n])),
     )
 
 
@@ -112,7 +114,7 @@ def outputs_of(mlp: ExpertsModule, units: Tensor, ids: Tensor) -> Tensor:
     """Return the outputs (N, A, D) of the experts `ids` (N, A), from the inputs of their down projections."""
     down = mlp.stack("down", mlp.down.dtype)
     outputs = units.new_zeros(*ids.shape, mlp.down.size(1))
-    return of_each(outputs, ids, lambda expert, n, a: one(down, expert, units[n, a]))
+    return of_each(outputs, ids, lambda expert, n, a: project(down, expert, units[n, a]))
 
 
 def of_each(result: Tensor, ids: Tensor, compute: Any) -> Tensor:
@@ -124,7 +126,7 @@ def of_each(result: Tensor, ids: Tensor, compute: Any) -> Tensor:
     return result
 
 
-def one(stack: tuple[Tensor, Tensor | None], expert: int, x: Tensor) -> Tensor:
+def project(stack: tuple[Tensor, Tensor | None], expert: int, x: Tensor) -> Tensor:
     """Apply one projection of one expert to x: its weight in the stack, and its bias if there is one."""
     weight, bias = stack
     return F.linear(x, weight[expert], None if bias is None else bias[expert])

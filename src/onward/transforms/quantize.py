@@ -57,13 +57,13 @@ def quantize_rows(
 ) -> tuple[Tensor, Tensor]:
     """Collect the codes and scales of output rows `start` to `end` - 1 of a weight with `inputs` columns. `read(start,
     end)` returns those of a few rows at a time, which limits memory."""
-    whole = [part.new_empty(end - start, *part.shape[1:]) for part in read(start, min(start + 1, end))]
+    results = [part.new_empty(end - start, *part.shape[1:]) for part in read(start, min(start + 1, end))]
     step = max(1, ELEMENTS // inputs)
     for first in range(start, end, step):
         last = min(first + step, end)
-        for tensor, part in zip(whole, read(first, last)):
+        for tensor, part in zip(results, read(first, last)):
             tensor[first - start : last - start] = part
-    return whole[0], whole[1]
+    return results[0], results[1]
 
 
 def quantize_tensor(weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:

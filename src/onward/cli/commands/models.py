@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
         case ("diff", *_):
             raise UserError("onward models diff takes two releases or folders: onward models diff gpt2 llama-2-7b")
         case (name,):
-            show, value = show_one, one(name)
+            show, value = show_one, describe_release(name)
             following = (f"diff {'llama-7b' if name == 'gpt2' else 'gpt2'} {quote(name)}",)
         case _:
             raise UserError("onward models takes one release or folder: to compare two, onward models diff A B")
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
         print_next(*(f"onward models {words}" for words in following))
 
 
-def one(name: str) -> dict[str, Any]:
+def describe_release(name: str) -> dict[str, Any]:
     """Return the description of a release or a folder, and of the steps from its earliest ancestor to it."""
     from onward import fields
     from onward.planning.descriptions import describe, sentence

@@ -47,8 +47,8 @@ def compile_steps(engine: Engine, rows: int) -> None:
     took = f"decoding steps compiled in {perf_counter() - start:.1f} s"
     if folder:
         took += f"; their machine code is kept in {folder}"
-    said = f"decoding steps stay plain, since they cannot be compiled ({reason})" if reason else took
-    console.print(said, markup=False, soft_wrap=True)
+    message = f"decoding steps stay plain, since they cannot be compiled ({reason})" if reason else took
+    console.print(message, markup=False, soft_wrap=True)
 
 
 def code_folder() -> Path | None:

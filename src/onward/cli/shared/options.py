@@ -104,9 +104,9 @@ def surplus(word: str, table: Sequence[Argument], prog: str) -> str:
     """Return the error message for a word that is neither an option nor an argument of the command."""
     name, flags = word.split("=")[0], [argument.flag for argument in table if not argument.positional]
     if not word.startswith("-"):
-        places = " ".join(argument.name for argument in table if argument.positional) or "options only"
+        positionals = " ".join(argument.name for argument in table if argument.positional) or "options only"
         compare = f"; to compare with it: --compare {word}" if "--compare" in flags else ""
-        return f"{word} is one argument too many: {prog} takes {places}{compare}"
+        return f"{word} is one argument too many: {prog} takes {positionals}{compare}"
     meant = meant_option(name, table)
     ways = [f"did you mean {meant}?"] if meant else []
     if not word.startswith("--") and any(argument.positional and argument.many for argument in table):

@@ -82,8 +82,8 @@ def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
             groups[title] = parser.add_argument_group(title)
         add(groups[title], argument, shown=not hidden or argument.positional or argument.name in common)
     shapes = {None: "{}", "?": "[{}]", "*": "[{} ...]"}
-    places = (shapes[a.nargs].format(a.dest) for a in parser._actions if not a.option_strings)  # type: ignore[index]
-    parser.usage = " ".join([prog, *places, "[options]"])
+    positionals = (shapes[a.nargs].format(a.dest) for a in parser._actions if not a.option_strings)  # type: ignore[index]
+    parser.usage = " ".join([prog, *positionals, "[options]"])
     return parser
 
 

@@ -76,19 +76,19 @@ def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, A
     from onward.training.studies.variants import Length
 
     own = fields.hints(cls).keys() - fields.hints(RunConfig).keys()
-    taken = {name: values.pop(name) for name in own & values.keys()}
-    given = {name: taken.pop(name, None) or values.pop(name, None) for name in LENGTHS}
+    own_options = {name: values.pop(name) for name in own & values.keys()}
+    given = {name: own_options.pop(name, None) or values.pop(name, None) for name in LENGTHS}
     chosen = {name: value for name, value in given.items() if value}
     if len(chosen) != 1:
         which = f"{' and '.join(chosen)} are both given" if chosen else "it is not said how long to train"
         raise UserError(f"{which}: give one of --time, --tokens, --flops and --steps")
     ((name, value),) = chosen.items()
     if name == "time":
-        return taken, Length(time=value)
+        return own_options, Length(time=value)
     number = amount(str(value), name)
     if name == "steps":
-        return taken, Length(steps=fields.convert(int, number, name))
-    return taken, Length(tokens=number) if name == "tokens" else Length(flops=number)
+        return own_options, Length(steps=fields.convert(int, number, name))
+    return own_options, Length(tokens=number) if name == "tokens" else Length(flops=number)
 
 
 def variant(name: str, values: Mapping[str, Any]) -> "Variant":

@@ -174,8 +174,8 @@ class Group:
         head's scores and its sink."""
         code, form = self.code, self.form
         with self.runs(form.d_head, [LOWEST] * (2 * len(form.parts))) as (run, peaks):
-            whole = code.sub(run.size, code.urem(run.size, INT(KEYS)))
-            for i, (start, stop, keys) in enumerate(((INT(0), whole, KEYS), (whole, run.size, 1))):
+            full_end = code.sub(run.size, code.urem(run.size, INT(KEYS)))
+            for i, (start, stop, keys) in enumerate(((INT(0), full_end, KEYS), (full_end, run.size, 1))):
                 with code.loop(start, stop, keys, peaks[i::2]) as (index, carried):
                     place = code.add(run.place, code.mul(index, INT(form.kv_heads * form.d_head)))
                     self.prefetch(self.given.k, form.d_head, form.d_head, place, keys)
@@ -293,7 +293,7 @@ def attention(
 
 def pieces(width: int) -> list[tuple[int, int, int]]:
     """Divide a value of `width` numbers into pieces (start, width, lanes) that fit into registers."""
-    whole = width - width % LANES
+    full_end = width - width % LANES
     most = 4 * LANES
-    vectors = [(start, min(most, whole - start), LANES) for start in range(0, whole, most)]
-    return vectors + ([(whole, width - whole, 1)] if width > whole else [])
+    vectors = [(start, min(most, full_end - start), LANES) for start in range(0, full_end, most)]
+    return vectors + ([(full_end, width - full_end, 1)] if width > full_end else [])

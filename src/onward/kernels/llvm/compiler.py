@@ -82,10 +82,10 @@ def add_kernel(module: ir.Module, name: str, structure: type[Arguments], emit: E
     kernel = ir.Function(module, task, name)
     code = Code(kernel.append_basic_block())
     threads = code.scalar(kernel.args[0], "int64", structure.names.index("threads"))
-    with code.if_else(code.icmp_signed(">", threads, INT(1))) as (several, one):
-        with several:
+    with code.if_else(code.icmp_signed(">", threads, INT(1))) as (multithreaded, single_threaded):
+        with multithreaded:
             code.call(parallel, [worker, kernel.args[0], code.trunc(threads, int32), int32(0)])
-        with one:
+        with single_threaded:
             code.call(share, [kernel.args[0], INT(0), INT(1)])
     code.ret_void()
 

@@ -30,7 +30,7 @@ def emit(dtype: str, masked: bool) -> Emit:
 
     def kernel(code: Code, given: Values, first: Any, end: Any) -> None:
         size = given.vocab_size
-        whole = code.sub(size, code.urem(size, INT(LANES)))
+        full_end = code.sub(size, code.urem(size, INT(LANES)))
         with code.loop(first, end) as (row, _):
             start = code.mul(row, size)
 
@@ -49,13 +49,13 @@ def emit(dtype: str, masked: bool) -> Emit:
                 values[1] = code.fadd(values[1], code.fmul(value, like(code, value, 0.0)))  # NaN unless finite
 
             begin = [ir.Constant(FLOATS, [LOWEST] * LANES), ir.Constant(FLOATS, [0.0] * LANES)]
-            with code.loop(0, whole, LANES, begin) as (place, values):
+            with code.loop(0, full_end, LANES, begin) as (place, values):
                 scan(place, values, True)
             lanes = [code.extract_element(values[0], ir.IntType(32)(i)) for i in range(LANES)]
             while len(lanes) > 1:
                 pairs = list(zip(lanes[::2], lanes[1::2]))
                 lanes = [code.select(code.fcmp_ordered(">", a, b), a, b) for a, b in pairs]
-            with code.loop(whole, size, 1, [lanes[0], code.sum(values[1])]) as (place, values):
+            with code.loop(full_end, size, 1, [lanes[0], code.sum(values[1])]) as (place, values):
                 scan(place, values, False)
             top, finite = values[0], code.fcmp_ordered("==", values[1], FLOAT(0.0))
             finite = code.and_(finite, code.fcmp_ordered(">", top, FLOAT(LOWEST)))
@@ -72,30 +72,37 @@ def emit(dtype: str, masked: bool) -> Emit:
                         better = code.and_(equal, code.icmp_signed("<", place, code.load(result)))
                         code.store(code.select(better, place, code.load(result)), result)
 
-                    with code.loop(0, whole, LANES) as (place, _):
+                    with code.loop(0, full_end, LANES) as (place, _):
                         equal = code.fcmp_ordered("==", logit(place, True)[0], code.repeat(top))
                         some = code.icmp_unsigned("!=", code.bitcast(equal, ir.IntType(LANES)), ir.IntType(LANES)(0))
                         with code.if_then(some), code.loop(place, code.add(place, INT(LANES))) as (lane, _):
                             note(lane)
-                    with code.loop(whole, size) as (place, _):
+                    with code.loop(full_end, size) as (place, _):
                         note(place)
                 with random:
                     state = scramble(code, code.add(code.scalar(given.seeds, "int64", row), INT(GOLDEN)))
                     state = code.add(state, code.mul(code.scalar(given.index, "int64", row), INT(GOLDEN)))
-                    draw(code, scramble(code, scramble(code, state)), logit, top, factor, whole, size, result)
+                    draw(code, scramble(code, scramble(code, state)), logit, top, factor, full_end, size, result)
             code.store(code.load(result), code.at(given.tokens, "int64", row))
 
     return kernel
 
 
 def draw(
-    code: Code, state: Any, logit: Callable[..., Any], top: Any, factor: Any, whole: Any, size: Any, result: Any
+    code: Code,
+    state: Any,
+    logit: Callable[..., Any],
+    top: Any,
+    factor: Any,
+    full_end: Any,
+    size: Any,
+    result: Any,
 ) -> None:
     """Emit code that stores the token with the greatest ratio p / e of `kernels.draws.draw` at `result`.
 
     `state` is the hash of the row's seed and index, `logit(index, vector)` reads logits, `top` is the greatest logit
-    and `factor` the inverse temperature; `size` is the number of tokens, of which the first `whole` are read LANES at a
-    time.
+    and `factor` the inverse temperature; `size` is the number of tokens, of which the first `full_end` are read LANES
+    at a time.
     """
     best = code.alloca(DOUBLE)
     code.store(DOUBLE(0.0), best)
@@ -126,7 +133,7 @@ def draw(
         code.store(code.select(better, ratio, before), best)
         code.store(code.select(better, place, code.load(result)), result)
 
-    with code.loop(0, whole, LANES) as (place, _):
+    with code.loop(0, full_end, LANES) as (place, _):
         p, ratio = probability(place, True), spread(code, code.load(best), HALF)
         hits = []
         for part in range(2):
@@ -141,7 +148,7 @@ def draw(
         hit = code.icmp_unsigned("!=", code.or_(*hits), ir.IntType(HALF)(0))
         with code.if_then(hit), code.loop(place, code.add(place, INT(LANES))) as (lane, _):
             one(lane)
-    with code.loop(whole, size) as (place, _):
+    with code.loop(full_end, size) as (place, _):
         one(place)
 
 

@@ -128,10 +128,10 @@ def row_sum(
 def total(code: Code, width: int, term: Callable[[Value, Callable[..., Value]], Value]) -> Value:
     """Emit code for the sum of `width` terms. `term(index, read)` gets an index and the method of Code that reads
     numbers there, see `spans`."""
-    whole = width - width % LANES
-    with code.loop(0, whole, LANES, [ir.Constant(FLOATS, [0.0] * LANES)]) as (index, sums):
+    full_end = width - width % LANES
+    with code.loop(0, full_end, LANES, [ir.Constant(FLOATS, [0.0] * LANES)]) as (index, sums):
         sums[0] = code.fadd(sums[0], term(index, code.floats))
-    with code.loop(whole, width, 1, [code.sum(sums[0])]) as (index, sums):
+    with code.loop(full_end, width, 1, [code.sum(sums[0])]) as (index, sums):
         sums[0] = code.fadd(sums[0], term(index, code.scalar))
     return sums[0]
 
@@ -139,8 +139,8 @@ def total(code: Code, width: int, term: Callable[[Value, Callable[..., Value]], 
 def spans(code: Code, width: int) -> Iterator[tuple[Value, Callable[..., Value]]]:
     """Emit loops over `width` indices; yield the index and the method of Code that reads numbers there: first LANES at
     a time, then one by one."""
-    whole = width - width % LANES
-    for start, stop, step, read in (0, whole, LANES, code.floats), (whole, width, 1, code.scalar):
+    full_end = width - width % LANES
+    for start, stop, step, read in (0, full_end, LANES, code.floats), (full_end, width, 1, code.scalar):
         with code.loop(start, stop, step) as (index, _):
             yield index, read
 

@@ -95,7 +95,7 @@ def wide_dot(code: Code, unit: DotUnit, x: Any, start: Any, codes: Any, scales: 
     """Emit code as `dot` does, WIDE weights at a time: a table gives the bf16 number of each code. x begins at index
     `start`, the weight at `begin`."""
     table = ir.Constant(WORDS, NUMBERS * 2)
-    whole = code.sub(inputs, code.urem(inputs, INT(WIDE)))
+    full_end = code.sub(inputs, code.urem(inputs, INT(WIDE)))
 
     def add(index: Any, total: Any, left: Any) -> Any:
         """Emit code that adds the products from `index` on, of `left` weights (None: WIDE), to `total`."""
@@ -112,8 +112,8 @@ def wide_dot(code: Code, unit: DotUnit, x: Any, start: Any, codes: Any, scales: 
         scale = shuffle(code, SCALES, four, ir.Constant(four.type, [0] * 4))
         return code.fma(part, code.bitcast(scale, FLOATS), total)
 
-    with code.loop(0, whole, WIDE, [ZERO]) as (index, total):
+    with code.loop(0, full_end, WIDE, [ZERO]) as (index, total):
         total[0] = add(index, total[0], None)
-    with code.loop(whole, inputs, WIDE, [total[0]]) as (index, total):
+    with code.loop(full_end, inputs, WIDE, [total[0]]) as (index, total):
         total[0] = add(index, total[0], code.sub(inputs, index))
     return total[0]

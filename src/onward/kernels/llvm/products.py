@@ -60,10 +60,10 @@ class Product:
         if unpacked := self.weight_format in ("int8", "int4"):
             vectors = code.udiv(code.add(code.mul(inputs, INT(TILE)), INT(2 * self.unit.step)), INT(self.unit.step))
             weight = Matrix(code.ptrtoint(code.alloca(self.unit.vector, size=vectors), INT), self.unit.dtype)
-        whole = code.sub(end, code.urem(code.sub(end, first), INT(TILE)))
+        full_end = code.sub(end, code.urem(code.sub(end, first), INT(TILE)))
         with code.loop(0, rows, block) as (begin, _):
             stop = least(code, code.add(begin, block), rows)
-            for start, to, outputs in (first, whole, TILE), (whole, end, 1):
+            for start, to, outputs in (first, full_end, TILE), (full_end, end, 1):
                 with code.loop(start, to, outputs) as (output, _):
                     if unpacked:
                         self.unpack(code, given, weight.address, output, outputs)
@@ -76,8 +76,8 @@ class Product:
         inputs, unit = given.inputs, self.unit
         width = int4.GROUP if self.weight_format == "int4" else unit.step
         begin, size = code.mul(output, inputs), code.mul(inputs, INT(outputs))
-        whole = code.sub(size, code.urem(size, INT(width)))
-        for start, end, ragged in (INT(0), whole, False), (whole, size, True):
+        full_end = code.sub(size, code.urem(size, INT(width)))
+        for start, end, ragged in (INT(0), full_end, False), (full_end, size, True):
             with code.loop(start, end, width) as (index, _):
                 place = code.add(begin, index)
                 if self.weight_format == "int4":
@@ -147,7 +147,7 @@ def tile(
     into `chains` sums.
     """
     count = len(x_places) * len(places)
-    wide, whole = (code.sub(inputs, code.urem(inputs, INT(n))) for n in (unit.step * chains, unit.step))
+    wide, full_end = (code.sub(inputs, code.urem(inputs, INT(n))) for n in (unit.step * chains, unit.step))
 
     def add(index: Any, totals: list[Any], left: Any) -> None:
         weights = [unit.read(code, weight.address, weight.dtype, code.add(place, index), left) for place in places]
@@ -170,9 +170,9 @@ def tile(
         half = len(totals) // 2
         totals = [code.fadd(a, b) for a, b in zip(totals[:half], totals[half:])]
     if chains > 1:
-        with code.loop(wide, whole, unit.step, totals) as (index, totals):
+        with code.loop(wide, full_end, unit.step, totals) as (index, totals):
             add(index, totals, None)
-    with code.loop(whole, inputs, unit.step, totals) as (index, totals):
+    with code.loop(full_end, inputs, unit.step, totals) as (index, totals):
         add(index, totals, code.sub(inputs, index))
     return totals
 
