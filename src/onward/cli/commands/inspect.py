@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from onward.training.step.trainer import Step
 
 FEATURE_TEXTS = 64  # windows in which features are looked for
-VIEWS: dict[str, tuple[str, ...]] = {  # the options that each reads, beside those that all read
+VIEWS: dict[str, tuple[str, ...]] = {  # the options of each view, in addition to those of all views
     "attention": ("layer", "head"),
     "next": ("temperature", "top_k", "top_p"),
     "lens": ("tuned",),
