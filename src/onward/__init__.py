@@ -175,7 +175,7 @@ __all__ = [
 
 @cache
 def modules() -> dict[str, str]:
-    """The module of each public name."""
+    """Return the module in which each public name of the package is defined."""
     import ast
     from pathlib import Path
 

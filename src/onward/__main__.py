@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    """Run the command line; return the exit status. From its first line to Python's end, Ctrl-C is one line."""
+    """Run the command line; return the exit status. Ctrl-C at any time prints one line, not a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as in the background
         signal.signal(signal.SIGINT, end)
     from onward.cli import main as run
@@ -15,7 +15,7 @@ def main() -> int:
 
 
 def end(*_: object) -> None:
-    """End at once: neither imports nor the end of Python expect a KeyboardInterrupt."""
+    """End the process at once, as a signal handler: neither imports nor Python's exit expect a KeyboardInterrupt."""
     os.write(2, b"\nonward: interrupted\n")
     os._exit(130)
 

@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The least and the greatest number that a field or an argument may hold: `eps: Annotated[float, Range(0, 1)]`.
+    """The least and the greatest number that a field or an argument may have: `eps: Annotated[float, Range(0, 1)]`.
 
     In a tuple of numbers it applies to each. None is allowed where the type allows it.
     """
@@ -31,7 +31,7 @@ class Range:
     most: float
 
     def holds(self, number: Any) -> bool:
-        """Whether a number is inside; NaN is not."""
+        """Return whether a number is between the bounds, both included; NaN is not."""
         return bool(self.least <= number <= self.most)
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Range:
 
 
 class OutOfRange(UserError):
-    """A number that its field or argument cannot hold."""
+    """Raised if a number is outside the range of its field or argument."""
 
     def __init__(self, name: str, value: Any, kind: Any) -> None:
         self.value = value
@@ -49,29 +49,30 @@ class OutOfRange(UserError):
 
 
 def shown(value: Any) -> str:
-    """A value in a message: the beginning of its notation, in one line."""
+    """Format a value for an error message: the first 99 characters of its repr, in one line."""
     return f"{' '.join(repr(value).split()):.99}"
 
 
 def spelled(kind: Any) -> str:
-    """A type as one writes it in Python, without the names of modules: `Sequence[int] | None`."""
+    """Format a type as Python code without the names of modules: `Sequence[int] | None`."""
     return re.sub(r"(?:[A-Za-z_]\w*\.)+", "", inspect.formatannotation(kind))
 
 
 def ranges(kind: Any) -> list[Range]:
-    """The ranges that a type declares."""
+    """Return the Range annotations of a type, including those of the types inside it."""
     limits = [limit for limit in kind.__metadata__ if isinstance(limit, Range)] if hasattr(kind, "__metadata__") else []
     return limits + [limit for inner in get_args(kind) for limit in ranges(inner)]
 
 
 def holds_only_ints(kind: Any) -> bool:
-    """Whether the numbers of a type are whole."""
+    """Return whether all numbers that a type allows are integers."""
     args = get_args(kind)
     return all(map(holds_only_ints, args)) if args else kind is not float
 
 
 def fits(kind: Any, value: Any) -> bool:
-    """Whether a value is of a type and in its range; an int is a float too, a bool neither, a text no sequence."""
+    """Return whether a value has the annotated type `kind` and is in its range. An int is also a float, a bool is
+    neither, and a str is not a sequence."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return fits(args[0], value) and all(limit.holds(value) for limit in kind.__metadata__)
@@ -100,7 +101,7 @@ def fits(kind: Any, value: Any) -> bool:
 
 @functools.cache
 def alternatives(kind: Any) -> set[Any]:
-    """The classes of which a value of a type may be."""
+    """Return the classes of a type: `{int, NoneType}` for `int | None`."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return {one for arg in args for one in alternatives(arg)}
@@ -108,7 +109,8 @@ def alternatives(kind: Any) -> set[Any]:
 
 
 def as_declared(kind: Any, value: Any) -> Any:
-    """A whole float as int where only an int is declared, a list as tuple, a scalar of numpy or torch as number."""
+    """Convert a value to the annotated type if nothing is lost: a float without fraction to int where only an int is
+    declared, a list to a tuple, a scalar of numpy or torch to a number. Any other value is returned unchanged."""
     plain = alternatives(kind)
     if type(value) in plain:
         return value
@@ -123,7 +125,8 @@ def as_declared(kind: Any, value: Any) -> Any:
 
 
 def check(types: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values, those of a declared type `as_declared`; a UserError names the first that is of another type."""
+    """Return the values by name, converted by `as_declared`. Raises a UserError for the first value that does not have
+    its type; `prefix` precedes its name in the message."""
     read = dict(values)
     for name in types.keys() & values.keys():
         read[name] = as_declared(types[name], values[name])
@@ -138,7 +141,7 @@ def check(types: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "")
 
 
 def read_field_types(cls: type) -> dict[str, Any]:
-    """The types, with their ranges, of the fields of a dataclass that can be set."""
+    """Return the annotated types, with their ranges, of the fields of a dataclass that its constructor takes."""
     types = get_type_hints(cls, include_extras=True)
     return {field.name: types[field.name] for field in dataclasses.fields(cls) if field.init}
 
@@ -147,7 +150,8 @@ field_types: Callable[[type], dict[str, Any]] = functools.cache(read_field_types
 
 
 def check_fields(value: Any, prefix: str = "") -> None:
-    """Check the fields of a dataclass and give them their declared types; for `__post_init__`."""
+    """Check the fields of a dataclass instance and convert them by `as_declared`, in place; to call in
+    `__post_init__`."""
     for name, read in check(field_types(type(value)), vars(value), prefix).items():
         object.__setattr__(value, name, read)
 
@@ -156,7 +160,8 @@ signature_of: Callable[[Callable[..., Any]], inspect.Signature] = functools.cach
 
 
 def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-    """The arguments of a call by name; a UserError for an unknown argument, a missing one, or one too many."""
+    """Match the arguments of a call with the parameters of a function. Raises a UserError for an unknown argument, a
+    missing one, or too many."""
     signature = signature_of(function)
     try:
         return signature.bind(*args, **kwargs)
@@ -172,17 +177,18 @@ def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
 @functools.cache
 def types(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types, with their ranges, of the parameters of a function, except those of `*args` and `**kwargs`."""
+    """Return the annotated types, with their ranges, of a function's parameters, except `*args` and `**kwargs`."""
     hints = get_type_hints(function, include_extras=True)
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = signature_of(function).parameters.values()
-    return {p.name: hints[p.name] for p in parameters if p.name in hints and p.kind not in several}
+    return {p.name: hints[p.name] for p in parameters if p.name in hints and p.kind not in variadic}
 
 
 def checked(function: F) -> F:
-    """A function that checks its arguments against its annotations: a UserError names the argument that is wrong.
+    """Decorate a function: each call checks the arguments against the annotations and raises a UserError that names a
+    wrong one.
 
-    Costs some microseconds per call, so not for what is called for each token or each step.
+    Costs some microseconds per call, so not for functions that are called for each token or each step.
     """
 
     @functools.wraps(function)
@@ -195,7 +201,8 @@ def checked(function: F) -> F:
 
 
 def explained(function: F) -> F:
-    """A function that checks its arguments, and the fields of dataclasses among them, only after it has failed.
+    """Decorate a function: if a call fails, check its arguments, and the fields of dataclasses among them, and raise a
+    UserError if one of them is wrong.
 
     Costs a tenth of a microsecond per call. For functions that change nothing before they fail.
     """
@@ -221,7 +228,7 @@ def explained(function: F) -> F:
 
 
 def named(cls: F) -> F:
-    """A dataclass whose constructor raises a UserError for arguments that it does not know or lacks."""
+    """Decorate a dataclass: its constructor raises a UserError for unknown and missing arguments."""
     construct = cls.__init__  # type: ignore[misc]
 
     @functools.wraps(construct)

@@ -30,12 +30,12 @@ FAMILIES = "onward.families"  # the package whose modules define further parts; 
 
 
 class Part:
-    """A choice with fields of its own: a frozen dataclass, registered by `kind` in the type of part it is a choice for.
+    """A choice among alternatives, with fields of its own: a frozen dataclass, registered under its `kind`.
 
-    A type of part is a subclass of Part without a kind (`class Norm(Part)`); a choice is a subclass of a type of part
-    with one (`class RMSNorm(Norm, kind="rms")`), or with kind "" if it is only a base class of choices. Written as text
-    it is `rms` or `rms(eps=1e-6)`, as JSON or TOML `{"kind": "rms", "eps": 1e-6}`. An `internal` choice exists to read
-    published files and is not offered to users.
+    A direct subclass without a kind is a type of part (`class Norm(Part)`), which a field of a configuration may have
+    as its type; a subclass of it with a kind is one of its choices (`class RMSNorm(Norm, kind="rms")`), and with kind ""
+    only a base class of choices. As text a choice is `rms` or `rms(eps=1e-6)`, as JSON or TOML `{"kind": "rms", "eps":
+    1e-6}`. An `internal` choice exists to read published files and is not offered to users.
     Where a type has a choice of kind `sum`, `dpo + 0.2 * sft` is that choice, with the pairs (1.0, dpo) and (0.2, sft)
     as its `terms`.
     """
@@ -64,13 +64,13 @@ class Part:
 
     @classmethod
     def shorthand(cls, value: Any) -> Any:
-        """The table of a part that is written in a shorter way, such as 16 for lora(rank=16); None for other values. A
-        type of part overrides it."""
+        """Return the table of a part for a value that stands for one, such as 16 for lora(rank=16); None for other values.
+        A type of part may override this method; by default no value stands for a part."""
         return None
 
     @classmethod
     def choices(cls) -> dict[str, type[Any]]:
-        """The choices that users are offered, by their kinds."""
+        """Return the choices of this type of part that are offered to users, by kind."""
         return {kind: choice for kind, choice in cls.kinds.items() if not choice.internal}
 
 
@@ -78,13 +78,14 @@ type_hints = functools.cache(get_type_hints)  # take a millisecond for each clas
 
 
 def hints(cls: type) -> dict[str, Any]:
-    """The type, without its range, of every field of a dataclass that can be set."""
+    """Return the type, without its range, of every field of a dataclass that its constructor takes."""
     types_ = type_hints(cls)
     return {f.name: types_[f.name] for f in dataclasses.fields(cls) if f.init}
 
 
 def read_docs(cls: type) -> dict[str, str]:
-    """The meaning of each field of a dataclass: the comment at the end of its line in the source."""
+    """Return the documentation of each field of a dataclass: the comment at the end of the field's line in the
+    source."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
@@ -100,7 +101,8 @@ docs: abc.Callable[[type], dict[str, str]] = functools.cache(read_docs)
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """A dataclass from plain values. A UserError names an unknown or missing field, or a value of the wrong type."""
+    """Make an instance of the dataclass `cls` from plain values, such as those of JSON. Raises a UserError for an
+    unknown or missing field and a value of the wrong type; `where` precedes its name."""
     known, prefix = hints(cls), f"{where}." if where else ""
     for name in values:
         if name not in known:
@@ -115,7 +117,8 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 
 def plain(value: Any) -> Any:
-    """The reverse of `build`: only dictionaries, lists, strings, numbers, booleans and None."""
+    """Convert a dataclass to plain values (dicts, lists, strings, numbers, booleans and None): the reverse of
+    `build`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kind = kind_of(value) if isinstance(value, Part) else {}
         return kind | {name: plain(getattr(value, name)) for name in hints(type(value))}
@@ -125,14 +128,16 @@ def plain(value: Any) -> Any:
 
 
 def kind_of(part: Part) -> dict[str, str]:
-    """The kind of a part and, of one that is not Onward's, the module to import before it can be read (`import`)."""
+    """Return the entries of a part's table that identify it: its `kind` and, for a user's part, the module to `import`
+    before it can be read."""
     module = type(part).__module__
     known = module == "__main__" or module.startswith(f"{__package__}.")
     return {"kind": part.kind} if known else {"kind": part.kind, "import": module}
 
 
 def convert(kind: Any, value: Any, where: str) -> Any:
-    """`value`, plain or text, as the type `kind`. A UserError names `where` if that is impossible."""
+    """Convert a plain value or a text to the annotated type `kind`. Raises a UserError that begins with `where` if that
+    is impossible."""
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
@@ -187,7 +192,8 @@ def convert(kind: Any, value: Any, where: str) -> Any:
 
 
 def part(slot: type[Part], value: Any, where: str) -> Part:
-    """A part of a type from its text (`rotary(theta=5e5)`) or its table (`{"kind": "rotary", "theta": 5e5}`)."""
+    """Make a part of the type `slot` from its text (`rotary(theta=5e5)`), its table (`{"kind": "rotary", "theta": 5e5}`)
+    or a shorthand of its type. Errors begin with `where`."""
     value = slot.shorthand(value) or (parse(value, where) if isinstance(value, str) else value)
     if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
         raise UserError(f"{where} is {shown(value)}: {nearest('', slot.choices())}")
@@ -205,13 +211,14 @@ def part(slot: type[Part], value: Any, where: str) -> Part:
 
 
 def part_choices(kind: Any) -> list[type[Part]]:
-    """The choices of a field that holds a part, or several; none for any other field."""
+    """Return the choices for a field whose type `kind` is a type of part, or a tuple of parts; none for any other
+    type."""
     types_ = [a for a in (kind, *get_args(kind)) if isinstance(a, type) and issubclass(a, Part)]
     return [choice for slot in types_ for choice in slot.choices().values()]
 
 
 def import_parts(module: str) -> None:
-    """Import a module, of the current folder or installed, so that the parts it defines are known."""
+    """Import a user's module, from the current folder or installed, which registers the parts that it defines."""
     if os.getcwd() not in sys.path:  # where the command `onward` runs, the current folder is not
         sys.path.append(os.getcwd())
     try:
@@ -228,23 +235,24 @@ def import_parts(module: str) -> None:
 
 
 def flag(name: str) -> str:
-    """The option of the command line that sets a field."""
+    """Return the command line option for a field's name: `--batch-size` for batch_size."""
     return FLAGS.get(name) or "--" + name.replace("_", "-")
 
 
 def import_options(modules: abc.Iterable[str]) -> str:
-    """The options of a command that import these modules, each after a space."""
+    """Return the options with which a command imports these modules, each after a space: ` --import MODULE`."""
     return "".join(f" --import {quote(module)}" for module in modules)
 
 
 def trusted(modules: abc.Iterable[str]) -> str:
-    """What to do where a folder needs modules that are not imported: a folder cannot have code run, only the user."""
+    """Return the advice for an error message where a folder needs user's modules that are not imported. They are never
+    imported automatically: a folder must not run code unless the user asks for it."""
     return f"if you trust its code, give{import_options(modules)} (in Python, import it first)"
 
 
 def parse(text: str, where: str) -> Any:
-    """Plain values from text in Python's notation; names and calls become tables with a `kind`, and sums of them a
-    table of the kind "sum"."""
+    """Parse text in Python's notation to plain values; names and calls become tables with a `kind`, and weighted sums of
+    them a table of the kind "sum". Errors begin with `where`."""
 
     def read(node: ast.expr) -> Any:
         match node:
@@ -285,7 +293,8 @@ def parse(text: str, where: str) -> Any:
 
 
 def notation(value: Any) -> str:
-    """A value as `parse` reads it: of a part, its kind and the fields that differ from their defaults."""
+    """Format a value as text that `parse` reads; for a part, its kind and the fields that differ from their
+    defaults."""
     if isinstance(value, Part) and value.kind == SUM:
         [(first, part), *others] = getattr(value, "terms")  # noqa: B009
         rest = "".join(f" {'-' if w < 0 else '+'} {weighted(abs(w), p)}" for w, p in others)
@@ -301,17 +310,17 @@ def notation(value: Any) -> str:
 
 
 def weighted(weight: float, part: Any) -> str:
-    """A term of a sum of parts: 0.2 * sft; sft for the weight 1."""
+    """Format a term of a sum of parts: 0.2 * sft; sft for the weight 1."""
     return notation(part) if weight == 1 else f"{weight:g} * {notation(part)}"
 
 
 def decimal(number: float, digits: int) -> str:
-    """A number with separators and decimals; a huge one with its power of ten: 1.014e+304."""
+    """Format a number with thousands separators and `digits` decimals; a huge one with its power of ten: 1.014e+304."""
     return f"{number:,.{digits}f}" if abs(number) < HUGE else f"{number:.4g}"
 
 
 def text(value: Any) -> str:
-    """A value as people read it: numbers with separators, booleans as yes and no, nothing for None."""
+    """Format a value for people: numbers with separators, booleans as yes and no, None as ""."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
@@ -320,12 +329,12 @@ def text(value: Any) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things: 1 step, 2,000 steps."""
+    """Format a count with its noun: 1 step, 2,000 steps."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def changed_fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults."""
+    """Return the fields of a dataclass that differ from their defaults."""
     changed = {}
     for f in dataclasses.fields(value):
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
@@ -335,12 +344,12 @@ def changed_fields(value: Any) -> dict[str, Any]:
 
 
 def only_in_python(kind: Any) -> bool:
-    """Whether values of this type are functions, which cannot be written as text."""
+    """Return whether values of this type are functions, which can be set from Python, but not written as text."""
     return get_origin(kind) is abc.Callable or any(map(only_in_python, get_args(kind)))
 
 
 def describe(kind: Any) -> str:
-    """The name of a type, for messages and `--help`."""
+    """Return the name of a type for messages and `--help`."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return " or ".join("none" if a is type(None) else describe(a) for a in args)
@@ -356,6 +365,6 @@ def describe(kind: Any) -> str:
 
 
 def time_in_words(seconds: float) -> str:
-    """A time as 0:05 or 1:02:03."""
+    """Format a time in seconds as 0:05 or 1:02:03."""
     minutes, hours = int(seconds) // 60 % 60, int(seconds) // 3600
     return f"{hours}:{minutes:02}:{int(seconds) % 60:02}" if hours else f"{minutes}:{int(seconds) % 60:02}"

@@ -17,10 +17,11 @@ PART = ".part"  # suffix of the temporary folders in which files are written, or
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary path for a file or a folder, which replaces `path` when the block ends without an error.
+    """Yield a temporary path to write a file or a folder to, which atomically replaces `path` when the block ends
+    without an error.
 
-    The content is flushed to disk first. A folder must not exist yet. A disk error is a UserError, and `path` then
-    keeps its content.
+    The content is flushed to disk first. A folder `path` must not exist yet. A disk error is raised as a UserError, and
+    `path` then keeps its content.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +40,8 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def remove_whole(path: Path) -> None:
-    """Remove a folder atomically: it is renamed first, so it never exists with only a part of its files."""
+    """Remove a folder atomically: it is renamed before its files are deleted, so it never exists under its name with
+    files missing."""
     aside = path.with_name(f".{path.name}{PART}")
     os.replace(path, aside)
     shutil.rmtree(aside, ignore_errors=True)
@@ -61,7 +63,7 @@ def flush(path: Path) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -73,7 +75,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, as a dict. A UserError if the file is missing or holds no object."""
+    """Return the object in a JSON file, as a dict. Raises a UserError if the file is missing or holds no object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -86,7 +88,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_text(text: str, name: str, instead: str) -> None:
-    """Raise a UserError if a text is the path of a file, which a caller may mistake for its content; `instead` explains
-    how to give the content."""
+    """Raise a UserError if a text argument is the path of an existing file, which the caller may have confused with its
+    content. `name` is that of the argument; `instead` tells how to give the content."""
     if "\n" not in text and os.path.isfile(text):
         raise UserError(f"{name} is {text!r}, the name of a file and not the text in it: {instead.format(text)}")

@@ -47,14 +47,13 @@ def load(
     rope: str | None = None,
     allow_nonfinite: bool = False,
 ) -> LanguageModel:
-    """The model in a Hugging Face folder, or of this name on the Hugging Face hub (org/name, org/name@revision,
+    """Return the model in a Hugging Face folder, or of this name on the Hugging Face hub (org/name, org/name@revision,
     hf://org/name), by default in the dtype of its files and on the fastest device there is.
 
     An existing path is read. Else the model's files are downloaded to the cache of `huggingface_hub`, unless they are
-    in it; `revision` is a branch, a tag or a commit, by default main.
-    `quantize` keeps the weights of linear layers as int8, or as int4 in groups of 32; a warning gives the number of
-    layers that cannot be quantized. A folder saved from such a model stays quantized. Weights that are NaN or
-    infinite are a UserError unless `allow_nonfinite`.
+    in it; `revision` is a branch, a tag or a commit, by default main. `quantize` keeps the weights of linear layers as
+    int8, or as int4 in groups of 32; a warning gives the number of layers that cannot be quantized. A folder saved from
+    such a model stays quantized. Weights that are NaN or infinite are a UserError unless `allow_nonfinite`.
 
     `adapter_folder` is the folder of an adapter of this model, as PEFT or `save_adapter` writes it, or a list of them.
     Each adapter is named after its folder; the first is used unless a request chooses another. A `model` that is itself
@@ -114,7 +113,7 @@ def save(
 
 @checked
 def save_adapter(lm: LanguageModel, folder: str | Path, base: str | Path, *, name: str = "default") -> None:
-    """Write the adapters with this name, and fully trained modules, as a PEFT folder.
+    """Write the adapters called `name`, and fully trained modules, as a PEFT folder.
 
     `base` is the folder that the model was loaded from; its checksum is kept with the adapter.
     """
@@ -133,7 +132,8 @@ def merge(
     dtype: torch.dtype | None = None,
     shard_bytes: Annotated[float, Range(1, math.inf)] = 5e9,
 ) -> None:
-    """Write a model with the changes of an adapter in its weights: computed in fp32, rounded once.
+    """Load a model and an adapter, add the adapter's changes to the weights, and write the merged model to the folder
+    `out`. Sums are computed in fp32 and rounded once.
 
     `base` is the folder of the model, by default the one that the adapter names; `dtype` that of the result, by default
     that of the base.
@@ -187,7 +187,7 @@ def trained(
     on_event: Callable[[Event], object] | None,
     config: Mapping[str, Any],
 ) -> LanguageModel:
-    """The model of a new run."""
+    """Train a new run with a configuration of class `kind`; return its model. Other arguments as of `train`."""
     if not str(out):
         raise UserError("out is empty: give the folder of the run, such as 'runs/mybook'")
     texts = [sources] if isinstance(sources, str | Path) else sources

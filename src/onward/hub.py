@@ -59,8 +59,8 @@ class HubName:
 
     @classmethod
     def of(cls, text: str, revision: str = "") -> HubName | None:
-        """The model that a text names: org/name, name, org/name@revision, or these after hf:// or as the address of
-        its page; None if it is no such name. `revision` is main by default."""
+        """Parse the name of a model: org/name, name, org/name@revision, or these after hf:// or as the address of the
+        model's page; None if the text is no such name. `revision` is main by default."""
         address = ADDRESS.fullmatch(text)
         match = NAME.fullmatch(address[1] if address else text)
         if not match or len(match[1]) > 96 or re.search(r"--|\.\.|\.git$|[.-]$|/[.-]", match[1]):
@@ -75,7 +75,7 @@ class HubName:
 
 
 def is_model(path: str | Path) -> bool:
-    """Whether a path, or any text in its place, names a model: a folder with a config.json, or a GGUF file."""
+    """Return whether a path exists and holds a model: a folder with a config.json, or a GGUF file."""
     return os.path.isfile(os.path.join(path, "config.json")) or (str(path).endswith(".gguf") and os.path.isfile(path))
 
 
@@ -86,12 +86,12 @@ def locate(
     only: Literal["", "config", "tokenizer", "pickles"] = "",
     say: Say = print_message,
 ) -> Path:
-    """The path of a model: `name` itself if it exists, else the folder in the cache of `huggingface_hub` to which the
-    model of that name on the hub is downloaded.
+    """Return the path of a model: `name` itself if it exists, else the folder in the cache of `huggingface_hub` to
+    which the model of this name is downloaded.
 
     `only` restricts the download, by default to all files that a model needs; "pickles" takes .bin weights in place of
     safetensors. `say` is called with a message before a download. An existing path takes precedence over a name on the
-    hub; hf://NAME is always a name on the hub. A UserError explains why there is no such model.
+    hub; hf://NAME is always a name on the hub. Raises a UserError if there is no such model.
     """
     text = str(name)
     address = ADDRESS.fullmatch(text)
@@ -120,8 +120,9 @@ ADVICE = "name the folder of a model, such as runs/mybook, or a model on the Hug
 
 
 def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> Path:
-    """The folder of a model of the hub, with its matching files downloaded. The hub resolves the revision to a commit;
-    if the files are in the cache, it gets no other request."""
+    """Download the files of a model that match `files`, unless they are in the cache; return their folder. The hub
+    resolves the revision to a commit; if the files are in the cache, it gets no other request. `local`: the name
+    could also have been a folder, for error messages."""
     begun = False
     try:
         with time_limits():
@@ -139,10 +140,10 @@ def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> P
 
 
 def download(model: HubName, commit: str, paths: Iterable[str], missing: Mapping[str, RepoFile]) -> Path:
-    """Download the files of a model, of which `missing` are not in the cache; return its folder. A file whose content
-    differs from the hub's checksum is discarded, with a UserError.
+    """Download files of a model's commit, of which `missing` are not in the cache; return their folder. A file whose
+    content differs from the hub's checksum is deleted, and a UserError raised.
 
-    Each file is compared once; a note in the cache names the files that are still to be compared, also after an
+    Each file is compared once; a list in the cache names the files that are still to be compared, also after an
     interrupted download.
     """
     from huggingface_hub import snapshot_download
@@ -161,8 +162,8 @@ def download(model: HubName, commit: str, paths: Iterable[str], missing: Mapping
 
 
 def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
-    """The commit of a revision, and whether only the cache was consulted: if HF_HUB_OFFLINE is set, or if the hub
-    fails, with a message."""
+    """Resolve a model's revision to a commit; return its hash, and whether only the cache was consulted: if
+    HF_HUB_OFFLINE is set, or if the hub fails, which `say` reports."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RevisionResolutionError
 
@@ -187,7 +188,8 @@ def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
 
 
 def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> tuple[list[str], dict[str, RepoFile]]:
-    """The paths of a model's matching files, and the entries of the files that are not in the cache."""
+    """Return the paths of a model's files that match `files`, and the hub's entries for those that are not in the
+    cache."""
     from huggingface_hub import HfApi, RepoFile, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -214,7 +216,8 @@ def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> 
 
 
 def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list[str]:
-    """The files that the index of a model's weights names."""
+    """Return the weight files that the index of a model's weights names. `entries` are the files of the model on the
+    hub."""
     index = cached(model.name, INDEX, commit)
     if not index:
         index = str(download(model, commit, [INDEX], {INDEX: entries[INDEX]}) / INDEX)
@@ -223,7 +226,8 @@ def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list
 
 
 def check(model: HubName, paths: Collection[str], there: Collection[str], files: re.Pattern[str]) -> None:
-    """Raise a UserError if the files of a model on the hub are none that Onward reads."""
+    """Raise a UserError if the files of a model on the hub are not a model that Onward reads. `paths` are the files to
+    download, `there` all files of the model, `files` the pattern of the wanted ones."""
     endings = {Path(path).suffix for path in there}
     if "config.json" not in paths:
         kind = "an adapter" if "adapter_config.json" in there else "GGUF files" if ".gguf" in endings else "other files"
@@ -237,7 +241,7 @@ def check(model: HubName, paths: Collection[str], there: Collection[str], files:
 
 
 def announce(model: HubName, missing: Mapping[str, RepoFile], say: Say) -> None:
-    """Say how much is about to be downloaded, and where the weights are larger than the memory."""
+    """Report the size of a download before it starts, with a warning if the weights are larger than the memory."""
     from huggingface_hub import constants
 
     weights = sum(entry.size for path, entry in missing.items() if path.endswith((".safetensors", ".bin")))
@@ -249,7 +253,7 @@ def announce(model: HubName, missing: Mapping[str, RepoFile], say: Say) -> None:
 
 
 def size_of(count: int) -> str:
-    """A number of bytes for people: 2.2 GB."""
+    """Format a number of bytes for people: 2.2 GB."""
     for unit, factor in ("GB", 1e9), ("MB", 1e6), ("kB", 1e3):
         if count >= factor:
             return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:,.0f} {unit}"
@@ -257,14 +261,15 @@ def size_of(count: int) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception in one line."""
+    """Return the first line of an exception's message, at most 200 characters; the exception's class if it has no
+    message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")
 
 
 def reason(model: HubName, error: Exception, local: bool, begun: bool = False) -> str:
-    """The sentence for an error while a model was looked up or downloaded; `local`: it could have been a folder;
-    `begun`: files may have arrived."""
+    """Return the error message for an exception while a model was looked up or downloaded. `local`: the name could also
+    have been a folder; `begun`: the download had started."""
     from huggingface_hub import constants, errors
 
     hidden = errors.LocalEntryNotFoundError, errors.RevisionResolutionError  # by what they were raised from
@@ -313,7 +318,7 @@ def reason(model: HubName, error: Exception, local: bool, begun: bool = False) -
 
 
 def cached_models() -> list[CachedRepoInfo]:
-    """The models in the cache of `huggingface_hub`, by name."""
+    """Return the models in the cache of `huggingface_hub`, sorted by name."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -325,7 +330,8 @@ def cached_models() -> list[CachedRepoInfo]:
 
 
 def cached_names() -> list[str]:
-    """The names of the models in the cache, from the names of its folders: a scan of the cache takes long."""
+    """Return the names of the models in the cache, read from the names of its folders, since a complete scan of the
+    cache takes long."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE)

@@ -17,8 +17,9 @@ CHECKSUM = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 @contextmanager
 def time_limits() -> Iterator[None]:
-    """Limit the time that a request to the hub waits: HF_HUB_ETAG_TIMEOUT for an answer, HF_HUB_DOWNLOAD_TIMEOUT for
-    the next bytes of a file. Without limits, some requests of `huggingface_hub` wait for a minute or for ever."""
+    """Limit the time that requests to the hub wait, inside the `with` block: HF_HUB_ETAG_TIMEOUT for an answer,
+    HF_HUB_DOWNLOAD_TIMEOUT for the next bytes of a file. Without limits, some requests of `huggingface_hub` wait for
+    a minute or for ever."""
     from huggingface_hub import constants, get_session
 
     def limit(request: Any) -> None:
@@ -39,7 +40,7 @@ def time_limits() -> Iterator[None]:
 
 
 def cached(name: str, path: str, commit: str) -> str:
-    """The path in the cache of a file of a model; "" if it is not there."""
+    """Return the path in the cache of a model's file at a commit; "" if it is not in the cache."""
     from huggingface_hub import try_to_load_from_cache
 
     file = try_to_load_from_cache(name, path, revision=commit)
@@ -47,7 +48,7 @@ def cached(name: str, path: str, commit: str) -> str:
 
 
 def unverified(name: str, commit: str) -> Path:
-    """The path of the list of downloaded files of a model's commit that have not been compared with the hub's checksums
+    """Return the path of the list of a commit's downloaded files that have not been compared with the hub's checksums
     yet. The list may not exist."""
     from huggingface_hub import constants
 
@@ -55,8 +56,8 @@ def unverified(name: str, commit: str) -> Path:
 
 
 def discard_wrong(name: str, commit: str) -> list[str]:
-    """Compare the files that the note of a commit names with the hub's checksums, and discard those that differ; return
-    their paths."""
+    """Compare the files in the list `unverified` of a commit with the hub's checksums, and delete those that differ;
+    return their paths."""
     note, wrong = unverified(name, commit), list[str]()
     if not note.exists():
         return wrong
@@ -70,8 +71,8 @@ def discard_wrong(name: str, commit: str) -> list[str]:
 
 
 def is_announced(file: Path) -> bool:
-    """Whether the content of a file has the checksum that is its name in the cache: SHA-256 of large files, SHA-1 of a
-    Git blob of others. A file under another name, as in a cache without links, is not compared."""
+    """Return whether the content of a file has the checksum that is its name in the cache: SHA-256 of large files,
+    SHA-1 of a Git blob of others. A file under another name, as in a cache without links, is not compared."""
     announced = file.resolve().name
     if not CHECKSUM.fullmatch(announced):
         return True
@@ -82,7 +83,7 @@ def is_announced(file: Path) -> bool:
 
 
 def discard(file: Path) -> None:
-    """Delete a file of the cache, with all that it links to."""
+    """Delete a file of the cache, and the file that it links to."""
     while file.is_symlink():
         target = file.parent / os.readlink(file)
         file.unlink()

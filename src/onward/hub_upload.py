@@ -11,8 +11,8 @@ from onward.hub import CARD, FILES, INDEX, SINGLE, WEIGHTS, HubName, Say, first_
 
 
 def model_files(folder: Path) -> list[str]:
-    """The paths of the files to upload from a model's folder: the files that a download takes, the pictures of the
-    card, and the license. Optimizer state, logs and data stay."""
+    """Return the paths of the files to upload from a model's folder: the files that a download takes, the pictures of
+    the card, and the license. Optimizer state, logs and data stay."""
     known = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
     names = sorted(str(path.relative_to(folder)) for path in known if path.is_file())
     files = [name for name in names if FILES[""].fullmatch(name) or name in (CARD, "LICENSE", "loss.svg")]
@@ -28,7 +28,7 @@ def upload(
     """Upload files, by their paths on the hub, as one commit to a model, which is created if it does not exist; return
     the address of the commit. The commit also deletes the weights that the files replace.
 
-    A card given as bytes was generated, and does not replace an existing card. A UserError explains a failure.
+    A card given as bytes was generated, and does not replace an existing card. Raises a UserError if the upload fails.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
@@ -50,7 +50,7 @@ def upload(
 
 
 def upload_reason(model: HubName, error: Exception) -> str:
-    """The sentence for an error while a model was uploaded."""
+    """Return the error message for an exception while a model was uploaded."""
     from huggingface_hub import errors
 
     status = getattr(getattr(error, "response", None), "status_code", None)

@@ -38,7 +38,7 @@ UNCHANGED = GenerationOptions(temperature=1.0)  # the model's own probabilities
 
 
 class EngineKeywords(TypedDict, total=False):
-    """The parameters of `LanguageModel.engine`."""
+    """The keyword arguments of `LanguageModel.engine`."""
 
     slide: bool
     draft: LanguageModel | None
@@ -99,9 +99,9 @@ class LanguageModel(TextModel):
         n: int | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> str | list[str] | list[list[str]]:
-        """The text that continues a prompt; for a list of prompts a list; with n > 1 a list of n for each prompt.
+        """Return the text that continues a prompt, for a list of prompts a list, with n > 1 a list of n for each.
 
-        Arguments as of `complete`. Raises the error of an answer that failed, once the others are done.
+        Arguments as of `complete`. If an answer failed, its error is raised once the other answers are done.
         """
         completions = self.complete(prompt, max_new_tokens, n=n, **keywords)
         if failed := [answer.error for answers in completions for answer in answers if answer.error]:
@@ -120,7 +120,7 @@ class LanguageModel(TextModel):
         n: int | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> list[list[Completion]]:
-        """For each prompt n completions, all computed together.
+        """Return n completions for each prompt, all computed together.
 
         By default an answer has at most 256 tokens, or as many as the context has room for. Keyword arguments are the
         fields of GenerationOptions and the parameters of `engine`. Answer i of a call, counted over all prompts, uses
@@ -157,7 +157,8 @@ class LanguageModel(TextModel):
         max_new_tokens: int | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> Generator[str, None, str]:
-        """The text that `generate` returns for one prompt, in pieces, each as soon as no further token can change it.
+        """Yield the text that `generate` returns for one prompt in pieces, each as soon as no further token can change
+        it.
 
         Arguments as of `complete`, without n. The generator returns the finish_reason of the answer.
         """
@@ -185,11 +186,12 @@ class LanguageModel(TextModel):
         variables: Mapping[str, Any] | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> str:
-        """The assistant's answer to messages, as `[{"role": "user", "content": "Hello"}]`, or to one of the user.
+        """Return the assistant's answer to messages, such as `[{"role": "user", "content": "Hello"}]`, or to one user
+        message given as text.
 
         The chat template that came with the tokenizer turns them into tokens, see `text.chat`; `variables` are values
-        for the template (as `{"enable_thinking": False}`). Other arguments as of `stream`. With `rows=1` and
-        `cache=` the same BlockManager in each call, tokens that the cache holds are not computed again.
+        for the template (as `{"enable_thinking": False}`). Other arguments as of `stream`. With `rows=1` and `cache=`
+        the same BlockManager in each call, tokens that the cache holds are not computed again.
         """
         return "".join(self.stream_chat(messages, max_new_tokens, variables=variables, **keywords))
 
@@ -202,7 +204,7 @@ class LanguageModel(TextModel):
         variables: Mapping[str, Any] | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> Generator[str, None, str]:
-        """The answer that `chat` returns, in pieces; the generator returns its finish_reason."""
+        """Yield the answer that `chat` returns, in pieces; the generator returns its finish_reason."""
         chat = chat_of(self.text())
         options, rest = split({**keywords, "max_new_tokens": max_new_tokens}, EngineKeywords, DEFAULT)
         options = replace(options, stop=(*chat.stop, *options.stop))
@@ -216,7 +218,7 @@ class LanguageModel(TextModel):
         max_new_tokens: int | None = None,
         **keywords: Unpack[BeamSearchKeywords],
     ) -> list[list[SearchResult]]:
-        """The n likeliest continuations of each prompt by beam search, best first.
+        """Return the n likeliest continuations of each prompt by beam search, best first.
 
         Keyword arguments as of `generation.search.beam.beam_search` (beams, length_penalty, ...), and the fields of
         Sampling, with a temperature of 1 by default.
@@ -236,7 +238,7 @@ class LanguageModel(TextModel):
         max_new_tokens: int | None = None,
         **keywords: Unpack[ContrastiveSearchKeywords],
     ) -> list[SearchResult]:
-        """The continuation of each prompt by contrastive search.
+        """Return the continuation of each prompt by contrastive search.
 
         Keyword arguments as of `generation.search.contrastive.contrastive_search` (alpha, k), and the fields of
         Sampling, with a temperature of 1 by default.
@@ -260,7 +262,7 @@ class LanguageModel(TextModel):
         cache: CacheManager | None = None,
         prompt_cache: str | Path | None = None,
     ) -> Engine:
-        """An engine for this model and tokenizer; `slide`, `rows` and `cache` as of `generation.engine.Engine`.
+        """Return an engine for this model and tokenizer; `slide`, `rows` and `cache` as of `generation.engine.Engine`.
 
         For speculative decoding, `draft` is a smaller model with the same vocabulary, or `lookup` the number of tokens
         to propose from earlier text. `prompt_cache` is a folder that keeps the keys and values of prompts.
@@ -285,20 +287,22 @@ class LanguageModel(TextModel):
         )
 
     def engine_for(self, answers: int, options: Mapping[str, object]) -> Engine:
-        """`engine` with these options and, where they name neither rows nor a cache, no more rows than answers."""
+        """Make an engine with these options for `answers` answers: if neither rows nor a cache are given, it has no
+        more rows than answers."""
         rows = None if options.get("cache") else max(1, min(answers, ROWS))
         return self.engine(**cast(EngineKeywords, {"rows": rows, **options}))
 
     @checked
     def submit(self, engine: Engine, prompts: Sequence[Prompt], options: GenerationOptions) -> dict[Request, Answer]:
-        """Add n requests for each prompt to an engine of this model; return each with its text, which grows as the
-        engine steps."""
+        """Add n requests for each prompt to an engine of this model; return the Answer of each request, whose text
+        grows as the engine steps."""
         return submit(engine, self.text(), prompts, options)
 
     def search_arguments(
         self, prompt: str | Sequence[Prompt], options: GenerationOptions
     ) -> tuple[list[list[int]], dict[str, Any]]:
-        """Prompts as token ids, and the arguments that both searches take; a UserError for other options."""
+        """Return prompts as token ids, and the arguments that both searches take. Raises a UserError for options that a
+        search does not take."""
         for name in "stop", "stop_when", "logprobs", "regex", "json_schema":
             if getattr(options, name) != getattr(GenerationOptions, name):
                 raise UserError(f"{name} is given, which a search cannot use: leave it out")
@@ -313,6 +317,7 @@ class LanguageModel(TextModel):
         }
 
     def search_result(self, before: list[int], tokens: list[int], finished: bool, *scores: float) -> SearchResult:
-        """The result of a search: the new `tokens` after the tokens `before`; `finished` if a stop token ended them."""
+        """Make the result of a search from the tokens `before` (the prompt) and the new `tokens`; `finished`: a stop
+        token ended them."""
         text = continued(self.text(), before, tokens)
         return SearchResult(text, tokens, "stop" if finished else "length", *scores)

@@ -1,4 +1,4 @@
-"""The memory of this machine, memory limits for untrusted processes, and freed memory that a process keeps."""
+"""Memory of this machine: its size, limits for untrusted processes, and reuse of freed memory."""
 
 import ctypes
 import os
@@ -13,21 +13,22 @@ CONTAINER = Path("/sys/fs/cgroup/memory.max")  # of a container; "max": no limit
 
 
 def limit_memory(more: int) -> None:
-    """Let this process allocate this many more bytes before a MemoryError; without effect outside of Linux."""
+    """Limit this process to allocating `more` further bytes before a MemoryError is raised; without effect outside of
+    Linux."""
     if STATM.exists():
         most = int(STATM.read_text().split()[0]) * resource.getpagesize() + more
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def memory_size() -> int:
-    """The bytes of memory of this machine, or of the container; 0 if unknown."""
+    """Return the size of the machine's memory, or of the container's limit, in bytes; 0 if unknown."""
     names = os.sysconf_names if hasattr(os, "sysconf") else {}
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in names else 0
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in names else 0
     try:
         limit = CONTAINER.read_text().strip()
     except OSError:
         limit = "max"
-    return min(whole or int(limit), int(limit)) if limit.isdecimal() else whole
+    return min(total or int(limit), int(limit)) if limit.isdecimal() else total
 
 
 def keep_freed_memory() -> None:

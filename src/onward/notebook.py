@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Shown:
-    """Objects that a notebook shows as a table or a picture."""
+    """Base class of objects that a notebook displays as a table or a picture."""
 
     def _repr_html_(self) -> str | None:
         # imported by name, and first when a notebook asks: `reports` may know the class, the class knows no report
@@ -14,19 +14,19 @@ class Shown:
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, which can show and update outputs."""
+    """Return whether this process is the kernel of a notebook, which can show and update outputs."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 class DisplayedLine:
-    """One line of the output of a notebook's cell, which can be changed."""
+    """A line in the output of a notebook's cell that can be replaced."""
 
     def __init__(self) -> None:
         self.handle: Any = None  # of IPython's display, which exists in a notebook alone
 
     def show(self, line: str) -> None:
-        """Show this line in place of the one before."""
+        """Show this line in place of the previous one."""
         data = {"text/plain": line}
         if self.handle is None:
             self.handle = import_module("IPython.display").display(data, raw=True, display_id=True)

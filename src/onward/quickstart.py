@@ -37,7 +37,7 @@ ENDS, MOST = 32, 48  # held-out questions that are answered, and tokens of an an
 
 @dataclass(frozen=True)
 class Stage:
-    """A run of fine-tuning after the pre-training."""
+    """A fine-tuning run of the quickstart, after the pre-training."""
 
     method: Method
     learned: str  # in words
@@ -45,7 +45,7 @@ class Stage:
     learning_rate: float
 
     def folder(self, base: Path) -> Path:
-        """The folder of the run, beside that of the pre-training."""
+        """Return the folder of this stage's run, next to `base`, the folder of the pre-training."""
         return base.with_name(f"{base.name}-{self.method.kind}")
 
 
@@ -56,13 +56,14 @@ STAGES = (
 
 
 def pretraining(out: str, time: str) -> RunConfig:
-    """The pre-training on the documentation inside this Python."""
+    """Return the configuration of the pre-training on the documentation inside this Python; `out` is the run folder,
+    `time` its time limit."""
     return RunConfig(sources=("embedded",), out=out, time=time, prompt="Return the")
 
 
 def make_room(config: RunConfig, *, assistant: bool) -> None:
-    """Remove the runs of an earlier quickstart from the folders of this one, with `assistant` also those of its
-    fine-tuning. A UserError, before anything is removed, if a folder holds something else."""
+    """Remove the runs of an earlier quickstart from the folders of this one; with `assistant`, also those of its
+    fine-tuning. Raises a UserError, before anything is removed, if a folder holds something else."""
     folder = Path(config.out)
     stale = [stage.folder(folder) for stage in STAGES if assistant and stage.folder(folder).exists()]
     for old in stale:
@@ -79,18 +80,20 @@ def make_room(config: RunConfig, *, assistant: bool) -> None:
 
 
 def options_of(folder: Path) -> dict[str, Any]:
-    """The options of the run in a folder; empty where it holds none."""
+    """Return the options of the run in a folder; {} if the folder holds no run."""
     options: dict[str, Any] = read_json(folder / "run.json") if (folder / "run.json").exists() else {}
     return options
 
 
 def held_out_answers() -> dict[str, str]:
-    """The answers of `onward.data.questions` that no stage trains on, by the names of their functions."""
+    """Return the answers of `onward.data.questions` on which no stage trains, by the names of the functions they
+    describe."""
     return dict([*answers().items()][HELD_OUT - 1 :: HELD_OUT])
 
 
 def finetuning(stage: Stage, base: Path, before: Path, time: str, device: str) -> FinetuneConfig:
-    """The run of a stage on the model in `before`. Its questions are written into `base`."""
+    """Return the configuration of a stage's run, which fine-tunes the model in `before`. The stage's questions are
+    written into `base`, the folder of the pre-training."""
     held_out = held_out_answers()
     trained = {name: answer for name, answer in answers().items() if name not in held_out}
     rows = conversations if isinstance(stage.method, SFT) else preferences
@@ -111,14 +114,15 @@ def finetuning(stage: Stage, base: Path, before: Path, time: str, device: str) -
 
 
 def with_chat(folder: Path) -> LanguageModel:
-    """The model of a run with the template of the stages, which the pre-trained one lacks."""
+    """Load the model of a run with the chat template of the stages, which the pre-trained model lacks."""
     lm = load(folder)
     lm.tokenizer = with_template(lm.text(), TEMPLATE)
     return lm
 
 
 def stage_figures(base: Path, runs: Mapping[str, Run]) -> Iterator[dict[str, Any]]:
-    """The figures of the pre-training and of each stage on held-out questions."""
+    """Yield a row of figures on held-out questions for the pre-training and each stage; `runs` are the runs by
+    stage."""
     ranking = SimPO().loss(base_of(FinetuneConfig(base=str(base))))  # by the model's own probabilities
     names = [*held_out_answers()][:ENDS]
     for stage, folder in {"pre-training": base, **{name: run.folder for name, run in runs.items()}}.items():

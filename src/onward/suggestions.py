@@ -80,7 +80,8 @@ OTHERWISE = {  # further meanings, for commands without the first
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """ "did you mean X?" or, if nothing is near and there are few, "choose from ..."; made to end a sentence."""
+    """Return the end of an error message for an unknown name: "did you mean X?" or, if nothing is near and few names
+    are known, "choose from ..."."""
     known = sorted(known)
     like = partial(difflib.get_close_matches, name, n=1, cutoff=0.5 if len(known) <= 50 else 0)
     close = same_meaning(name, known) or same_beginning(name, known) or like(known)
@@ -88,7 +89,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def same_meaning(name: str, known: Iterable[str]) -> list[str]:
-    """The known names that mean the same as an unknown one, best first: another word for it (--lr), the end of a dotted
+    """Return the known names that mean the same as an unknown one, best first: a synonym (--lr), the end of a dotted
     name (--model.window for --model.attention.window) or its beginning (--temp)."""
     *path, last = parts(name)
     meanings = [last, SYNONYMS.get(last, last), *OTHERWISE.get(last, ())]
@@ -106,13 +107,14 @@ def same_meaning(name: str, known: Iterable[str]) -> list[str]:
 
 
 def has_meaning(name: str) -> bool:
-    """Whether a name is another word for one of ours, so that names of similar letters are not meant."""
+    """Return whether a name is in the list of synonyms, so that known names of similar spelling are not suggested for
+    it."""
     return parts(name)[-1] in SYNONYMS.keys() | OTHERWISE.keys()
 
 
 def same_beginning(name: str, known: Iterable[str]) -> list[str]:
-    """The known names that begin like an unknown one, or that it begins like, whatever their separators; the longest
-    common beginning first, and of those the shortest name: gemma-2-2b for gemma2, gpt2 for gpt2-small."""
+    """Return the known names that begin with the unknown one or with which it begins, ignoring separators: the longest
+    common beginning first, then the shortest name: gemma-2-2b for gemma2, gpt2 for gpt2-small."""
     plain = lambda text: re.sub(r"[^a-z0-9]", "", text.lower())
     typed = plain(name)
     shared = {candidate: min(typed, plain(candidate), key=len) for candidate in known}
@@ -121,6 +123,6 @@ def same_beginning(name: str, known: Iterable[str]) -> list[str]:
 
 
 def parts(name: str) -> list[str]:
-    """The components of an option's or a field's dotted name; any other name is one component."""
+    """Split the dotted name of an option or a field into its components; any other name is one component."""
     plain = name.lower().removeprefix("--").replace("-", "_")
     return plain.split(".") if re.fullmatch(r"[a-z_]\w*(\.[a-z_]\w*)*", plain) else [plain]

@@ -31,7 +31,7 @@ READ = "give Path({!r}).read_text()"
 @named
 @dataclass
 class TextModel:
-    """A model and its tokenizer: scores, evaluates and classifies texts."""
+    """A model and its tokenizer: scores, evaluates and classifies texts. The base class of LanguageModel."""
 
     model: Decoder
     tokenizer: Tokenizer | None = None
@@ -47,13 +47,13 @@ class TextModel:
 
     @property
     def config(self) -> DecoderConfig:
-        """The sizes and parts of the model."""
+        """The DecoderConfig of the model: its sizes and parts."""
         return self.model.config
 
     @checked
     def score(self, text: str) -> Score:
-        """The log-probability of each token of a text, and of the whole text; see `evaluation.text`. A text that names
-        a file is a UserError."""
+        """Return the log-probability of each token of a text, and of the whole text; see `evaluation.text`. Raises a
+        UserError if the text is the path of a file."""
         check_text(text, "text", READ)
         return score_text(self.model, self.text(), text)
 
@@ -65,7 +65,7 @@ class TextModel:
         *,
         n_bytes: int | None = None,
     ) -> Evaluation:
-        """Loss, perplexity and bits per byte over documents, or over token ids (T,), of any length.
+        """Compute loss, perplexity and bits per byte over documents, or over token ids (T,), of any length.
 
         A Path stands for the documents of a file or folder, as in `onward.train`; a str is a document itself, and a
         UserError if it names a file. The window moves on by `stride` tokens, by default the context length; see
@@ -77,7 +77,7 @@ class TextModel:
 
     @checked
     def classify(self, texts: Sequence[str | tuple[str, str]]) -> list[dict[str, float]]:
-        """The probabilities of each text or pair of texts, by the label of the class. The model must have been
+        """Return the probabilities of each text or pair of texts, by the label of the class. The model must have been
         trained with `--method classify`."""
         encoder = Encoder(self.text())
         pairs = [(one,) if isinstance(one, str) else one for one in texts]
@@ -88,8 +88,8 @@ class TextModel:
 
     @checked
     def rewards(self, prompt: str | Sequence[Message], answers: Sequence[str]) -> list[float]:
-        """The reward of each answer to a prompt, a text or messages. The model must have been trained with
-        `--method reward`."""
+        """Return the reward of each answer to a prompt, which is a text or a list of messages. The model must have been
+        trained with `--method reward`."""
         encoder = Encoder(self.text())
         replies = answers if isinstance(prompt, str) else [[{"role": "assistant", "content": one}] for one in answers]
         sequences = [encoder.answer(prompt, one).until_trained() for one in replies]
@@ -97,17 +97,18 @@ class TextModel:
 
     @property
     def stop_token_ids(self) -> list[int]:
-        """The token ids that end an answer: the tokenizer's end tokens that the model has."""
+        """The token ids that end an answer: the tokenizer's end tokens that are in the model's vocabulary."""
         return [i for i in self.text().end_ids if i < self.config.vocab_size]
 
     def allowed(self) -> Tensor:
-        """False for padding and holes of the vocabulary, (V,)."""
+        """Return a mask (V,) of the token ids that may be generated: False for padding and unused ids of the
+        vocabulary."""
         allowed = torch.ones(self.config.vocab_size, dtype=torch.bool, device=self.model.device)
         allowed[self.text().textless(self.config.vocab_size)] = False
         return allowed
 
     def text(self) -> Tokenizer:
-        """The tokenizer; a UserError where there is none."""
+        """Return the tokenizer. Raises a UserError if the model has none."""
         if self.tokenizer is None:
             raise UserError("this model came without a tokenizer.json, which text needs: put one into its folder")
         return self.tokenizer

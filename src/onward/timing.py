@@ -1,4 +1,4 @@
-"""Choosing the fastest of several ways to compute the same result, by timing them."""
+"""Chooses the fastest of functions that compute the same result, by timing them."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,8 +11,10 @@ def fastest(
     limit: float = math.inf,
     clock: Callable[[], float] = perf_counter,
 ) -> str:
-    """The name of the candidate with the shortest call. Each is called once to warm up, then in turns, `rounds` times,
-    or once if `limit` seconds have passed; its best call counts."""
+    """Return the name of the candidate whose fastest call took the least time.
+
+    Each is called once to warm up, then in turns, `rounds` times, or once if `limit` seconds have passed.
+    """
     best, began = dict.fromkeys(candidates, math.inf), clock()
     for turn in range(rounds + 1):
         if turn > 1 and clock() - began > limit:

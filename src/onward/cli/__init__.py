@@ -129,7 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sentence(error: Exception, words: Sequence[str]) -> str | None:
-    """One sentence for an exception; None if it is not a mistake of the user."""
+    """Return the one-sentence message for an exception; None if the exception is not a mistake of the user. `words` is
+    the command line."""
     from onward.cli.shared.options import with_flags
     from onward.cli.shared.output import printable, shortened
     from onward.errors import UserError
@@ -145,7 +146,7 @@ def sentence(error: Exception, words: Sequence[str]) -> str | None:
 
 
 def dispatch(words: list[str]) -> int:
-    """Call the named command with the other words."""
+    """Run the command named by the first word with the other words as its arguments; return the exit status."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(DATA_FLOW)
         for group, commands in GROUPS.items():
@@ -176,7 +177,7 @@ def dispatch(words: list[str]) -> int:
 
 
 def show_warning(usual: Callable[..., None], message: object, category: type[Warning], *where: object) -> None:
-    """Print our own warnings in one line, those of libraries as usual."""
+    """Print Onward's warnings in one line; pass those of libraries to `usual`, Python's function."""
     if category.__module__.startswith("onward."):
         print(f"onward: {message}", file=sys.stderr)
     else:

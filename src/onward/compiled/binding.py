@@ -1,7 +1,5 @@
-"""Binds a program's calls to the memory of a cache and to the number of threads, both of which may change.
-
-Shapes: B rows, S slots, P columns of a block table, T threads, H heads, L positions.
-"""
+"""Binding: set the arguments of a compiled step's kernels that depend on the memory of a cache and on the number of
+threads, both of which may change."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ from onward.model.cache import KVCache, LayerCache
 
 
 class Binding:
-    """The cache layers and the number of threads to which the arguments of some calls are bound. `rows` is B; `cache`
-    has the kinds of layers that the calls were compiled for."""
+    """The cache layers and the number of threads for which the arguments of some kernel calls are set. `rows` is B;
+    `cache` has the kinds of layers that the calls were compiled for."""
 
     def __init__(self, calls: Sequence[Call], cache: KVCache, rows: int) -> None:
         self.calls, self.rows = calls, rows
@@ -28,7 +26,7 @@ class Binding:
         self.scratch: Tensor | None = None  # (T, H, L): attention scores
 
     def follow(self, cache: KVCache) -> None:
-        """Bind the calls again if the cache has other layers, as after it has grown, or if the number of threads has
+        """Set the arguments again if the cache has other layers, as after it has grown, or if the number of threads has
         changed. Raises NotCompilable."""
         if self.layers != cache.layers or self.threads != torch.get_num_threads():
             with unreadable_is_not_compilable():
@@ -61,8 +59,8 @@ class Binding:
         self.layers, self.threads = layers, threads
 
     def entry(self, layer: LayerCache, name: str, dtype: torch.dtype, shape: Sequence[int]) -> int:
-        """The address of an entry of a layer: (B or more, S, *shape) or, paged, (blocks, S, *shape), contiguous. Raises
-        Unreadable."""
+        """Return the memory address of a cache entry: (B or more, S, *shape) or, paged, (blocks, S, *shape),
+        contiguous, in this dtype. Raises Unreadable for any other."""
         entry = layer.entries[name]
         if layer.table is None and len(entry) < self.rows:
             raise Unreadable(f"a cache of {len(entry)} rows for a step of {self.rows}")

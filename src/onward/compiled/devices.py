@@ -10,7 +10,8 @@ from onward.kernels.available import unavailable
 
 
 def cpu() -> type[CompiledStep]:
-    """Programs of machine code. Raises NotCompilable where this machine cannot compile it."""
+    """Return the class of compiled steps on a CPU, `Program`. Raises NotCompilable if this machine cannot compile
+    machine code."""
     if reason := unavailable():
         raise NotCompilable(f"no compiler: {reason}")
     from onward.compiled.program import Program  # imports llvmlite

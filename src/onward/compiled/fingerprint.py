@@ -1,8 +1,4 @@
-"""Whether a model is still the same, for compiled steps and for cached prefixes.
-
-A compiled step belongs to a form and a memory of the model, since it reads weights in place; cached keys and values
-belong to a form and the numbers in the tensors. Both need a model without hooks, edits and replaced methods.
-"""
+"""Detects whether a model has changed, for compiled steps and for cached prefixes."""
 
 from __future__ import annotations
 
@@ -24,8 +20,8 @@ FOLD = 64  # numbers of 8 bytes in one sum of a checksum
 
 
 class Snapshot:
-    """A model at one moment. `holds` compares the model with it in some 0.2 us for each module: values, dicts and lists
-    are compared by identity, and nothing is described again."""
+    """The state of a model at one moment, for a fast comparison: `holds` takes about 0.2 us per module, since values,
+    dicts and lists are compared by identity, not described again."""
 
     def __init__(self, model: Decoder) -> None:
         self.model, self.inventory = model, Inventory(model)
@@ -37,12 +33,13 @@ class Snapshot:
         self.values = self.values_now()
 
     def hooks_now(self) -> list[tuple[object, ...]]:
-        """The hooks of all modules."""
+        """Return the hooks of all modules."""
         hooks = self.inventory.hooks
         return [tuple(hooks.values()) for hooks in hooks if hooks] if any(hooks) else []
 
     def values_now(self) -> tuple[list[Any], ...]:
-        """The values of the inventory: all but the last list are compared by `==`, the last one by identity."""
+        """Return the current values of the objects in the inventory: all but the last list are compared by `==`, the
+        last one by identity."""
         inventory, tensors = self.inventory, self.inventory.tensors
         return (
             list(map(call, inventory.getters, inventory.dicts)),
@@ -55,7 +52,7 @@ class Snapshot:
         )
 
     def holds(self) -> bool:
-        """Whether the model still has the form, the memory and the hooks of this snapshot."""
+        """Return whether the model still has the structure, the memory and the hooks of this snapshot."""
         if any(attributes.get(name) is not tensor for attributes, name, tensor in self.inventory.tensor_attributes):
             return False
         try:
@@ -77,12 +74,14 @@ class Snapshot:
         )
 
     def versions(self) -> list[int]:
-        """PyTorch's counts of changes in place; it does not count changes through `data` and NumPy."""
+        """Return PyTorch's version counter of each tensor, which counts changes in place, but not those through `data`
+        and NumPy."""
         return [tensor._version for tensor in self.versioned]
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The form and the memory, for compiled steps. It keeps functions, but no module and no tensor."""
+        """The structure of the model and the addresses of its tensors, as a key for compiled steps. It keeps functions
+        alive, but no module and no tensor."""
         tensors = [tensor for tensor in self.inventory.tensors if type(tensor) in TENSORS]
         memory = [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in tensors]
         return self.inventory.form, memory, [function for _, _, function in self.inventory.functions]
@@ -93,8 +92,12 @@ class Snapshot:
         return not self.hooks and not self.replaced
 
     def fingerprint(self) -> str | None:
-        """A hash of the form and the numbers in the tensors, for cached prefixes; it reads all weights. None with hooks
-        other than those of adapters, edits or replaced methods, since keys and values then depend on more."""
+        """Return a hash of the model's structure and of all numbers in its tensors, for cached prefixes; it reads all
+        weights.
+
+        Returns None if the model has hooks other than those of adapters, edits, or replaced methods, since keys and
+        values then depend on more than the hash covers.
+        """
         hooks = [getattr(hook, "__func__", hook) for hooks in self.hooks for hook in hooks]
         if self.replaced or any(hook not in ADAPTER_HOOKS for hook in hooks):
             return None
@@ -108,7 +111,7 @@ class Snapshot:
 
 
 class ModelState:
-    """Follows a model from step to step."""
+    """Follows a model from decoding step to decoding step, to detect changes."""
 
     def __init__(self, model: Decoder) -> None:
         self.model = model
@@ -132,30 +135,30 @@ class ModelState:
         return last
 
     def current(self) -> Snapshot:
-        """The snapshot of this step."""
+        """Return the snapshot of this step."""
         return self.snapshot or self.follow()
 
     def rest(self) -> None:
-        """Release the weights: no step follows soon."""
+        """Release the references to the weights, since no step follows soon."""
         self.snapshot = None
 
 
 def fingerprint(model: Decoder) -> str | None:
-    """A hash of the form and the numbers of a model; None while it has hooks or edits."""
+    """Return a hash of the structure and the numbers of a model; None while the model has hooks or edits."""
     return Snapshot(model).fingerprint()
 
 
 def checksum(tensor: Tensor) -> bytes:
-    """A hash of a tensor's numbers, at the speed of the memory: sums, modulo 2 ** 64, of its words in two directions,
-    so that moved numbers change it too."""
+    """Return a hash of a tensor's numbers, computed at the speed of the memory: sums of its words, modulo 2 ** 64,
+    along two directions, so that numbers in another order give another hash."""
     flat = tensor.detach().reshape(-1)
     if not flat.numel():
         return b""
     data = flat.view(torch.uint8)
-    whole = data.numel() // (8 * FOLD * FOLD) * 8 * FOLD * FOLD
-    digest = hashlib.sha256(data[whole:].cpu().numpy().data)
-    if whole:
-        words = data[:whole] if data.data_ptr() % 8 == 0 else data[:whole].clone()
+    full_end = data.numel() // (8 * FOLD * FOLD) * 8 * FOLD * FOLD
+    digest = hashlib.sha256(data[full_end:].cpu().numpy().data)
+    if full_end:
+        words = data[:full_end] if data.data_ptr() % 8 == 0 else data[:full_end].clone()
         words = words.view(torch.int64)
         for sums in words.view(-1, FOLD).sum(1), words.view(8, -1).sum(0).view(FOLD // 8, -1).sum(0):
             digest.update(sums.cpu().numpy().data)

@@ -28,8 +28,8 @@ Replay = Callable[[], Tensor]
 
 
 def captured(step: Callable[[], Tensor]) -> Replay:
-    """A function that repeats `step()` on the same memory and returns the same tensor each time. Raises
-    NotCompilable."""
+    """Capture `step()` as a CUDA graph; return a function that repeats it on the same memory and returns the same
+    tensor each time. Raises NotCompilable."""
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     try:
@@ -50,7 +50,7 @@ def captured(step: Callable[[], Tensor]) -> Replay:
 
 
 class GraphStep(CompiledStep):
-    """A decoding step as graphs, one for each number of slots that they read.
+    """A decoding step as CUDA graphs, one for each number of cache slots that a graph reads.
 
     Tokens and positions are copied into memory that the graphs read. Graphs are captured again for another cache, and
     after the cache has grown. A step that needs a value of a tensor on the host, as mixtures of experts do, cannot be
@@ -78,7 +78,8 @@ class GraphStep(CompiledStep):
 
     @classmethod
     def compile_ahead(cls, model: Decoder, cache: KVCache, shape: Shape, folder: Path | None) -> Self:
-        """A step whose kernels torch.compile makes, now. It is run once, at position 0 of the empty rows."""
+        """Make a step whose kernels torch.compile generates now. The step is run once, at position 0 of the empty
+        rows."""
         if folder:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(private_folder(folder) or temporary_folder())
         step, zeros = cls(model, shape, fused=True), torch.zeros(shape, dtype=torch.int64, device=model.device)
@@ -103,7 +104,7 @@ class GraphStep(CompiledStep):
 
 @cache
 def temporary_folder() -> str:
-    """A folder of this process alone, for code that cannot be kept, deleted at its exit."""
+    """Return a folder of this process, for code that no later process reads; it is deleted when the process exits."""
     folder = tempfile.mkdtemp(prefix="onward-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

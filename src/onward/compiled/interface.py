@@ -18,23 +18,23 @@ Shape = tuple[int, int]  # (B, T)
 
 
 class NotCompilable(Exception):
-    """A step cannot be compiled; the message names the operation or the circumstance."""
+    """Raised if a step cannot be compiled; the message names the operation or the reason."""
 
 
 class TooManyRows(NotCompilable):
-    """A step cannot be compiled for this many rows; fewer rows of the same model may be possible."""
+    """Raised if a step cannot be compiled for this many rows; fewer rows of the same model may be possible."""
 
 
 class CompiledStep(ABC):
     """A compiled decoding step of a model for the first rows of a cache.
 
-    Its tokens, positions and results have memory of their own, so that one runner at a time can use it.
+    The memory of its tokens, positions and results belongs to it, so only one runner at a time can use it.
     """
 
     @classmethod
     @abstractmethod
     def compile(cls, model: Decoder, cache: KVCache, shape: Shape) -> Self:
-        """Compile a step between two plain ones. Raises NotCompilable."""
+        """Compile a step while requests are running, between two uncompiled steps. Raises NotCompilable."""
 
     @classmethod
     @abstractmethod
@@ -44,10 +44,11 @@ class CompiledStep(ABC):
 
     @abstractmethod
     def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
-        """The logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`; the next run overwrites them.
-        Raises NotCompilable for a cache of another form."""
+        """Compute the logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`; the next run
+        overwrites the result. Raises NotCompilable for a cache of another layout."""
 
 
 def decoding_step(model: Decoder, tokens: Tensor, positions: Tensor, view: CacheView) -> Tensor:
-    """The step to compile: the logits (B, T, V) for tokens (B, T) at positions (B, T)."""
+    """Run the model without checks: return the logits (B, T, V) for tokens (B, T) at positions (B, T). This is the
+    function that is compiled."""
     return model.logits(model.hidden_of_checked(tokens, positions, view))

@@ -28,8 +28,8 @@ GLOBAL_HOOKS: list[dict[int, Any]] = [torch_module._global_forward_hooks, torch_
 
 
 class Inventory:
-    """The objects that a forward depends on, for comparisons by identity, and their description `form`: a text that is
-    equal for equal models, in other processes too, and has no numbers of tensors.
+    """All objects that the forward of a model depends on, for comparisons by identity, and their description `form`: a
+    text, equal for models of equal structure, in other processes too, without the numbers of tensors.
 
     While an inventory exists, so do its tensors: no other tensor can have their memory.
     """
@@ -56,7 +56,7 @@ class Inventory:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a method was replaced from outside, or a tensor computes by functions of its own."""
+        """Whether a method was patched from outside, or a tensor is of a class with functions of its own."""
         foreign = [(name, function) for cls, name, function in self.functions if is_foreign(cls, function)]
         own = {function for _, _, function in self.functions} - {function for _, function in foreign}
         called = set[str]().union(*(names_in(function.__code__) for function in own))
@@ -64,7 +64,7 @@ class Inventory:
         return self.has_own_methods or is_patched or any(type(tensor) not in TENSORS for tensor in self.tensors)
 
     def describe_module(self, module: nn.Module) -> object:
-        """Describe a module without its children."""
+        """Return a description of a module without its children."""
         attributes = vars(module)
         self.hooks += [module._forward_hooks, module._forward_pre_hooks]
         contents = module._parameters, module._buffers, module._modules
@@ -76,7 +76,7 @@ class Inventory:
         return self.describe_attributes(module, own), tensors
 
     def describe_attributes(self, value: object, own: Mapping[str, object]) -> object:
-        """Describe an object by its attributes `own`."""
+        """Return a description of an object from its attributes `own`."""
         self.types[type(value)] = None
         attributes, plain = vars(value), [name for name in own if not isinstance(own[name], Tensor)]
         self.tensor_attributes += [(attributes, name, one) for name, one in own.items() if isinstance(one, Tensor)]
@@ -88,7 +88,7 @@ class Inventory:
         return qualified_name(type(value)), {name: self.describe(one) for name, one in own.items()}
 
     def describe(self, value: Any) -> object:
-        """Describe a value: equal for equal values, in other processes too."""
+        """Return a description of any value, which is equal for equal values, in other processes too."""
         if value is None or isinstance(value, SIMPLE):
             return value
         if isinstance(value, Tensor):
@@ -119,19 +119,19 @@ class Inventory:
 
 
 def ambient(model: Decoder) -> tuple[object, ...]:
-    """The settings of PyTorch that decide on dtypes."""
+    """Return the global settings of PyTorch on which the dtypes of a forward depend."""
     device = model.device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return autocast, torch.get_default_dtype()
 
 
 def qualified_name(value: Any) -> str:
-    """The name of a class or function, with that of its module."""
+    """Return the name of a class or function, with that of its module."""
     return f"{value.__module__}.{value.__qualname__}"
 
 
 def functions_of(value: object) -> list[FunctionType]:
-    """The functions behind an attribute of a class."""
+    """Return the functions behind a class attribute, such as those of a property."""
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     entries = [value.fget, value.fset] if isinstance(value, property) else [value]
@@ -139,14 +139,14 @@ def functions_of(value: object) -> list[FunctionType]:
 
 
 def is_foreign(cls: type, function: FunctionType) -> bool:
-    """Whether a class of Onward or PyTorch has a method that neither of them defined."""
+    """Return whether a function of a class of Onward or PyTorch was defined elsewhere, that is, patched in."""
     ours, package = {"onward", "torch"}, (function.__module__ or "").partition(".")[0]
     return cls.__module__.partition(".")[0] in ours and package not in ours | sys.stdlib_module_names
 
 
 @cache
 def names_in(code: CodeType) -> frozenset[str]:
-    """The attributes and global names that a function and its inner functions use."""
+    """Return the attributes and global names that a function and its inner functions use."""
     inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return frozenset(code.co_names).union(*inner)
 

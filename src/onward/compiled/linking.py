@@ -1,4 +1,4 @@
-"""Links lowered calls: compiles their kernels, and puts the addresses of kernels and arguments into one table."""
+"""Linking: compile the kernels of lowered calls, and write the addresses of kernels and arguments into one table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODULES: list[Any] = []  # the owners of their machine code
 
 
 class LinkedCalls:
-    """Calls of kernels that run one after the other. A `folder` keeps machine code for the next start."""
+    """A list of kernel calls that run one after the other. A `folder` keeps their machine code for the next start."""
 
     def __init__(self, calls: Sequence[Call], folder: Path | None) -> None:
         self.calls, addresses = calls, list[int]()
@@ -43,7 +43,8 @@ def place_in_one_block(calls: Sequence[Call]) -> None:
 
 
 def kernel_addresses(calls: Sequence[Call], folder: Path | None) -> list[int]:
-    """The address of each call's kernel. New kernels are compiled together."""
+    """Return the address of each call's kernel. Kernels that are not compiled yet are compiled together; a `folder`
+    keeps their machine code."""
     module, names = ir.Module(), dict[tuple[Any, ...], str]()
     for call in calls:
         if call.key not in KERNELS and call.key not in names:
@@ -57,7 +58,8 @@ def kernel_addresses(calls: Sequence[Call], folder: Path | None) -> list[int]:
 
 @cache
 def sequence() -> Callable[[int, int], None]:
-    """The function `(table, count)` that calls `count` kernels one after the other."""
+    """Return the compiled function `(table, count)` that calls `count` kernels one after the other, from a table of
+    addresses."""
     module = ir.Module()
     add_sequence(module)
     MODULES.append(load(module))
@@ -66,7 +68,7 @@ def sequence() -> Callable[[int, int], None]:
 
 
 def add_sequence(module: ir.Module) -> None:
-    """Add the function of `sequence`. The table has the address of each kernel and of its arguments."""
+    """Add the code of `sequence` to an LLVM module. Its table has the address of each kernel and of its arguments."""
     task = ir.FunctionType(ir.VoidType(), [BYTES])
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [BYTES, INT]), "sequence")
     code = Code(function.append_basic_block())

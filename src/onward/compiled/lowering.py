@@ -1,4 +1,4 @@
-"""Lowers recorded operations to calls of kernels, whose arguments are addresses that have been checked."""
+"""Lowering: translate the recorded operations of a step to calls of kernels, whose arguments are checked addresses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ MIN_PARALLEL_HEADS = 512  # numbers of a row's queries from which several thread
 
 @dataclass
 class Call:
-    """A call of a kernel. Binding sets the number of threads, and the arguments that depend on a cache."""
+    """One call of a kernel: which kernel, and its arguments. `Binding` sets the number of threads and the arguments
+    that depend on a cache."""
 
     key: tuple[Any, ...]  # equal for calls of the same kernel
     emit: Emit
@@ -41,7 +42,7 @@ class Call:
 
 @contextmanager
 def unreadable_is_not_compilable() -> Iterator[None]:
-    """Raise NotCompilable in place of Unreadable."""
+    """Convert an Unreadable that is raised inside the `with` block to NotCompilable."""
     try:
         yield
     except Unreadable as reason:
@@ -49,8 +50,8 @@ def unreadable_is_not_compilable() -> Iterator[None]:
 
 
 def lower(records: Sequence[Record], cache: KVCache, positions: Tensor) -> list[Call]:
-    """The calls of kernels for records. `cache` has the kinds of layers that the kernels read; `positions` (B, T) are
-    those of the recording. Raises NotCompilable."""
+    """Translate records (operations, cache writes and attention) to calls of kernels. `cache` has the kinds of layers
+    that the kernels read; `positions` (B, T) are those of the recording. Raises NotCompilable."""
     calls = []
     with unreadable_is_not_compilable():
         for record in records:
@@ -64,16 +65,19 @@ def lower(records: Sequence[Record], cache: KVCache, positions: Tensor) -> list[
 
 
 def write(record: Write, paged: bool, positions: Tensor) -> Call:
-    """The call that writes vectors to a cache."""
+    """Return the kernel call that writes vectors to a cache."""
     width, dtype = record.vectors[0, 0].numel(), DTYPES[record.vectors.dtype]
     arguments = attention.WriteArguments(
-        vectors=whole(record.vectors), positions=whole(positions), tokens=positions.size(1), items=positions.numel()
+        vectors=contiguous_address(record.vectors),
+        positions=contiguous_address(positions),
+        tokens=positions.size(1),
+        items=positions.numel(),
     )
     return Call(("write", width, dtype, paged), attention.write(width, dtype, paged), arguments, record=record)
 
 
 def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
-    """The call that attends to a cache."""
+    """Return the kernel call that attends to a cache."""
     rows, tokens, heads, d_head = record.q.shape
     (kv_heads, *key_widths), (value_heads, *value_widths) = record.shapes
     if key_widths != [d_head] or len(value_widths) != 1 or value_heads != kv_heads or heads % kv_heads:
@@ -81,10 +85,10 @@ def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
     options = attention.Options(record.window, record.scale, record.softcap, record.sinks is not None)
     form = attention.Form(heads, kv_heads, d_head, value_widths[0], DTYPES[record.q.dtype], options, paged)
     arguments = attention.AttentionArguments(
-        y=whole(record.y),
-        q=whole(record.q),
+        y=contiguous_address(record.y),
+        q=contiguous_address(record.q),
         sinks=address(record.sinks, record.q.dtype, heads),
-        positions=whole(positions),
+        positions=contiguous_address(positions),
         queries=rows * tokens,
         tokens=tokens,
         items=rows * tokens * kv_heads,
@@ -93,15 +97,15 @@ def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
 
 
 def operation_calls(operation: Operation) -> list[Call]:
-    """The calls for an operation of PyTorch."""
+    """Return the kernel calls that compute an operation of PyTorch."""
     for tensor in tensors_in(operation.result):
         if tensor.dtype not in DTYPES:
             raise NotCompilable(f"{label(operation)} in {str(tensor.dtype).removeprefix('torch.')}")
     return OPERATIONS.get(name_of(operation).removesuffix("_"), unknown)(operation)
 
 
-def whole(tensor: Tensor) -> int:
-    """The address of a contiguous tensor of the recording. Raises Unreadable."""
+def contiguous_address(tensor: Tensor) -> int:
+    """Return the address of a contiguous tensor of the recording. Raises Unreadable for any other tensor."""
     return address(tensor, tensor.dtype, *tensor.shape)
 
 
@@ -110,13 +114,14 @@ def unknown(operation: Operation) -> list[Call]:
 
 
 def target_of(operation: Operation) -> Tensor:
-    """The tensor that an operation writes."""
+    """Return the tensor that an operation writes its result to."""
     result = operation.arguments[0] if operation.function._schema.is_mutable else operation.result
     return result[0] if isinstance(result, tuple) else result  # type: ignore[no-any-return]
 
 
 def each(key: tuple[Any, ...], formula: Formula, out: Tensor, operands: Sequence[Tensor]) -> Call:
-    """The call of an elementwise kernel."""
+    """Return the call of an elementwise kernel, which writes formula(operands) to `out`. `key` identifies the formula,
+    so that equal kernels are compiled once."""
     if any(t.dtype not in DTYPES for t in operands):
         raise NotCompilable(f"{key[0]} of {operands[0].dtype}")
     layouts = merged([Layout.of(out), *(Layout.of(t, out.shape) for t in operands)])
@@ -127,7 +132,8 @@ def each(key: tuple[Any, ...], formula: Formula, out: Tensor, operands: Sequence
 
 
 def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], list[Call]]:
-    """An operation of two operands, one of which may be a number; the methods of Code for floats and for integers."""
+    """Return the function that lowers an operation of two operands, one of which may be a number. `of_floats` and
+    `of_integers` name the methods of Code that compute it."""
 
     def lowered(operation: Operation) -> list[Call]:
         out, pair = target_of(operation), operation.arguments[:2]
@@ -153,7 +159,8 @@ def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], lis
 
 
 def unary(formula: Callable[..., Any], *defaults: Any) -> Callable[[Operation], list[Call]]:
-    """An operation of one operand, with numbers as further arguments of its formula."""
+    """Return the function that lowers an operation of one operand. Further arguments of its formula are numbers, by
+    default `defaults`."""
 
     def lowered(operation: Operation) -> list[Call]:
         given = [*operation.arguments[1:], *defaults[len(operation.arguments) - 1 :]]
@@ -173,7 +180,7 @@ def power(code: Code, x: Any, exponent: float) -> Any:
 
 
 def convert(operation: Operation) -> list[Call]:
-    """A copy, in another dtype or layout."""
+    """Lower a copy to another dtype or layout."""
     out = target_of(operation)
     source = operation.arguments[1] if name_of(operation) == "copy_" else operation.arguments[0]
     if out.dtype == torch.int64 and source.dtype != torch.int64:
@@ -184,7 +191,7 @@ def convert(operation: Operation) -> list[Call]:
 
 
 def joined(operation: Operation) -> list[Call]:
-    """cat and stack: a copy of each part."""
+    """Lower cat and stack, to one copy per input."""
     parts, dim = operation.arguments[0], operation.arguments[1] if len(operation.arguments) > 1 else 0
     if name_of(operation) == "stack":
         targets = operation.result.unbind(dim)
@@ -194,7 +201,7 @@ def joined(operation: Operation) -> list[Call]:
 
 
 def product(operation: Operation) -> list[Call]:
-    """mm and addmm with a weight."""
+    """Lower mm and addmm with a weight."""
     bias = operation.arguments[0] if name_of(operation) == "addmm" else None
     x, transposed = operation.arguments[-2:]
     weight, out = transposed.t(), operation.result
@@ -208,7 +215,7 @@ def product(operation: Operation) -> list[Call]:
 
 
 def quantized_product(operation: Operation) -> list[Call]:
-    """A product with codes and scales."""
+    """Lower a product with a quantized weight, given by codes and scales."""
     x, codes, scales, bias = operation.arguments
     weight_format = "int8" if codes.dtype == torch.int8 else "int4"
     pointers = weight_addresses(codes, scales, x.size(-1))
@@ -218,10 +225,11 @@ def quantized_product(operation: Operation) -> list[Call]:
 def product_call(
     weight_format: str, x: Tensor, pointers: tuple[int, int], bias: Tensor | None, out: Tensor, outputs: int
 ) -> Call:
-    """The call of a product of x (..., I), given the addresses of the weight and its scales; out (..., O)."""
+    """Return the kernel call that multiplies x (..., I) with a weight, given the addresses `pointers` of the weight and
+    its scales; out is (..., O)."""
     inputs, dtype, biased = x.size(-1), DTYPES[x.dtype], bias is not None
     arguments = ProductArguments(
-        x=whole(x),
+        x=contiguous_address(x),
         weight=pointers[0],
         scales=pointers[1],
         bias=address(bias, x.dtype, outputs),
@@ -236,12 +244,14 @@ def product_call(
 
 
 def average(operation: Operation) -> list[Call]:
-    """mean over the last dimension."""
+    """Lower mean over the last dimension."""
     x, *dims = operation.arguments[:2]
     last = dims and dims[0] and [d % x.dim() for d in dims[0]] == [x.dim() - 1]
     if not last or operation.result.dtype != torch.float32:
         raise NotCompilable("a mean over other dimensions than the last")
-    arguments = elementwise.MeanArguments(out=whole(operation.result), x=whole(x), items=x.numel() // x.size(-1))
+    arguments = elementwise.MeanArguments(
+        out=contiguous_address(operation.result), x=contiguous_address(x), items=x.numel() // x.size(-1)
+    )
     return [Call(("mean", x.size(-1), x.dtype), elementwise.mean(Layout.of(x)), arguments)]
 
 
@@ -254,7 +264,7 @@ def layer_norm(operation: Operation) -> list[Call]:
     key = "layer_norm", width, x.dtype, eps, weight is None, bias is None
     arguments = elementwise.LayerNormArguments(
         out=address(out, x.dtype, *x.shape),
-        x=whole(x),
+        x=contiguous_address(x),
         weight=address(weight, x.dtype, width),
         bias=address(bias, x.dtype, width),
         items=x.numel() // width,
@@ -267,7 +277,11 @@ def embedding(operation: Operation) -> list[Call]:
     if ids.dtype not in DTYPES or weight.dtype not in DTYPES:
         raise NotCompilable("an embedding in another form")
     arguments = elementwise.GatherArguments(
-        out=whole(operation.result), weight=whole(weight), ids=whole(ids), rows=len(weight), items=ids.numel()
+        out=contiguous_address(operation.result),
+        weight=contiguous_address(weight),
+        ids=contiguous_address(ids),
+        rows=len(weight),
+        items=ids.numel(),
     )
     emitted = elementwise.gather(Layout.of(weight), DTYPES[ids.dtype])
     return [Call(("embedding", weight.size(-1), weight.dtype), emitted, arguments)]

@@ -1,5 +1,5 @@
-"""The operations of a recorded step that a program repeats: those with inputs that change from step to step, on which
-the result or the cache depends."""
+"""Selects the recorded operations that a compiled step must repeat: those whose inputs change from step to step and on
+which the result or the cache depends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FACTORIES = {"new_full", "new_zeros", "new_ones", "new_empty", "zeros_like", "on
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors among arguments or results."""
+    """Yield the tensors in an argument or a result, which may be nested lists."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -26,12 +26,13 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def memory(value: Any) -> set[int]:
-    """The addresses of the storages of the tensors among arguments or results."""
+    """Return the addresses of the storages of the tensors in an argument or a result."""
     return {tensor.untyped_storage().data_ptr() for tensor in tensors_in(value)}
 
 
 def reads_and_writes(record: Record) -> tuple[set[int], set[int]]:
-    """The storages that a record reads and writes, by address; a view writes none."""
+    """Return the storages, by address, that a record (a recorded operation) reads, and those that it writes; a view
+    writes none."""
     if isinstance(record, Write):
         return memory(record.vectors), set()
     if isinstance(record, Attention):
@@ -43,17 +44,17 @@ def reads_and_writes(record: Record) -> tuple[set[int], set[int]]:
 
 
 def name_of(operation: Operation) -> str:
-    """The name of an operation without its overload."""
+    """Return the name of an operation without its overload."""
     return str(operation.function.overloadpacket.__name__)
 
 
 def is_read(tensor: Tensor, records: Sequence[Record]) -> bool:
-    """Whether any record reads the memory of a tensor."""
+    """Return whether any record reads the memory of a tensor."""
     return any(memory(tensor) & reads_and_writes(record)[0] for record in records)
 
 
 def needed(recording: Recording, weights: Sequence[Tensor]) -> list[Record]:
-    """The records to repeat in each step, in their order. `weights` are tensors that may change between steps."""
+    """Return the records to repeat in each step, in order. `weights` are tensors that may change between steps."""
     inputs = [recording.tokens, recording.positions, recording.rope_length, *weights]
     changing, constant = memory(inputs), set[int]()
     kept = []
@@ -75,5 +76,5 @@ def needed(recording: Recording, weights: Sequence[Tensor]) -> list[Record]:
 
 
 def label(record: Record) -> str:
-    """The name of a record in messages."""
+    """Return the name of a record, for error messages."""
     return name_of(record) if isinstance(record, Operation) else type(record).__name__.lower()

@@ -1,11 +1,4 @@
-"""A decoding step on a CPU as one program of machine code: record, lower, link, bind, run.
-
-The step is recorded once (`recording.py`). The operations that change from step to step (`needed.py`) are lowered to
-calls of kernels on the memory they were recorded with (`lowering.py`). Their machine code is compiled and linked
-(`linking.py`), and the cache's addresses are bound (`binding.py`). Between two kernels of a run there is no Python and
-no PyTorch, whose calls cost more than the arithmetic of a single token. The weights are read where they are, so that a
-program sees every change of them in place.
-"""
+"""A decoding step on a CPU as one program of machine code, made in four stages: record, lower, link, bind."""
 
 from __future__ import annotations
 
@@ -28,8 +21,8 @@ from onward.model.decoder import Decoder
 
 
 class Program(CompiledStep):
-    """A recorded step as kernels. `weights` are the tensors that may change between runs, in place; `folder` keeps
-    machine code for the next start. Raises NotCompilable."""
+    """A decoding step on a CPU, recorded and compiled to a sequence of kernels. `weights` are the tensors that may
+    change between runs, in place; `folder` keeps machine code for the next start. Raises NotCompilable."""
 
     def __init__(
         self, recording: Recording, cache: KVCache, weights: Sequence[Tensor], folder: Path | None = None

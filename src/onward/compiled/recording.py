@@ -25,7 +25,7 @@ from onward.model.paged import PagedLayerCache
 
 @dataclass(frozen=True, eq=False)
 class Write:
-    """A write of vectors (B, T, ...) to an entry of a layer's cache."""
+    """The record of a write of vectors (B, T, ...) to an entry of a layer's cache."""
 
     layer: int
     name: str
@@ -34,7 +34,8 @@ class Write:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Attention of queries (B, T, H, E) to the entries `key` and `value` of a layer's cache; y (B, T, H, F)."""
+    """The record of attention with queries (B, T, H, E) to the entries `key` and `value` of a layer's cache; the result
+    y is (B, T, H, F)."""
 
     layer: int
     key: str
@@ -50,7 +51,7 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """An operation of PyTorch with its arguments and its result."""
+    """The record of an operation of PyTorch, with its arguments and its result."""
 
     function: Any
     arguments: Sequence[Any]
@@ -91,7 +92,8 @@ class Recorder(TorchDispatchMode):
 
 
 class HostReads(TorchFunctionMode):
-    """Refuses functions that pass values of tensors to Python or NumPy without an operation of PyTorch."""
+    """Raises an error, while recording, for functions that read values of tensors into Python or NumPy without an
+    operation of PyTorch."""
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: Sequence[Any] = (), options: Mapping[str, Any] | None = None
@@ -103,7 +105,7 @@ class HostReads(TorchFunctionMode):
 
 @dataclass(frozen=True, eq=False)
 class RecordedLayer(LayerCache):
-    """A layer of a cache that records writes and attention in place of computing them."""
+    """A cache layer that records writes and attention instead of computing them."""
 
     index: int = 0
     recorder: Recorder | None = None
@@ -121,7 +123,7 @@ class RecordedLayer(LayerCache):
 
 @dataclass(frozen=True, eq=False)
 class RecordedEntry(CacheEntry):
-    """An entry of a RecordedLayer."""
+    """A cache entry of a RecordedLayer."""
 
     cache: RecordedLayer
 
@@ -153,7 +155,7 @@ class RecordedEntry(CacheEntry):
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The records of a step, and the tensors that they read and write."""
+    """The records of one step in order, and the tensors that the step reads and writes."""
 
     records: list[Record]
     tokens: Tensor  # (B, T)
@@ -163,7 +165,7 @@ class Recording:
 
 
 def is_plain(cache: KVCache, dtype: torch.dtype) -> bool:
-    """Whether a cache has keys and values in this dtype, not quantized."""
+    """Return whether a cache has keys and values in this dtype, not quantized."""
     tensors = [tensor for layer in cache.layers for tensor in layer.entries.values()]
     known = all(type(layer) in (LayerCache, PagedLayerCache) for layer in cache.layers)
     return known and all(t.dtype == dtype for t in tensors)
@@ -171,7 +173,8 @@ def is_plain(cache: KVCache, dtype: torch.dtype) -> bool:
 
 @torch.inference_mode(False)  # inference mode would hide the parts of composed operations
 def record_step(run: Callable[[Tensor, Tensor, CacheView], Tensor], cache: KVCache, shape: Shape) -> Recording:
-    """Record `run(tokens, positions, view)` for T new tokens in each of the first B rows of a cache."""
+    """Call `run(tokens, positions, view)` once for T new tokens in each of the first B rows of a cache, and record its
+    operations. `shape` is (B, T)."""
     tokens, positions = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
     recorder, view = Recorder(), cache.view(0, shape[0])
     layers = list[LayerCache]()

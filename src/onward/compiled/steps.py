@@ -1,7 +1,4 @@
-"""The compiled decoding steps of a model: when a step is compiled, and when a compiled one may be used.
-
-Shapes: B rows, T tokens of each, V vocabulary.
-"""
+"""The compiled decoding steps of a model: when a step is compiled, and when it may be used."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ COMPILE_AFTER = 16  # plain steps of a shape before a step is compiled
 
 
 class StepPool:
-    """The compiled steps of a model that no runner uses now. All belong to one snapshot of the model."""
+    """The compiled steps of a model that no runner is using. All belong to one snapshot of the model."""
 
     def __init__(self) -> None:
         self.free: defaultdict[tuple[Shape, torch.dtype, type[KVCache]], list[CompiledStep]] = defaultdict(list)
@@ -35,13 +32,14 @@ class StepPool:
         self.refusal = ""  # the reason why the steps of this model cannot be compiled
 
     def refresh(self, key: tuple[object, ...]) -> None:
-        """Discard all steps of a snapshot with another key."""
+        """Discard all steps if `key` is not the key of the snapshot they belong to."""
         if key != self.key:
             self.free.clear()
             self.key, self.refusal = key, ""
 
     def acquire(self, model: Decoder, cache: KVCache, shape: Shape) -> CompiledStep | None:
-        """A step for the first rows of a cache; None if it cannot be compiled."""
+        """Take a step for the first rows of a cache from the pool, or compile one; None if it cannot be compiled.
+        `shape` is (B, T)."""
         if free := self.free[shape, model.dtype, type(cache)]:
             return free.pop()
         if self.refusal:
@@ -55,7 +53,7 @@ class StepPool:
             return None
 
     def release(self, model: Decoder, cache: KVCache, shape: Shape, step: CompiledStep) -> None:
-        """Keep a step for the next runner."""
+        """Return a step to the pool for the next runner."""
         self.free[shape, model.dtype, type(cache)].append(step)
 
 
@@ -63,12 +61,13 @@ POOLS: WeakKeyDictionary[Decoder, StepPool] = WeakKeyDictionary()
 
 
 def compile_step(model: Decoder, cache: KVCache, shape: Shape) -> CompiledStep:
-    """A compiled decoding step for the device of the model. Raises NotCompilable."""
+    """Compile a decoding step for the device of the model. Raises NotCompilable."""
     return IMPLEMENTATIONS[model.device.type]().compile(model, cache, shape)
 
 
 class Steps:
-    """The compiled steps that a runner uses: one for each shape, after `compile_after` plain steps of that shape.
+    """The compiled steps that one runner uses: one for each shape (B, T), compiled after `compile_after` plain steps of
+    that shape.
 
     They belong to the snapshot of the model at `state.follow()`, which the runner calls before each step, and are
     discarded when the model has changed. Hooks, edits, replaced methods, autocast, a mode of PyTorch that watches
@@ -86,8 +85,8 @@ class Steps:
         self.warned = False
 
     def run(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
-        """The logits (B, T, V) after tokens (B, T) at positions (B, T), all below `length`; None if the caller must
-        compute a plain step."""
+        """Compute the logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`, by a compiled step;
+        None if the caller must compute a plain step."""
         shape, device = (tokens.size(0), tokens.size(1)), tokens.device.type
         if shape not in self.used:
             self.pool.num_plain[shape] += 1
@@ -118,8 +117,8 @@ class Steps:
             return None
 
     def compile(self, rows: int, folder: Path | None) -> None:
-        """Compile steps of one token in this many rows, which are empty, now rather than after some plain ones. Raises
-        NotCompilable."""
+        """Compile, before the first request, steps of one token in each of this many rows, which must be empty;
+        `folder` keeps their code. Raises NotCompilable."""
         shape, device = (rows, 1), self.model.device.type
         if self.compile_after is None:
             raise NotCompilable("a quantized cache")

@@ -96,7 +96,8 @@ class DecoderConfig(Shown):
 
 
 def shortest(parts: tuple[P, ...], n_layers: int) -> P | tuple[P, ...]:
-    """The shortest tuple of parts that repeats over all layers; a part by itself where all layers have the same."""
+    """Return the shortest tuple of parts that, repeated, gives the parts of all layers; a single part if all layers
+    have the same."""
     seen = [at(parts, layer) for layer in range(min(n_layers, 2 * len(parts)))]
     period = next(p for p in range(1, len(seen) + 1) if all(a == b for a, b in zip(seen, seen[p:])))
     return seen[0] if period == 1 else tuple(seen[:period])

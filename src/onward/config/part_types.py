@@ -27,12 +27,12 @@ OwnMethod = Callable[..., Any] | None  # a method that a part of your own may de
 
 
 def at(parts: P | tuple[P, ...], layer: int) -> P:
-    """The part of a layer: `parts` itself or, of a tuple, parts[layer % len(parts)]."""
+    """Return the part of a layer: `parts` itself if it is a single part, else parts[layer % len(parts)]."""
     return parts[layer % len(parts)] if isinstance(parts, tuple) else parts
 
 
 def each(parts: P | tuple[P, ...]) -> tuple[P, ...]:
-    """The parts as a tuple, of one element where `parts` is a single part."""
+    """Return the parts as a tuple; a single part becomes a tuple of one element."""
     return parts if isinstance(parts, tuple) else (parts,)
 
 
@@ -72,11 +72,13 @@ class DecoderPart(Part):
         """Raise a UserError where a field is out of range or does not fit the sizes of the config."""
 
     def describe(self, config: ConfigFields) -> str:
-        """One line: the kind, the sizes in this decoder, and the fields that differ from their defaults."""
+        """Return one line for `onward models` and `plan`: the kind, the sizes in this decoder, and the fields that
+        differ from their defaults."""
         return self.in_words()
 
     def in_words(self, *sizes: str, shown: tuple[str, ...] = ()) -> str:
-        """The kind, the sizes, and the fields that differ from their defaults but are not `shown` in the sizes."""
+        """Return the kind, the texts `sizes`, and the fields that differ from their defaults, except those in `shown`,
+        which the sizes contain already."""
         fields = [f"{name} {text(value)}" for name, value in changed_fields(self).items() if name not in shown]
         return ", ".join([self.kind.replace("_", " "), *sizes, *fields])
 
@@ -101,7 +103,8 @@ class Position(DecoderPart):
     score_bias: ClassVar[OwnMethod] = None
 
     def limit(self, config: ConfigFields) -> float:
-        """The number of positions that exist; infinite where every position does."""
+        """Return the number of positions that exist, such as the rows of a learned table; infinite where every position
+        exists."""
         return math.inf
 
 
@@ -111,16 +114,16 @@ class Attention(DecoderPart):
     window: int = 0  # number of tokens that a token attends to, itself included; 0: all before it
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
-        """The shapes of the tensors that the cache keeps for each token, by name."""
+        """Return the shapes of the tensors that the cache keeps for each token, by name, such as k (K, E)."""
         raise NotImplementedError
 
     def rope_width(self, config: ConfigFields) -> int:
-        """The width of the vectors to which a rotary position applies."""
+        """Return the width of the vectors to which a rotary position applies, d_head for self-attention."""
         return config.d_head
 
     def key_flops(self, config: ConfigFields, decoding: bool = False) -> int:
-        """Floating-point operations of all heads for one query and one key with its value; `decoding`: there is one
-        query, and the keys are in a cache."""
+        """Return the floating-point operations of all heads for one query and one key with its value. With `decoding`
+        there is one query, and the keys are in a cache."""
         return 4 * config.n_heads * config.d_head
 
 

@@ -71,7 +71,7 @@ class Rotary(Position, kind="rotary"):
     scaling: Scaling | None = None  # change of the frequencies for contexts longer than in training
 
     def rope_dim(self, width: int) -> int:
-        """The number of rotated elements of a head of this width."""
+        """Return the number of rotated elements of a head of this width."""
         return int(width * self.fraction)
 
     def describe(self, config: ConfigFields) -> str:

@@ -69,7 +69,8 @@ class YaRNScaling(Scaling, kind="yarn"):
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """The magnitude for a context `factor` times longer: 0.1 weight ln(factor) + 1 (YaRN, equation 22)."""
+    """Return the factor of cosines and sines for a context `factor` times longer: 0.1 weight ln(factor) + 1 (YaRN,
+    equation 22)."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
 
 

@@ -57,7 +57,7 @@ Row = tuple[str | list[str], str | list[str]] | tuple[str | list[str], str | lis
 
 
 class Names(Protocol):
-    """The names of a decoder's tensors in the files of a format."""
+    """The mapping between the tensor names in the files of a format and ours."""
 
     @property
     def BASE(self) -> str:
@@ -68,27 +68,30 @@ class Names(Protocol):
         """A regular expression for the names of tensors that are not read; "" for none."""
 
     def names(self, config: DecoderConfig) -> Iterator[Row]:
-        """Rows of (their name or names, our name or names), with functions to ours and to theirs if values differ."""
+        """Yield the rows of the mapping: (their name or names, our name or names) and, if the values differ, a pair of
+        functions that convert values to ours and to theirs."""
 
 
 class Family(Names, Protocol):
-    """A published family of decoders, defined by a file in this folder."""
+    """A published family of decoders: a module of this folder that translates between its config.json and a
+    DecoderConfig."""
 
     ARCHITECTURES: dict[str, str]  # model_type -> the name of the class in transformers
     PRESETS: dict[str, HF | DecoderConfig]  # by the name of the release
     ANCESTORS: dict[str, str]  # the beginning of a release's name -> the preset that it is derived from
 
     def config(self, hf: HF) -> DecoderConfig:
-        """The decoder that a config.json describes; missing keys get the defaults of transformers."""
+        """Return the decoder that a config.json describes; missing keys get the defaults of transformers."""
 
     def to_hf(self, config: DecoderConfig) -> dict[str, Any]:
-        """The keys of config.json for a decoder; Inexpressible if the family cannot describe it."""
+        """Return the keys of config.json for a decoder. Raises Inexpressible if the family cannot describe the
+        decoder."""
 
 
 @cache
 def modules() -> dict[str, Any]:
-    """Every file of this folder by its name, in the order in which `express` tries them: the most widely supported
-    formats first and `onward`, which expresses every decoder, last."""
+    """Import every family module of this folder; return the modules by name in the order in which `express` tries them:
+    the most widely supported formats first and `onward`, which expresses every decoder, last."""
     names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
     order = {name: place for place, name in enumerate((*FIRST, *sorted({*names} - {*FIRST, "onward"}), "onward"))}
     return {name: importlib.import_module(f"{__name__}.{name}") for name in sorted(names, key=order.__getitem__)}
@@ -96,13 +99,13 @@ def modules() -> dict[str, Any]:
 
 @cache
 def families() -> dict[str, Family]:
-    """Every family by its model_type."""
+    """Return all families by model_type, the key of config.json that names them."""
     return {model_type: module for module in modules().values() for model_type in module.ARCHITECTURES}
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A published release."""
+    """A published release of a family, such as gpt2 or llama-2-7b."""
 
     name: str
     family: str  # the name of its file
@@ -119,7 +122,7 @@ class Preset:
 
 @cache
 def presets() -> dict[str, Preset]:
-    """Every known release, by name."""
+    """Return every known release, by name."""
     result = {}
     for family, module in modules().items():
         for name, published in module.PRESETS.items():
@@ -130,14 +133,16 @@ def presets() -> dict[str, Preset]:
 
 
 def preset(name: str, others: Iterable[str] = ()) -> Preset:
-    """A preset by name; a UserError names the nearest known one, of the others as well."""
+    """Return the preset with this name. Raises a UserError that names the nearest known name, among presets and the
+    names in `others`."""
     if name not in presets():
         raise UserError(f"{name!r} is not a preset that Onward knows: {nearest(name, [*others, *presets()])}")
     return presets()[name]
 
 
 def family(model_type: str) -> Family:
-    """The family of a model_type; a UserError names the nearest known one."""
+    """Return the family of a model_type, the key of config.json. Raises a UserError that names the nearest known
+    one."""
     if model_type not in families():
         raise UserError(
             f"model_type {model_type!r} is not a family that Onward knows, and docs/families.md shows how to add one: "
@@ -147,10 +152,10 @@ def family(model_type: str) -> Family:
 
 
 def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
-    """The family and the decoder that a config.json describes.
+    """Return the family and the decoder that a config.json describes.
 
-    A UserError names the file (`where`), its keys and values that are invalid, and the values that are allowed. A
-    warning names keys that the family did not read, unless they are known to be harmless.
+    Raises a UserError that names the file (`where`), its keys and values that are invalid, and the values that are
+    allowed. A warning names keys that the family did not read, unless they are known to be harmless.
     """
     keys = Keys(hf)
     try:
@@ -166,7 +171,7 @@ def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
 
 
 def decoder_of(kind: Family, hf: HF) -> DecoderConfig:
-    """The decoder of a family that a config.json describes; a UserError if a value is invalid."""
+    """Return the decoder of a family that a config.json describes. Raises a UserError if a value is invalid."""
     try:
         return fields.build(DecoderConfig, fields.plain(kind.config(hf)))
     except UserError:
@@ -177,7 +182,8 @@ def decoder_of(kind: Family, hf: HF) -> DecoderConfig:
 
 
 def refusal(kind: Family, hf: HF, error: UserError, where: str) -> str:
-    """The message for a config.json that a family refuses, with their keys where the error names our fields."""
+    """Return the error message for a config.json that a family refuses, with the keys of the config.json in place of
+    the fields of DecoderConfig that `error` names. `where` is the file."""
     message = str(error)
     if message.startswith("config.json"):  # which names the key
         return where + message.removeprefix("config.json")
@@ -191,10 +197,11 @@ def refusal(kind: Family, hf: HF, error: UserError, where: str) -> str:
 
 
 def blame(kind: Family, hf: HF, message: str) -> dict[str, Any]:
-    """The keys of a config.json, those of inner tables with a dot, that cause this message, with their values.
+    """Find the keys of a config.json that cause this error message; return them with their values, keys of inner tables
+    as `outer.inner`.
 
-    A key is a cause if without it, as by default, there is no error. Others are named beside it if the message has
-    their value, and instead of it if there is none.
+    A key is a cause if reading succeeds without it. Keys whose removal changes the message are added if the message
+    contains their value; they stand alone if no removal succeeds. At most three keys are returned.
     """
     cured, changed = dict[str, Any](), dict[str, Any]()
     for path, value, without in variants(hf):
@@ -212,12 +219,13 @@ def blame(kind: Family, hf: HF, message: str) -> dict[str, Any]:
 
 
 def mentions(message: str, value: Any) -> bool:
-    """Whether a message has a value, not as a part of another number or word."""
+    """Return whether a message contains the notation of a value, not as a part of another number or word."""
     return re.search(rf"(?<![\w.]){re.escape(repr(value))}(?![\w.])", message) is not None
 
 
 def variants(hf: HF, prefix: str = "") -> Iterator[tuple[str, Any, HF]]:
-    """Each key of a config.json but model_type, inner tables included, its value, and the config.json without it."""
+    """Yield, for each key of a config.json except model_type, inner tables included: the dotted key, its value, and a
+    copy of the config.json without it."""
     for key, value in hf.items():
         if key != "model_type":
             yield prefix + key, value, {k: v for k, v in hf.items() if k != key}
@@ -227,14 +235,15 @@ def variants(hf: HF, prefix: str = "") -> Iterator[tuple[str, Any, HF]]:
 
 
 def only(hf: HF, **known: Any) -> None:
-    """Raise a UserError if one of these keys has a value that Onward does not support."""
+    """Raise a UserError if a config.json has another value for one of the keys `known` than the given one, the only
+    value that Onward supports."""
     for key, value in known.items():
         if hf.get(key, value) != value:
             raise UserError(f"config.json has {key} {hf[key]!r}: Onward supports only {value!r}")
 
 
 class Inexpressible(UserError):
-    """A decoder that a family's config.json cannot describe."""
+    """Raised if a family's config.json cannot describe a decoder."""
 
 
 @overload
@@ -244,20 +253,20 @@ def require(part: object, kind: type[P], other: type[Q], /) -> P | Q: ...
 @overload
 def require(part: object, kind: type[P], other: type[Q], third: type[R], /) -> P | Q | R: ...
 def require(part: object, /, *kinds: type[Part]) -> Part:
-    """The part, of one of these kinds; any other, or several over the layers, the family cannot express."""
+    """Return the part if it is of one of these kinds. Raises Inexpressible for any other, and for a tuple of parts."""
     if isinstance(part, kinds):
         return part
     raise Inexpressible(f"{type(part).__name__} is not {' or '.join(kind.__name__ for kind in kinds)}")
 
 
 def activation(mlp: object) -> str:
-    """Their name of a feed-forward's activation function."""
+    """Return the name that config.json uses for the activation function of a feed-forward part."""
     return THEIRS[require(mlp, Plain, Gated, Experts).act]
 
 
 def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, Any] | None:
-    """The original config.json with a family's keys for this decoder. None where the family cannot express it: `to_hf`
-    refuses it, or `config` reads the keys as another decoder or refuses them."""
+    """Return `original`, updated with a family's keys for this decoder; None if the family cannot express the decoder:
+    `to_hf` refuses it, or `config` reads the keys back as another decoder."""
     try:
         hf = {**original, **family.to_hf(config)}
     except Inexpressible:
@@ -269,7 +278,8 @@ def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, An
 
 
 def express(config: DecoderConfig, accepts: Callable[[Family], bool] = lambda family: True) -> dict[str, Any]:
-    """The config.json of the first accepted family that can describe all of this decoder."""
+    """Return the config.json of a decoder, written by the first family that can describe all of it and for which
+    `accepts` is true."""
     for model_type, candidate in families().items():
         hf = keys_of(candidate, config, {"model_type": model_type})
         if hf is not None and accepts(candidate):
@@ -278,16 +288,19 @@ def express(config: DecoderConfig, accepts: Callable[[Family], bool] = lambda fa
 
 
 def linear(their: str, our: str | list[str], *fix: Fix) -> Iterator[Row]:
-    """The rows for a linear layer's weight and its bias, if it has one."""
+    """Yield the rows of the name mapping for the weight and the bias of a linear layer; `fix` converts their values."""
     for leaf in ("weight", "bias"):
         ours = [f"{o}.{leaf}" for o in our] if isinstance(our, list) else f"{our}.{leaf}"
         yield (f"{their}.{leaf}", ours, fix[0]) if fix else (f"{their}.{leaf}", ours)
 
 
 def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
-    """For q and k projections whose rotary positions pair element 2 i with 2 i + 1 (GPT-J, RoFormer) instead of i with
-    i + rope_dim / 2, counted from `start`: reorders the rows of each head of weights (H * d_head, D) and biases
-    (H * d_head), so that the scores are the same."""
+    """Return the functions that reorder the rows of q and k projections whose rotary positions pair element 2 i with 2
+    i + 1 (GPT-J, RoFormer), to our pairs i and i + rope_dim / 2, and back.
+
+    The `rope_dim` rotated elements of each head begin at element `start`. Weights are (H * d_head, D), biases (H *
+    d_head). The attention scores stay the same.
+    """
     end = start + rope_dim
     order = [*range(start), *range(start, end, 2), *range(start + 1, end, 2), *range(end, d_head)]
     back = sorted(range(d_head), key=order.__getitem__)
@@ -303,11 +316,12 @@ def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
 
 
 def with_defaults(hf: HF, defaults: HF) -> HF:
-    """The keys of a config.json and, where they are absent, transformers' defaults."""
+    """Return the keys of a config.json, supplemented by transformers' defaults for missing keys."""
     return ChainMap(hf, defaults)  # type: ignore[arg-type]  # it is only read
 
 
 def sizes(hf: HF, keys: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
-    """Our fields from their keys: `keys` maps our name to (their name, transformers' default)."""
+    """Return fields of DecoderConfig from the keys of a config.json. `keys` maps each field to (the key, transformers'
+    default)."""
     values = {our: hf.get(their, default) for our, (their, default) in keys.items()}
     return {our: value for our, value in values.items() if value is not None}

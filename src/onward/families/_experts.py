@@ -1,4 +1,5 @@
-"""Experts in a checkpoint: theirs is a matrix per expert, ours a stack of them."""
+"""Names of experts in checkpoints: published files have one matrix per expert, Onward stacks the matrices of all
+experts in one tensor."""
 
 from collections.abc import Iterator
 
@@ -9,11 +10,13 @@ FUSED = {"gate": ("gate_up_proj", "gate", "up"), "down": ("down_proj", "down")} 
 
 
 def stack_module(matrices: list[str]) -> str:
-    """The module in which transformers 5 stacks these matrices of experts."""
+    """Return the name of the module in which transformers 5 stacks these matrices of experts, given their names in
+    files."""
     return matrices[0].partition(".experts.")[0].replace(".block_sparse_moe", ".mlp") + ".experts"
 
 
 def experts(their: str, our: str, count: int, names: tuple[str, str, str] = LLAMA) -> Iterator[Row]:
-    """The rows for `count` experts; `names` are their names of an expert's gate, up and down projections."""
+    """Yield the rows of the name mapping for `count` experts. `their` and `our` are the names of the module; `names`
+    are the published names of an expert's gate, up and down projections."""
     for name, stack in zip(names, ("gate", "up", "down")):
         yield [f"{their}.{expert}.{name}.weight" for expert in range(count)], f"{our}.{stack}"

@@ -11,7 +11,7 @@ LOCAL, FULL = "sliding_attention", "full_attention"
 
 
 def windowed_layers(hf: HF, default: Sequence[bool]) -> list[bool]:
-    """Whether each layer has a window: by `layer_types` or, without that key, the default."""
+    """Return whether each layer attends to a window: from the key `layer_types` or, without this key, `default`."""
     types = hf.get("layer_types") or [LOCAL if local else FULL for local in default]
     if len(types) != len(default) or not {*types} <= {LOCAL, FULL}:
         raise UserError(f"config.json has layer_types {types}: Onward reads {LOCAL} and {FULL}, one for each layer")
@@ -19,12 +19,13 @@ def windowed_layers(hf: HF, default: Sequence[bool]) -> list[bool]:
 
 
 def windows(hf: HF, layers: int, window: int | None, local: Callable[[int], bool]) -> list[int]:
-    """The window of each layer, 0 for none; `local` says which layers have one by default."""
+    """Return the window of each layer, 0 for none. Without the key `layer_types`, layers for which `local` is true have
+    one."""
     has_window = windowed_layers(hf, [local(layer) for layer in range(layers)])
     return [window or 0 if one else 0 for one in has_window]
 
 
 def layer_types(c: DecoderConfig) -> dict[str, Any]:
-    """The keys of a config.json for the layers with a window, and for the length of the windows."""
+    """Return the keys of a config.json that say which layers have a window, and how long it is."""
     windows = [at(c.attention, layer).window for layer in range(c.n_layers)]
     return {"layer_types": [LOCAL if w else FULL for w in windows], "sliding_window": max(windows) or None}

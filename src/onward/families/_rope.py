@@ -22,8 +22,8 @@ KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 def rotary(hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1.0) -> Rotary:
-    """The rotary positions of a config.json with this context length; `theta` and `fraction` are the family's
-    defaults."""
+    """Read the rotary positions of a config.json. `context` is its context length; `theta` and `fraction`, the rotated
+    fraction of a head, are the family's defaults."""
     keys = {
         "rope_theta": hf.get("rope_theta", theta),
         "partial_rotary_factor": hf.get("partial_rotary_factor", fraction),
@@ -35,7 +35,8 @@ def rotary(hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1
 
 
 def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | None:
-    """The scaling that rope_parameters or rope_scaling describe."""
+    """Return the rotary scaling that rope_parameters or rope_scaling (`keys`) describes. `original` is the context
+    length before scaling, `context` the one after it."""
     kind = keys.get("rope_type", keys.get("type", "default"))
     factor = context / original if keys.get("factor") is None else keys["factor"]
     match kind:
@@ -63,7 +64,7 @@ def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | N
 
 
 def rope(part: object) -> dict[str, Any]:
-    """The keys of a config.json that describe rotary positions; no other part of positions has any."""
+    """Return the keys of a config.json that describe rotary positions; {} for any other position part."""
     position = require(part, Rotary)
     scaled: dict[str, Any] = {}
     match position.scaling:

@@ -86,7 +86,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def decoder(hf: HF, router: Routing) -> DecoderConfig:
-    """The decoder of a config.json of V2 or V3 that has the family's defaults."""
+    """Return the decoder of a config.json of DeepSeek V2 or V3 in which missing keys have been given the family's
+    defaults. `router` is the routing of its experts."""
     only(hf, moe_layer_freq=1)
     for key in "head_dim", "num_key_value_heads":  # latent attention has neither; reading them prevents a warning
         hf.get(key)
@@ -142,7 +143,8 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def rope_keys(c: DecoderConfig) -> dict[str, Any]:
-    """The keys of the rotary positions, with the weights of YaRN's magnitude in the scale of the scores."""
+    """Return the keys of config.json for the rotary positions of a decoder. The keys mscale and mscale_all_dim of YaRN
+    are computed from the scale of the attention scores."""
     keys, attention = rope(c.position), require(c.attention, LatentAttention)
     if attention.scale is None:
         return keys
@@ -163,7 +165,7 @@ def names(c: DecoderConfig) -> Iterator[Row]:
 
 
 def own_names(c: DecoderConfig) -> Iterator[Row]:
-    """The rows that Llama does not have or has otherwise."""
+    """Yield the rows of the name mapping that Llama lacks or that differ from Llama's."""
     part = require(c.attention, LatentAttention)
     queries = interleaved(part.d_nope + part.d_rope, part.d_rope, part.d_nope)
     keys = interleaved(part.d_latent + part.d_rope, part.d_rope, part.d_latent)

@@ -33,7 +33,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def layered(hf: HF, period: int, qk_norm: Literal["none", "head"] = "none") -> DecoderConfig:
-    """The decoder of a config.json that has the defaults; by default the last of each `period` layers has no window."""
+    """Return the decoder of a config.json in which missing keys have been given the defaults. Without the key
+    `layer_types`, the last of each `period` layers has no window. `qk_norm` is that of SelfAttention."""
     c = gemma.config(hf)
     scalar, bias = hf["query_pre_attn_scalar"], hf.get("attention_bias", False)
     full = SelfAttention(

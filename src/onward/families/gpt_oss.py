@@ -103,14 +103,14 @@ def names(c: DecoderConfig) -> Iterator[Row]:
 
 
 def apart(t: Tensor) -> Tensor:
-    """The even and the odd rows of each expert, (X, 2 F, ...) -> (2 X, F, ...)."""
+    """Separate the even from the odd rows of each expert: (X, 2 F, ...) -> (2 X, F, ...)."""
     import torch
 
     return torch.cat([t[:, ::2], t[:, 1::2]])
 
 
 def woven(t: Tensor) -> Tensor:
-    """The reverse of `apart`."""
+    """Interleave the rows of gate and up again: the reverse of `apart`."""
     import torch
 
     return torch.stack(t.chunk(2), 2).flatten(1, 2)

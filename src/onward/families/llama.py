@@ -26,13 +26,13 @@ SIZES = {
 
 
 def shape(d_model: int, d_ff: int, n_layers: int, n_heads: int, n_kv_heads: int) -> dict[str, Any]:
-    """Sizes under their keys of config.json, for presets."""
+    """Return the sizes of a preset under their keys of config.json."""
     given = {"d_model": d_model, "d_ff": d_ff, "n_layers": n_layers, "n_heads": n_heads, "n_kv_heads": n_kv_heads}
     return {SIZES[our][0]: size for our, size in given.items()}
 
 
 def stretched(factor: float) -> dict[str, Any]:
-    """The keys of the context of Llama 3.1 and later."""
+    """Return the keys of config.json for the context of Llama 3.1 and later, extended by `factor`."""
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return {"max_position_embeddings": 131_072, "rope_scaling": scaling | {"original_max_position_embeddings": 8192}}
 
@@ -92,7 +92,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def keys(c: DecoderConfig) -> dict[str, Any]:
-    """The keys that Llama shares with the families derived from it; of parts that differ over the layers, the first."""
+    """Return the keys of config.json that Llama shares with the families derived from it. If parts differ between
+    layers, the first layer's parts count."""
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         **rope(at(c.position, 0)),
         "hidden_act": activation(at(c.mlp, 0)),

@@ -42,7 +42,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    """Without alibi_bias_max: transformers ignores it, and would load another steepness as another model."""
+    """Return the keys of config.json, without alibi_bias_max: transformers ignores this key, and would load a model of
+    another steepness."""
     attention = require(c.attention, SelfAttention)
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         "emb_pdrop": c.dropout,

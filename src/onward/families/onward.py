@@ -26,5 +26,5 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    """No rows: a tensor without a row keeps its name."""
+    """Yield no rows: a tensor without a row in the mapping keeps its name."""
     yield from ()

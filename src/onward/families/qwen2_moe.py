@@ -48,7 +48,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def sparse(hf: HF, c: DecoderConfig, **shared: Any) -> FeedForward | tuple[FeedForward, ...]:
-    """The feed-forward of all layers of a config.json that has the defaults; `c` has the dense feed-forward."""
+    """Return the feed-forward of each layer of a config.json in which missing keys have been given the defaults:
+    experts or, as in `c`, dense. `shared` are further fields of Experts."""
     width, dense_mlp = hf["moe_intermediate_size"], require(c.mlp, Gated)
     experts = Experts(
         count=hf["num_experts"],
@@ -63,7 +64,7 @@ def sparse(hf: HF, c: DecoderConfig, **shared: Any) -> FeedForward | tuple[FeedF
 
 
 def sparse_keys(c: DecoderConfig) -> tuple[Experts, dict[str, Any]]:
-    """The experts of a decoder, and their keys of config.json."""
+    """Return the experts part of a decoder, and the keys of config.json that describe it."""
     parts = [at(c.mlp, layer) for layer in range(c.n_layers)]
     part = require(next((part for part in parts if isinstance(part, Experts)), None), Experts)
     return part, {

@@ -11,12 +11,13 @@ OPENMP = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 
 
 class NoCompiler(UserWarning):
-    """Machine code cannot be compiled on this machine."""
+    """Warns that machine code cannot be compiled on this machine."""
 
 
 @cache
 def unavailable() -> str:
-    """Why machine code cannot be compiled on this machine, with a warning at the first call; "" where it can."""
+    """Return the reason why machine code cannot be compiled on this machine, with a warning at the first call; "" if it
+    can."""
     if reason := lacking():
         warnings.warn(
             NoCompiler(f"decoding is slower here, since its kernels cannot be compiled: {reason}"), stacklevel=3
@@ -25,7 +26,7 @@ def unavailable() -> str:
 
 
 def lacking() -> str:
-    """The first requirement of the compiler that this machine lacks; "" where it has all."""
+    """Return the first requirement of the compiler that this machine lacks, in words; "" if it lacks none."""
     try:
         import llvmlite.binding as llvm
     except (ImportError, OSError) as error:  # it is not installed, or its library cannot be loaded
@@ -46,14 +47,15 @@ def lacking() -> str:
 
 
 def openmp() -> ctypes.CDLL:
-    """The library of PyTorch, in which OpenMP's functions are found."""
+    """Return the library of PyTorch that contains OpenMP's functions."""
     import torch
 
     return ctypes.CDLL(torch._C.__file__)
 
 
 def may_execute() -> bool:
-    """Whether the system lets this process execute memory that it has written; LLVM would not notice."""
+    """Return whether the system lets this process execute memory that it has filled with code. LLVM would not report a
+    refusal."""
     page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     page.write(b"\0")
     address = ctypes.addressof(ctypes.c_char.from_buffer(page))

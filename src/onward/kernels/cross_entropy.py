@@ -20,20 +20,22 @@ MIN_KERNEL = 1 << 18  # logits from which compiling a kernel, in some 50 ms, pay
 
 
 def plain_cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
-    """The sum, in at least fp32, of the cross-entropies of logits (N, V) and targets (N,) other than `ignored`."""
+    """Return the sum of the cross-entropies of logits (N, V) for targets (N,), in at least fp32; targets equal to
+    `ignored` are left out."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, targets, ignore_index=ignored, reduction="sum")
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
-    """`plain_cross_entropy`; on a CPU, where there are many logits and a gradient is needed, by a kernel."""
+    """Compute `plain_cross_entropy`, on a CPU by a kernel if there are many logits and a gradient is needed."""
     if takes_kernel(logits, targets, ignored):
         return KernelCrossEntropy.apply(logits, targets, ignored)  # type: ignore[no-any-return]
     return plain_cross_entropy(logits, targets, ignored)
 
 
 def takes_kernel(logits: Tensor, targets: Tensor, ignored: int) -> bool:
-    """Whether the kernel computes the loss; targets beyond the vocabulary are left to PyTorch, which refuses them."""
+    """Return whether the kernel computes the loss. Targets outside the vocabulary are left to PyTorch, which raises an
+    error."""
     if not logits.requires_grad or logits.numel() < MIN_KERNEL or logits.dtype not in DTYPES or logits.dim() != 2:
         return False
     if not kernels_can_read(logits) or not fits(targets, torch.int64, len(logits)) or unavailable():
@@ -42,7 +44,7 @@ def takes_kernel(logits: Tensor, targets: Tensor, ignored: int) -> bool:
 
 
 class KernelCrossEntropy(torch.autograd.Function):
-    """`plain_cross_entropy` by a kernel, which makes the gradient with the loss."""
+    """Compute `plain_cross_entropy` by a kernel, which computes the gradient in the same pass."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, ignored: int) -> Tensor:

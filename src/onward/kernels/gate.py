@@ -22,19 +22,19 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 def plain_gate(x: Tensor, y: Tensor, activation: Activation) -> Tensor:
-    """activation(x) * y, of one shape."""
+    """Return activation(x) * y, elementwise, for x and y of the same shape."""
     return ACTIVATIONS[activation](x) * y
 
 
 def gate(x: Tensor, y: Tensor, activation: Activation) -> Tensor:
-    """`plain_gate`, on a CPU by a kernel where no gradient is needed and it is worth one."""
+    """Compute `plain_gate`, on a CPU by a kernel if no gradient is needed and x is large enough."""
     if takes_kernel(x, y):
         return run(emitter("fused").gate(activation, DTYPES[x.dtype]), x, y, items=x.numel())
     return plain_gate(x, y, activation)
 
 
 def takes_kernel(x: Tensor, y: Tensor) -> bool:
-    """Whether the kernel computes the gate."""
+    """Return whether the kernel, not PyTorch, computes the gate of these tensors."""
     if torch.is_grad_enabled() or not is_worth("gate", x):
         return False
     return all(fits(each, x.dtype, *x.shape) and each.is_contiguous() for each in (x, y))

@@ -19,9 +19,9 @@ from onward.kernels.rules import DTYPES, MIN_PARALLEL, emitter, takes_kernels
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (..., I) times a weight (O, I), plus a bias (O,): (..., O).
+    """Multiply x (..., I) with a weight (O, I) and add a bias (O,); return (..., O).
 
-    On a CPU up to `max_rows` rows are computed by a kernel; all others, and whatever needs gradients, by
+    On a CPU a kernel computes up to `max_rows` rows; all others, and products that need gradients, go to
     `torch.nn.functional.linear`.
     """
     kernel = kernel_for(x, weight, bias)
@@ -34,7 +34,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def kernel_for(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., None] | None:
-    """The kernel for x (..., I) and a plain weight, or None where PyTorch computes the product."""
+    """Return the kernel that multiplies x (..., I) with an unquantized weight; None if PyTorch computes the product."""
     if x.dtype is not weight.dtype or not weight.dim() or not has_few_rows(x):
         return None
     return compiled(DTYPES[x.dtype], x.dtype, bias is not None)
@@ -42,7 +42,8 @@ def kernel_for(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., 
 
 @cache
 def max_rows(dtype: torch.dtype) -> int:
-    """The most rows of a plain weight that a kernel multiplies as fast as PyTorch; none in dtypes without a kernel."""
+    """Return the most rows of x for which the kernel with an unquantized weight is as fast as PyTorch; 0 in dtypes
+    without a kernel."""
     cpu = torch.cpu.get_capabilities()
     if dtype == torch.bfloat16 and cpu.get("avx512_bf16"):
         return 32 if cpu.get("amx_tile") else 1 << 62
@@ -50,12 +51,13 @@ def max_rows(dtype: torch.dtype) -> int:
 
 
 def has_few_rows(x: Tensor) -> bool:
-    """Whether a kernel may multiply x (..., I), and it has at most `max_rows` rows."""
+    """Return whether a kernel may multiply x (..., I): it can read x, and x has at most `max_rows` rows."""
     return takes_kernels(x) and x.dim() > 0 and 0 < x.numel() <= max_rows(x.dtype) * x.size(-1)
 
 
 def run(kernel: Callable[..., None], x: Tensor, weight: int, scales: int, bias: Tensor | None, outputs: int) -> Tensor:
-    """Call a kernel of `llvm/products.py`; `weight` and `scales` are addresses. Raises Unreadable."""
+    """Call a kernel of `llvm/products.py` for x (..., I), and return its result (..., outputs). `weight` and `scales`
+    are addresses. Raises Unreadable."""
     x, inputs, dtype = x.contiguous(), x.size(-1), x.dtype
     y, target = buffer((*x.shape[:-1], outputs), dtype)
     threads = torch.get_num_threads() if outputs * inputs >= MIN_PARALLEL else 1
@@ -66,7 +68,8 @@ def run(kernel: Callable[..., None], x: Tensor, weight: int, scales: int, bias: 
 
 @cache
 def compiled(weight_format: str, dtype: torch.dtype, biased: bool) -> Callable[..., None] | None:
-    """The kernel for weights of a format and x of a dtype; None, with a warning, where nothing can be compiled."""
+    """Return the kernel for weights of a format (float32, bfloat16, int8 or int4) and x of a dtype; None, with a
+    warning, if this machine cannot compile it."""
     if unavailable():
         return None
     return emitter("products").products(weight_format, DTYPES[dtype], biased)  # type: ignore[no-any-return]

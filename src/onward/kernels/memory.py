@@ -1,8 +1,4 @@
-"""The memory that kernels read and write: the one place that allocates it, and that takes the address of a tensor.
-
-A kernel believes the dtypes, shapes and strides that it was compiled for. So no address is taken of a tensor that has
-not been checked for them, and no buffer takes the default dtype or device of PyTorch, which a script may change.
-"""
+"""The memory that kernels read and write: this file alone allocates it and takes the addresses of tensors."""
 
 from __future__ import annotations
 
@@ -16,23 +12,24 @@ allocate = torch.empty  # tests put memory between guard pages in its place
 
 
 class Unreadable(Exception):
-    """A kernel cannot read a tensor; the message names its dtype and shape."""
+    """Raised if a kernel cannot read a tensor; the message names its dtype and shape."""
 
 
 def buffer(shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, int]:
-    """A contiguous tensor in the memory of the CPU, whose values are not set, and its address."""
+    """Allocate a contiguous, uninitialized tensor in the memory of the CPU; return it and its address."""
     tensor = allocate(shape, dtype=dtype, device="cpu")
     return tensor, tensor.data_ptr()
 
 
 def filled(values: Sequence[float], dtype: torch.dtype) -> tuple[Tensor, int]:
-    """A tensor (N,) of these values, and its address."""
+    """Make a tensor (N,) of these values; return it and its address."""
     tensor = torch.tensor(values, dtype=dtype, device="cpu")
     return tensor, tensor.data_ptr()
 
 
 def in_memory(tensor: Tensor) -> bool:
-    """Whether the elements of a tensor are numbers in the memory of the CPU, at its address and strides."""
+    """Return whether a tensor's elements are stored in the memory of the CPU, at its address and strides, and not
+    computed when read."""
     return (
         tensor.is_cpu
         and (type(tensor) is Tensor or type(tensor) is nn.Parameter)
@@ -42,12 +39,13 @@ def in_memory(tensor: Tensor) -> bool:
 
 
 def fits(tensor: Tensor, dtype: torch.dtype, *shape: int) -> bool:
-    """Whether a tensor, of any strides, is in the memory of the CPU and has this dtype and shape."""
+    """Return whether a tensor, of any strides, is in the memory of the CPU and has this dtype and shape."""
     return tensor.dtype is dtype and tensor.shape == shape and in_memory(tensor)
 
 
 def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int:
-    """The address of a contiguous tensor of this dtype and shape, 0 for None. Raises Unreadable for any other."""
+    """Return the address of a contiguous tensor of this dtype and shape; 0 for None. Raises Unreadable for any other
+    tensor."""
     if tensor is None:
         return 0
     if tensor.dtype is dtype and tensor.shape == shape and in_memory(tensor) and tensor.is_contiguous():
@@ -56,8 +54,8 @@ def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int:
 
 
 def rows_address(tensor: Tensor, dtype: torch.dtype, rows: int, *shape: int) -> tuple[int, int]:
-    """The address of a tensor of at least this many rows, each contiguous and of this shape (S, ...), and how many
-    vectors (...) the rows are apart. Raises Unreadable."""
+    """Return the address of a tensor of at least `rows` rows, each contiguous and of shape (S, ...), and the distance
+    of two rows, in vectors (...). Raises Unreadable for any other tensor."""
     if len(tensor) < rows or not rows:
         raise Unreadable(f"{rows} rows are needed: these are {len(tensor)}")
     start, size = address(tensor[0], dtype, *shape), math.prod(shape[1:])
@@ -67,7 +65,8 @@ def rows_address(tensor: Tensor, dtype: torch.dtype, rows: int, *shape: int) -> 
 
 
 def strided_address(tensor: Tensor) -> int:
-    """The address of the first element of a tensor of any strides. Raises Unreadable for one that is not in memory."""
+    """Return the address of the first element of a tensor of any strides. Raises Unreadable if it is not in the memory
+    of the CPU."""
     if not in_memory(tensor):
         raise Unreadable(f"a tensor on {tensor.device} with layout {tensor.layout}")
     return tensor.data_ptr()

@@ -17,21 +17,22 @@ from onward.kernels.rules import DTYPES, emitter, is_worth, launch
 
 
 def plain_rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor:
-    """x (..., width) / sqrt(mean(x ** 2) + eps) * (weight + offset), computed in at least fp32, in this dtype."""
+    """Compute an RMSNorm in plain PyTorch: x (..., width) / sqrt(mean(x ** 2) + eps) * (weight + offset), in at least
+    fp32; return it in `dtype`."""
     exact = torch.promote_types(x.dtype, torch.float32)
     weight = weight.to(exact)
     return F.rms_norm(x.to(exact), weight.shape, weight + offset if offset else weight, eps).to(dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor:
-    """`plain_rms_norm`, on a CPU by a kernel where it is worth one."""
+    """Compute `plain_rms_norm`, on a CPU by a kernel if x is large enough."""
     if takes_kernel(x, weight, dtype):
         return RMSNorm.apply(x, weight, eps, offset, dtype)  # type: ignore[no-any-return]
     return plain_rms_norm(x, weight, eps, offset, dtype)
 
 
 def takes_kernel(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernel computes the norm."""
+    """Return whether the kernel, not PyTorch, computes the norm of x."""
     return (
         weight.dtype in DTYPES
         and dtype in DTYPES
@@ -42,7 +43,7 @@ def takes_kernel(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
 
 
 class RMSNorm(torch.autograd.Function):
-    """`plain_rms_norm` by kernels, with its gradients."""
+    """Compute `plain_rms_norm` and its gradients by kernels."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor:

@@ -1,9 +1,4 @@
-"""Products with quantized weights, and what their codes and scales stand for.
-
-int8: codes (O, I) from -127 to 127, a scale for each output in fp32. int4: two codes in a byte, a bf16 scale for each
-group of 32 inputs. Activations are not quantized.
-Shapes: I inputs, O outputs.
-"""
+"""Products with quantized weights, and the dequantization of their codes and scales."""
 
 from __future__ import annotations
 
@@ -22,7 +17,8 @@ BLOCK = 512  # outputs that are dequantized at a time
 
 
 def plain_quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """x (..., I) times the weight of codes and scales, plus a bias (O,): (..., O)."""
+    """Multiply x (..., I) with the weight given by codes and scales in plain PyTorch, and add a bias (O,); return (...,
+    O)."""
     y = x.new_empty(*x.shape[:-1], len(codes))
     for start in range(0, len(codes), BLOCK):  # a block at a time stays in a CPU's cache
         rows = slice(start, start + BLOCK)
@@ -31,13 +27,13 @@ def plain_quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tenso
 
 
 def dequantize_weight(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight (O, I) of codes and scales."""
+    """Return the weight (O, I) that codes and scales represent, in `dtype`."""
     groups = unpack(codes).float().unflatten(1, (1 if codes.dtype == torch.int8 else scales.size(1), -1))
     return (groups * scales.float().view(len(codes), -1, 1)).flatten(1).to(dtype)
 
 
 def unpack(codes: Tensor) -> Tensor:
-    """The integers (O, I) of codes, in int8."""
+    """Unpack codes to quantized integers (O, I), in int8."""
     if codes.dtype == torch.int8:
         return codes
     groups = codes.unflatten(1, (-1, GROUP // 2))
@@ -45,7 +41,7 @@ def unpack(codes: Tensor) -> Tensor:
 
 
 def quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """`plain_quantized_linear`, on a CPU by a kernel for few rows."""
+    """Compute `plain_quantized_linear`, on a CPU by a kernel for few rows."""
     if has_few_rows(x):
         kernel = compiled("int8" if codes.dtype == torch.int8 else "int4", x.dtype, bias is not None)
         if kernel is not None:
@@ -55,7 +51,7 @@ def quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | No
 
 
 def addresses(codes: Tensor, scales: Tensor, inputs: int) -> tuple[int, int]:
-    """The addresses of the codes and the scales of a weight (O, I). Raises Unreadable."""
+    """Return the addresses of the codes and the scales of a weight (O, I) with `inputs` columns. Raises Unreadable."""
     outputs = len(codes)
     if codes.dtype == torch.int8:
         return address(codes, torch.int8, outputs, inputs), address(scales, torch.float32, outputs)

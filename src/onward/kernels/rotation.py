@@ -1,7 +1,5 @@
-"""Rotary positions: the rotation of queries and keys (RoFormer, Su et al. 2021) by a kernel, and back for the gradient.
-
-Shapes: B batch, T tokens in this call, H heads, E d_head, half = rope_dim / 2.
-"""
+"""Rotary positions: a kernel that rotates queries and keys (RoFormer, Su et al. 2021), and rotates their gradients
+back."""
 
 from __future__ import annotations
 
@@ -25,21 +23,21 @@ def plain_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`plain_rotate`, on a CPU by a kernel where it is worth one."""
+    """Compute `plain_rotate`, on a CPU by a kernel if x is large enough."""
     if takes_kernel(x, cos, sin):
         return Rotation.apply(x, cos, sin)  # type: ignore[no-any-return]
     return plain_rotate(x, cos, sin)
 
 
 def takes_kernel(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Whether the kernel rotates x."""
+    """Return whether the kernel, not PyTorch, rotates x."""
     if x.dim() != 4 or not 0 < 2 * cos.size(-1) <= x.size(-1) or not is_worth("rotation", x):
         return False
     return all(fits(table, torch.float32, *x.shape[:2], 1, cos.size(-1)) for table in (cos, sin))
 
 
 class Rotation(torch.autograd.Function):
-    """`plain_rotate` by a kernel; the gradient is rotated back."""
+    """Compute `plain_rotate` by a kernel; the backward rotates the gradient back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -54,6 +52,6 @@ class Rotation(torch.autograd.Function):
 
 
 def by_kernel(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (B, T, H, E) rotated by the kernel."""
+    """Rotate x (B, T, H, E) by the kernel."""
     kernel = emitter("fused").rotation(x.size(2), x.size(3), cos.size(-1), DTYPES[x.dtype])
     return run(kernel, x.contiguous(), cos.contiguous(), sin.contiguous(), items=x.size(0) * x.size(1))

@@ -1,8 +1,5 @@
-"""When a kernel computes in the place of PyTorch, and how it is called: what all files of this folder share.
-
-Each of them has the formula in plain PyTorch first, then the rule when its kernel is taken, then the call. The machine
-code of the kernels is emitted by `llvm/`, which `emitter` imports when the first kernel is needed.
-"""
+"""The rules by which a kernel replaces PyTorch's operations, and the calls of kernels, shared by the files of this
+folder."""
 
 from __future__ import annotations
 
@@ -27,23 +24,24 @@ counted = Counter[str]()  # elements that PyTorch has computed, by the name of t
 
 @cache
 def emitter(name: str) -> Any:
-    """A module of `llvm/`, which imports the compiler."""
+    """Import a module of `llvm/`; the import loads the compiler, so it is deferred until a kernel is needed."""
     return importlib.import_module(f"onward.kernels.llvm.{name}")
 
 
 def takes_kernels(x: Tensor) -> bool:
-    """Whether a kernel may read x, and neither gradients nor autocast are enabled."""
+    """Return whether a kernel may compute a result from x: it can read x, and neither gradients nor autocast are
+    enabled."""
     return not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and kernels_can_read(x)
 
 
 def kernels_can_read(x: Tensor) -> bool:
-    """Whether x is a plain tensor in the memory of a CPU, and no operation of PyTorch is watched."""
+    """Return whether x is a plain tensor in the memory of a CPU, and nothing watches the operations of PyTorch."""
     return not is_watched() and type(x) is Tensor and torch._C._dispatch_keys(x).raw_repr() in plain_keys()
 
 
 def is_watched() -> bool:
-    """Whether something sees, records, transforms or differentiates the operations of PyTorch now. Kernels and
-    compiled steps are none of these operations."""
+    """Return whether a tracer, mode or transform (torch.compile, vmap, a FLOP counter, ...) sees the operations of
+    PyTorch now. It would miss the work of kernels and compiled steps."""
     return bool(
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()  # such as a counter of FLOPs, or fake tensors
@@ -56,8 +54,8 @@ def is_watched() -> bool:
 
 @cache
 def plain_keys() -> frozenset[int]:
-    """The dispatch keys of plain dense tensors in the memory of a CPU: without those of subclasses, sparse and nested
-    layouts, wrappers of transforms, and the flags of lazy negation and zeros."""
+    """Return the dispatch keys of plain dense tensors in the memory of a CPU: without those of subclasses, sparse and
+    nested layouts, wrappers of transforms, and the flags of lazy negation and zeros."""
     with torch.inference_mode(False):
         keys = [torch._C._dispatch_keys(torch.empty(0, device="cpu", dtype=torch.float32)).raw_repr()]
     with torch.inference_mode():
@@ -66,9 +64,11 @@ def plain_keys() -> frozenset[int]:
 
 
 def is_worth(name: str, x: Tensor) -> bool:
-    """Whether the kernel `name` computes an activation from x: x is large, and either gradients are needed, or PyTorch
-    has computed so much of it that compiling pays. With gradients kernels are taken from the first step on, so that a
-    resumed run repeats every bit."""
+    """Return whether the kernel `name` should compute an activation from x, in place of PyTorch.
+
+    x must be large, and either gradients are needed, or PyTorch has computed so many elements that compiling pays. With
+    gradients the kernel is used from the first step on, so that a resumed run gives the same bits.
+    """
     if x.numel() < MIN_PARALLEL or x.dtype not in DTYPES:
         return False
     if torch.is_grad_enabled():
@@ -83,13 +83,13 @@ def is_worth(name: str, x: Tensor) -> bool:
 
 
 def run(kernel: Callable[..., None], x: Tensor, *others: Tensor, items: int) -> Tensor:
-    """Call a kernel that writes a tensor like x."""
+    """Call a kernel that writes a tensor with the shape and dtype of x, its first input; return this tensor."""
     y, target = buffer(x.shape, x.dtype)
     launch(kernel, target, x, *others, items=items)
     return y
 
 
 def launch(kernel: Callable[..., None], *arguments: Tensor | int, items: int) -> None:
-    """Call a kernel with the addresses of contiguous tensors, and numbers."""
+    """Call a kernel with numbers and the addresses of contiguous tensors, for `items` items."""
     values = (address(each, each.dtype, *each.shape) if isinstance(each, Tensor) else each for each in arguments)
     kernel(*values, items, torch.get_num_threads())

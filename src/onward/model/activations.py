@@ -1,5 +1,5 @@
-"""Declarations of activations: the `activations()` of a module class lists the names of its activations and where they
-are.
+"""Declarations of activations. A declaration is an entry of the dict that a module's method `activations()` returns:
+the name of an activation, its shape, and where hooks reach it.
 
 `tracing/` walks the modules of a decoder and reads these declarations, so that an activation of your own module is
 traced and edited like one of ours. A name is relative to the module; "" is the module itself.
@@ -23,13 +23,13 @@ Shape = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Where:
-    """The place of an activation in its module."""
+    """Base class of the locations at which hooks reach an activation of a module, such as the output of a submodule."""
 
 
 @dataclass(frozen=True)
 class Output(Where):
-    """The output of a submodule; "": of the module itself. `heads` > 0 splits its last dimension into heads. `flat`: it
-    is (B * T, ...)."""
+    """The activation is the output of the submodule `of`; "" is the module itself. `heads` > 0 splits the last
+    dimension into heads. `flat`: the output is (B * T, ...), not (B, T, ...)."""
 
     of: str = ""
     heads: int = 0
@@ -38,13 +38,14 @@ class Output(Where):
 
 @dataclass(frozen=True)
 class Input(Output):
-    """The input of a submodule, as `Output`."""
+    """The activation is the input of the submodule `of`; the fields are those of `Output`."""
 
 
 @dataclass(frozen=True)
 class Mid(Where):
-    """The residual stream between attention and feed-forward. `reader` is the submodule that reads it; `sum_at` is the
-    submodule whose input is its sum with the output of the feed-forward ("": the sum is the output of the block)."""
+    """The activation is the residual stream between attention and feed-forward of a block. `reader` is the submodule
+    that reads the stream, `sum_at` the submodule whose input is the stream plus the output of the feed-forward ("":
+    the block's output is this sum)."""
 
     reader: str
     sum_at: str
@@ -52,17 +53,19 @@ class Mid(Where):
 
 @dataclass(frozen=True)
 class Steps(Where):
-    """Steps inside a module that are intercepted together; each is declared under a name of its own."""
+    """Base class for intermediate results of a module's forward that one set of hooks intercepts together. Each result
+    is declared under its own name."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the steps."""
+        """The names of the intermediate results."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class NormScale(Steps):
-    """The number by which a norm with an `eps` divides each vector; `centered`: after its mean is subtracted."""
+    """The activation is the number by which a norm with an `eps` divides each vector; `centered`: the norm subtracts
+    the mean of the vector first."""
 
     centered: bool
 
@@ -73,8 +76,9 @@ class NormScale(Steps):
 
 @dataclass(frozen=True)
 class ContextVectors(Steps):
-    """Vectors that an attention passes to its AttentionContext. `rotated` names the vectors that it rotates, in the
-    order of the calls; `cached` names the vectors that it writes to the cache, by cache entry."""
+    """The activations are the vectors that an attention module passes to its AttentionContext. `rotated` names the
+    vectors passed to `rotate`, in the order of the calls; `cached` maps each cache entry to the name of the vectors
+    written to it."""
 
     rotated: tuple[str, ...]
     cached: Mapping[str, str]
@@ -86,7 +90,7 @@ class ContextVectors(Steps):
 
 @dataclass(frozen=True)
 class Queries(Steps):
-    """The queries that a submodule `Attend` receives."""
+    """The activation is the queries that the submodule `attend`, of class `Attend`, receives."""
 
     attend: str = "attend"
 
@@ -97,7 +101,8 @@ class Queries(Steps):
 
 @dataclass(frozen=True)
 class Scores(Steps):
-    """Scores before and after the mask, and attention weights, of a submodule of class `Attend`."""
+    """The activations are the scores before and after the mask, and the attention weights, in the submodule `attend` of
+    class `Attend`."""
 
     attend: str = "attend"
 
@@ -108,7 +113,7 @@ class Scores(Steps):
 
 @dataclass(frozen=True)
 class Latents(Steps):
-    """The latents of a LatentAttentionModule, and the keys and values computed from them."""
+    """The activations are the latents of a LatentAttentionModule, and the keys and values computed from them."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -117,7 +122,8 @@ class Latents(Steps):
 
 @dataclass(frozen=True)
 class ExpertSteps(Steps):
-    """The router's scores and choices in an ExpertsModule, and the units and outputs of the chosen experts."""
+    """The activations are the router's scores and choices in an ExpertsModule, and the units and outputs of the chosen
+    experts."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,7 +132,7 @@ class ExpertSteps(Steps):
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation of a module."""
+    """The declaration of one activation: where hooks reach it, and its shape."""
 
     where: Where
     shape: Shape
@@ -138,7 +144,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class Child:
-    """The activations of a submodule, under its name."""
+    """The declaration of a submodule: its activations appear in the parent under the submodule's name."""
 
     of: str
     leading: tuple[int, ...] = ()  # dimensions of its vectors between T and the last
@@ -151,14 +157,17 @@ Declarations = dict[str, Activation | Child]
 
 
 def declared(module: nn.Module, child: Child) -> Declarations:
-    """The declarations of a submodule, in the shapes that they have inside its parent."""
+    """Return the declarations of a submodule, with the shapes that its activations have inside its parent: its vectors
+    may have the parent's dimensions in front. Without an `activations` method of its own, `child.default` declares
+    them."""
     method = getattr(type(module), "activations", child.default)
     own = {name: placed(one, child) for name, one in method(module).items()}
     return {name: one for name, one in own.items() if child.rotary or not one.rotary or isinstance(one, Child)}
 
 
 def placed(one: Activation | Child, child: Child) -> Activation | Child:
-    """One declaration of a submodule, in the shape that it has inside its parent."""
+    """Return one declaration of a submodule, changed to the shape and layout that the activation has inside its
+    parent."""
     if isinstance(one, Child):
         return replace(one, flat=one.flat or child.flat, rotary=one.rotary and child.rotary)
     where = replace(one.where, flat=True) if child.flat and isinstance(one.where, Output) else one.where
@@ -166,7 +175,7 @@ def placed(one: Activation | Child, child: Child) -> Activation | Child:
 
 
 def output(width: str | int, module: nn.Module) -> Declarations:
-    """The output of a module, unless it is the identity."""
+    """Declare the output (B, T, width) of a module under the name ""; declare nothing for the identity."""
     return {} if isinstance(module, nn.Identity) else {"": Activation(Output(), ("B", "T", width))}
 
 
@@ -174,14 +183,16 @@ NORM = partial(output, "D")  # of a norm of the residual stream without declarat
 
 
 def norm(width: int, *, centered: bool) -> Declarations:
-    """The activations of a norm: its output, and the number by which it divides."""
+    """Declare the activations of a norm over vectors of `width`: its output, and the number by which it divides each
+    vector. `centered`: it subtracts the mean first."""
     scale = Activation(NormScale(centered), ("B", "T", 1), editable=False)
     return {"": Activation(Output(), ("B", "T", width)), "scale": scale}
 
 
 def block(module: nn.Module, mid: tuple[str, str] | None = None) -> Declarations:
-    """The activations of a block with submodules `attn`, `mlp` and norms (names that end with `norm`); also of a block
-    without declarations."""
+    """Declare the activations of a block: its input and output, and those of its submodules `attn`, `mlp` and norms
+    (names that end with `norm`). `mid` holds the fields of `Mid`, or is None for a block without this stream. Also
+    serves blocks that declare nothing themselves."""
     stream = "B", "T", "D"
     names: Declarations = {"in": Activation(Input(), stream)}
     for name, _ in module.named_children():
@@ -195,8 +206,8 @@ def block(module: nn.Module, mid: tuple[str, str] | None = None) -> Declarations
 
 
 def attention(n_heads: int, d_value: int) -> Declarations:
-    """The activations of an attention with a submodule `attend`, of the class `Attend`, and an output projection
-    `out`: scores, weights, and the output of each head."""
+    """Declare scores, weights, and the output of each head for an attention module with `n_heads` heads and values of
+    width `d_value`. The module has a submodule `attend` of class `Attend` and an output projection `out`."""
     scores, shape = Scores(), ("B", n_heads, "T", "S")
     steps: Declarations = {name: Activation(scores, shape, 1) for name in ("scores", "masked_scores", "weights")}
     return steps | {"heads": Activation(Input("out", heads=n_heads), ("B", "T", n_heads, d_value), 2)}

@@ -20,7 +20,7 @@ from onward.kernels.linear import linear
 
 
 class Selection:
-    """The adapters that apply in the calls of a model. All of its layers share one object.
+    """Which adapters apply in the current calls of a model. All adapted layers of a model share one Selection.
 
     Either `name` is the adapter of all rows ("": the base alone), or `groups` maps each adapter to its rows (n,) among
     `count` rows; the other rows use the base alone. An adapter may be on top of another, which is then applied before
@@ -33,12 +33,13 @@ class Selection:
         self.below: dict[str, str] = {}
 
     def chain(self, name: str) -> list[str]:
-        """The adapters that apply where `name` is selected, in the order in which they are applied."""
+        """Return the names of the adapters that apply where `name` is selected, the lower one first."""
         return [*([self.below[name]] if name in self.below else []), name]
 
     @contextmanager
     def use(self, names: str | Sequence[str]) -> Iterator[None]:
-        """Apply one adapter to all rows, or a named adapter to each row, inside the `with` block."""
+        """Apply one adapter to all rows, or the adapter names[i] to row i, inside the `with` block; "" is no
+        adapter."""
         before = self.name, self.count, self.groups
         different = {names} if isinstance(names, str) else set(names)
         if len(different) == 1:
@@ -53,9 +54,10 @@ class Selection:
 
 
 class Adapter(nn.Module):
-    """The change of a weight (O, I), or of each weight of a stack (X, O, I), by A (..., R, I) and B (..., O, R).
+    """The trained low-rank change scaling B A of a weight (O, I), or of each weight of a stack (X, O, I), where A is
+    (..., R, I) and B (..., O, R).
 
-    Of an embedding (V, D) the inputs are the V tokens: A is (R, V) and B (D, R). With DoRA (Liu et al. 2024) the rows
+    For an embedding (V, D) the inputs are the V tokens: A is (R, V) and B (D, R). With DoRA (Liu et al. 2024) the rows
     of W + scaling B A are scaled to the learned `magnitude` (O,), by a norm that is constant in the backward.
     Parameters are kept in at least fp32.
     """
@@ -63,8 +65,8 @@ class Adapter(nn.Module):
     def __init__(
         self, weight: Tensor, rank: int, scaling: float, *, dropout: float = 0.0, rslora: bool = False, dora: bool
     ) -> None:
-        """An adapter that changes nothing yet, initialized as PEFT does. The `weight` is read for its shape, and for
-        its norms with DoRA; `rslora` says only how files give the scaling."""
+        """Make an adapter that changes nothing yet (B is 0), initialized as PEFT does. `weight` gives the shape and,
+        with DoRA, the norms; `rslora` only says that files store the scaling of rsLoRA."""
         super().__init__()
         dtype = torch.promote_types(weight.dtype, torch.float32)
         *stack, outputs, inputs = weight.shape
@@ -77,18 +79,18 @@ class Adapter(nn.Module):
         self.norms: tuple[object, Tensor] | None = None
 
     def change(self) -> Tensor:
-        """scaling B A, (..., O, I)."""
+        """Return the change of the weight, scaling B A, (..., O, I)."""
         return self.scaling * (self.b @ self.a)
 
     def merged(self, weight: Tensor) -> Tensor:
-        """The weight with its change, computed in at least fp32 and rounded once."""
+        """Return `weight` with the change added, computed in at least fp32 and rounded once."""
         exact = weight.to(self.a.dtype) + self.change()
         if self.magnitude is not None:
             exact = exact * (self.magnitude / exact.detach().norm(dim=1))[:, None]
         return exact.to(weight.dtype)
 
     def row_norms(self, weight: Tensor) -> Tensor:
-        """The norms (O,) of the rows of W + scaling B A, without gradient; kept until one of them changes."""
+        """Return the norms (O,) of the rows of W + scaling B A, without gradient; cached until A or B changes."""
         version = [(id(t), t._version) for t in (self.a, self.b)]
         if self.norms is None or self.norms[0] != version or self.training:
             with torch.no_grad():
@@ -96,7 +98,8 @@ class Adapter(nn.Module):
         return self.norms[1]
 
     def forward(self, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """The output of a layer with this adapter, from its input x (..., I), or tokens (...), and its output y."""
+        """Return the output of a layer with this adapter, given the layer's input x (..., I), or token ids (...) for an
+        embedding, and its output y without the adapter."""
         if isinstance(layer, nn.Embedding):
             sum_ = y + self.scaling * F.linear(F.embedding(x, self.a.T), self.b)
             scale = 1.0 if self.magnitude is None else self.magnitude / self.row_norms(layer.weight.mT)
@@ -116,7 +119,7 @@ class Adapter(nn.Module):
 
 
 class WeightAdapters(nn.ModuleDict):
-    """The adapters of one weight, by name."""
+    """The adapters of one weight by name, and the model's Selection, which decides which of them applies."""
 
     def __init__(self, selection: Selection) -> None:
         super().__init__()
@@ -126,7 +129,8 @@ class WeightAdapters(nn.ModuleDict):
         return cast(Adapter, super().__getitem__(name))
 
     def hook(self, layer: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> Tensor:
-        """A forward hook: the output of a linear layer or an embedding with the selected adapters."""
+        """Return the output of a linear layer or an embedding with the selected adapters applied; a forward hook,
+        called with the layer's inputs and its output y."""
         [x], chosen = inputs, self.selection
         if chosen.groups is None:
             return self.applied(chosen.name, layer, x, y)
@@ -138,13 +142,14 @@ class WeightAdapters(nn.ModuleDict):
         return result.view_as(y)
 
     def applied(self, name: str, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """The output y of a layer for the input x, changed by an adapter and the one below it."""
+        """Return the output y of a layer for the input x, changed by the adapter with a name and the one below it."""
         for one in self.selection.chain(name):
             y = self[one](layer, x, y) if one in self else y
         return y
 
     def weight(self, weight: Tensor) -> Tensor:
-        """The weight with the adapter that all rows use."""
+        """Return `weight` with the adapter that all rows use merged into it; `weight` itself if rows use different
+        adapters or none."""
         chosen = self.selection
         for name in chosen.chain(chosen.name) if chosen.groups is None else ():
             weight = self[name].merged(weight) if name in self else weight
@@ -152,20 +157,21 @@ class WeightAdapters(nn.ModuleDict):
 
 
 def adapted(module: nn.Module, name: str) -> Tensor:
-    """A weight of a module, with its adapter if all rows use the same one."""
+    """Return the weight `name` of a module, with its adapter merged in if all rows use the same one."""
     weight, adapters = getattr(module, name), module._modules.get(f"{name}_lora")
     return adapters.weight(weight) if isinstance(adapters, WeightAdapters) else weight
 
 
 def rows_differ(module: nn.Module) -> bool:
-    """Whether the rows of the present batch use different adapters of a module."""
+    """Return whether the rows of the current batch use different adapters for a module's `weight`."""
     adapters = module._modules.get("weight_lora")
     return isinstance(adapters, WeightAdapters) and adapters.selection.groups is not None
 
 
 def each_adapter(module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor | None:
-    """A forward hook of a module with adapted stacks: if rows of x (B, T, D) use different adapters, the module is
-    called once per adapter."""
+    """Recompute a module's output once per adapter, each for its own rows of x (B, T, D), if rows use different
+    adapters; a forward hook for modules with adapted stacks of experts. Returns None, which keeps y, if all rows use
+    the same."""
     selection = next(child.selection for child in module.children() if isinstance(child, WeightAdapters))
     if selection.groups is None:
         return None

@@ -32,7 +32,7 @@ class Attend(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(sinks)) if sinks else None
 
     def forward(self, q: Tensor, k: Keys, v: Keys, context: AttentionContext) -> Tensor:
-        """Queries (B, T, H, E), keys (B, S, K, E) and values (B, S, K, F) -> (B, T, H, F).
+        """Attend with queries (B, T, H, E) to keys (B, S, K, E) and values (B, S, K, F); return (B, T, H, F).
 
         Keys and values are tensors, or entries of the cache.
         """
@@ -41,9 +41,9 @@ class Attend(nn.Module):
 
 
 class SelfAttentionModule(nn.Module):
-    """Project to queries, keys and values, attend, project back: x (B, T, D) -> (B, T, D).
+    """Self-attention, x (B, T, D) -> (B, T, D): project to queries, keys and values, attend, project back.
 
-    `norm` makes the norms of queries and keys.
+    `norm` is the function that makes the norms of queries and keys, given their width.
     """
 
     def __init__(self, part: SelfAttention, config: DecoderConfig, norm: NewNorm) -> None:
@@ -75,7 +75,7 @@ class SelfAttentionModule(nn.Module):
         return self.dropout(self.out(self.attend(context.rotate(q), keys, values, context).flatten(-2)))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, T, H, E), keys and values (B, T, K, E) of x (B, T, D), before any rotation."""
+        """Return queries (B, T, H, E), keys and values (B, T, K, E) of x (B, T, D), before any rotation."""
         heads = (*x.shape[:2], -1, self.d_head)
         q = self.q_norm(self.clip(self.q(x)).unflatten(-1, (-1, self.q_group))).view(heads)
         k = self.k_norm(self.clip(self.k(x)).unflatten(-1, (-1, self.k_group))).view(heads)

@@ -23,7 +23,7 @@ MAX_DENSE = 1 << 21  # the largest T * S for which the bias of a packed or windo
 
 
 def attention_scores(q: Tensor, k: Tensor, *, scale: float, softcap: float | None = None) -> Tensor:
-    """The scores (B, H, T, S), before any mask, of q (B, T, H, E) and k (B, S, K, E).
+    """Return the scores (B, H, T, S), before any mask, of q (B, T, H, E) and k (B, S, K, E).
 
     `softcap` c replaces scores s by c * tanh(s / c) (Gemma 2).
     """
@@ -34,14 +34,15 @@ def attention_scores(q: Tensor, k: Tensor, *, scale: float, softcap: float | Non
 
 
 def masked_scores(scores: Tensor, bias: Tensor | None) -> Tensor:
-    """Scores (B, H, T, S) plus a bias (B or 1, 1 or H, T, S), -inf where a key is not seen; None: the causal mask."""
+    """Add a bias (B or 1, 1 or H, T, S), which is -inf for masked keys, to scores (B, H, T, S); None stands for the
+    causal mask."""
     if bias is None:
         bias = scores.new_full(scores.shape[2:], -math.inf).triu(1)
     return scores + bias.type_as(scores)
 
 
 def sink_softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """The softmax of scores (B, H, T, S), computed in at least fp32 and rounded once.
+    """Return the softmax of scores (B, H, T, S), computed in at least fp32 and rounded once.
 
     `sinks` (H,) are one more score per head, whose weight is dropped (GPT-OSS).
     """
@@ -60,13 +61,13 @@ def attention_weights(
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """The attention weights (B, H, T, S) for q (B, T, H, E) and k (B, S, K, E), in plain PyTorch; the arguments are
-    those of `attention_scores`, `masked_scores` and `sink_softmax`."""
+    """Return the attention weights (B, H, T, S) for q (B, T, H, E) and k (B, S, K, E), in plain PyTorch; the arguments
+    are those of `attention_scores`, `masked_scores` and `sink_softmax`."""
     return sink_softmax(masked_scores(attention_scores(q, k, scale=scale, softcap=softcap), bias), sinks)
 
 
 def weighted_sum(weights: Tensor, v: Tensor) -> Tensor:
-    """Values (B, S, K, F) summed with attention weights (B, H, T, S): (B, T, H, F)."""
+    """Sum values (B, S, K, F) with attention weights (B, H, T, S); return (B, T, H, F)."""
     v = v.transpose(1, 2)
     y = weights.unflatten(1, (v.size(1), -1)).flatten(2, 3) @ v  # the G heads of a group share values
     return y.view(*weights.shape[:3], v.size(-1)).transpose(1, 2)
@@ -83,7 +84,8 @@ def reference(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention in plain PyTorch: weights, dropout, weighted sum of the values. Supports every option."""
+    """Compute attention in plain PyTorch: weights, dropout, weighted sum of the values. Supports every option; the
+    other backends agree with it."""
     with torch.autocast(q.device.type, enabled=False):
         k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
         bias = None if mask.causal_only else mask.dense(q.dtype)
@@ -92,13 +94,13 @@ def reference(
 
 
 def sdpa(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, dropout: float = 0.0) -> Tensor:
-    """torch's scaled_dot_product_attention, with a dense bias, or with `is_causal`."""
+    """Compute attention by torch's scaled_dot_product_attention, with the mask as a dense bias, or with `is_causal`."""
     k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
     return biased_sdpa(q, k, v, None if mask.causal_only else mask.dense(q.dtype), scale, dropout)
 
 
 def biased_sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float) -> Tensor:
-    """SDPA with a bias (B or 1, 1 or H, T, S), or None for the causal mask.
+    """Compute SDPA with a bias (B or 1, 1 or H, T, S) added to the scores, or None for the causal mask.
 
     Few queries with grouped heads are folded, the G heads of a group into the query length: in bf16 on a CPU this is
     five to eight times as fast as `enable_gqa`, and on CUDA it keeps a masked call off the math kernel.
@@ -120,9 +122,10 @@ def biased_sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: flo
 def sdpa_blocks(
     q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, dropout: float = 0.0, block: int = QUERY_BLOCK
 ) -> Tensor:
-    """SDPA in blocks of `block` queries, each over the keys from the first to the last that its queries see.
+    """Compute SDPA in blocks of `block` queries, each over the keys from the first to the last that its queries see.
 
-    A long row of packed documents or of a window layer never needs its whole (T, S) bias. Not for entries of a cache.
+    The (T, S) bias of a long row of packed documents or of a window layer is never made at once. Keys and values must
+    be tensors, not entries of a cache.
     """
     k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
     out = []
@@ -147,7 +150,8 @@ def attend(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention by the fastest backend that supports the options, for this shape, dtype and device."""
+    """Compute attention by the fastest backend that supports the options for this shape, dtype and device: q (B, T, H,
+    E), k (B, S, K, E) and v (B, S, K, F) -> (B, T, H, F)."""
     if isinstance(k, CacheEntry) and isinstance(v, CacheEntry):
         y = k.attend(q, v, mask, scale=scale, softcap=softcap, sinks=sinks)
         if y is not None:
@@ -163,8 +167,8 @@ def attend(
 
 
 def reference_is_faster(q: Tensor, k: Keys) -> bool:
-    """Whether `reference` beats SDPA: in bf16 training on a CPU with at most 512 keys, where the backward of the fused
-    kernel is slower than plain matmuls."""
+    """Return whether `reference` beats SDPA: in bf16 training on a CPU with at most 512 keys, where the backward of the
+    fused kernel is slower than plain matmuls."""
     if q.device.type != "cpu" or q.dtype != torch.bfloat16 or not q.requires_grad:
         return False
     return isinstance(k, Tensor) and k.size(1) <= 512

@@ -12,13 +12,14 @@ from onward.model.norms import NewNorm
 
 
 class PreNormModule(nn.Module):
-    """x + attn(norm(x)), then x + mlp(norm(x)).
+    """A pre-norm block: x + attn(norm(x)), then x + mlp(norm(x)).
 
-    A block receives the attention and the feed-forward of its layer, and a function that makes norms of the layer.
+    `attn` and `mlp` are the modules of the layer; `norm` is a function that makes a norm of the layer.
 
-    `mid` says how the activation `mid`, the residual stream between attention and feed-forward, is reached: the
-    submodule that reads it, and the submodule whose input is its sum with the feed-forward ("": the sum is the block's
-    output). It is None in a subclass whose forward has no such stream.
+    The class attribute `mid` tells tracing how to reach the activation `mid`, the residual stream between attention and
+    feed-forward: the name of the submodule that reads it, and of the submodule whose input is its sum with the
+    feed-forward's output ("": the sum is the block's output). It is None in a subclass whose forward has no such
+    stream.
     """
 
     mid: tuple[str, str] | None = ("mlp_norm", "")

@@ -24,7 +24,8 @@ from onward.model.positions import LearnedPositionModule, SinusoidalPositionModu
 
 
 def build_position(part: Position, config: DecoderConfig, layer: int = 0) -> nn.Module | None:
-    """A module from positions (B, T) and a dtype to the vectors (B, T, D) that are added to the embeddings, or None."""
+    """Build the module from positions (B, T) and a dtype to the vectors (B, T, D) that are added to the embeddings;
+    None for parts that add none."""
     if part.build is not None:
         return part.build(config, layer)
     match part:
@@ -38,7 +39,7 @@ def build_position(part: Position, config: DecoderConfig, layer: int = 0) -> nn.
 
 
 def build_norm(part: Norm, config: DecoderConfig, layer: int = 0, width: int = 0) -> nn.Module:
-    """A module over the last dimension, of size `width`; 0 is d_model."""
+    """Build a norm over the last dimension, of size `width`; 0 stands for d_model."""
     if part.build is not None:
         return part.build(config, layer, width)
     width = width or config.d_model
@@ -53,7 +54,7 @@ def build_norm(part: Norm, config: DecoderConfig, layer: int = 0, width: int = 0
 
 
 def build_attention(part: Attention, config: DecoderConfig, layer: int = 0) -> nn.Module:
-    """A module from x (B, T, D) and an AttentionContext to (B, T, D)."""
+    """Build the attention module of a layer, from x (B, T, D) and an AttentionContext to (B, T, D)."""
     if part.build is not None:
         return part.build(config, layer)
     match part:
@@ -65,7 +66,7 @@ def build_attention(part: Attention, config: DecoderConfig, layer: int = 0) -> n
 
 
 def build_mlp(part: FeedForward, config: DecoderConfig, layer: int = 0) -> nn.Module:
-    """A module from x (..., D) to (..., D)."""
+    """Build the feed-forward module of a layer, from x (..., D) to (..., D)."""
     if part.build is not None:
         return part.build(config, layer)
     match part:
@@ -79,7 +80,8 @@ def build_mlp(part: FeedForward, config: DecoderConfig, layer: int = 0) -> nn.Mo
 
 
 def build_router(part: parts.Experts, width: int) -> nn.Module:
-    """A module from tokens (N, D) to the weights and the ids of their experts, both (N, K); D is `width`."""
+    """Build the router of a mixture of experts, a module from tokens (N, D) to the weights and the ids of their
+    experts, both (N, K); D is `width`."""
     router, sizes = part.router, (width, part.count, part.top_k)
     if router.build is not None:
         return router.build(*sizes)
@@ -92,7 +94,7 @@ def build_router(part: parts.Experts, width: int) -> nn.Module:
 
 
 def build_block(part: Block, config: DecoderConfig, layer: int = 0) -> nn.Module:
-    """A module from x (B, T, D) and an AttentionContext to (B, T, D)."""
+    """Build the block of a layer, a module from x (B, T, D) and an AttentionContext to (B, T, D)."""
     if part.build is not None:
         return part.build(config, layer)
     match part:
@@ -117,17 +119,19 @@ def build_block(part: Block, config: DecoderConfig, layer: int = 0) -> nn.Module
 
 
 def build_branches(config: DecoderConfig, layer: int) -> tuple[nn.Module, nn.Module, NewNorm]:
-    """The arguments of a block's module: attention, feed-forward, and a function that makes norms of the layer."""
+    """Build the arguments of a block's module: attention, feed-forward, and a function that makes norms of the
+    layer."""
     attn = build_attention(at(config.attention, layer), config, layer)
     return attn, build_mlp(at(config.mlp, layer), config, layer), layer_norms(config, layer)
 
 
 def layer_norms(config: DecoderConfig, layer: int) -> NewNorm:
-    """A function that makes norms of a layer, of a width that is d_model by default."""
+    """Return a function that makes norms of a layer; its argument is the width, by default d_model."""
     return partial(build_norm, at(config.norm, layer), config, layer)
 
 
 def no_module(part: Part, arguments: str = "config, layer") -> UserError:
-    """The error for a part without a module."""
+    """Return the error for a part that has neither a module here nor a `build` method. `arguments` are those of the
+    missing method."""
     name = type(part).__name__
     return UserError(f"the part {name} has no module: give the class a method build({arguments}) that returns one")

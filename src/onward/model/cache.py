@@ -24,7 +24,8 @@ SCALE = ".scale"  # suffix of the name of the entry with the scales of a quantiz
 
 @dataclass(frozen=True, eq=False)
 class SlotIndices:
-    """The slots that one call writes and reads, shared by all layers with the same window and number of slots."""
+    """The indices of the cache slots that one call of the model writes and reads, shared by all layers with the same
+    window and number of slots."""
 
     write: tuple[Tensor, Tensor]  # the first two indices into the entries for each token, each (B, T)
     key_positions: Tensor  # (B or 1, S): the position in each slot after the write; < 0: the slot is empty
@@ -33,7 +34,8 @@ class SlotIndices:
 
 @dataclass(frozen=True, eq=False)
 class LayerCache:
-    """The entries of one layer by name, each (rows, S, ...): position p of a row is in slot p % S.
+    """The cache of one layer: its entries (tensors such as keys and values) by name, each (rows, S, ...). Position p of
+    a row is in slot p % S.
 
     While a growing cache has fewer slots than its final number, `wraps` is False: positions from S on, which are
     padding, are all written to the last slot, which no real token reads. `window` is that of the layer, 0 for none.
@@ -50,12 +52,12 @@ class LayerCache:
         return next(iter(self.entries.values())).size(1)
 
     def locate(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The first two indices into the entries for positions (B, T)."""
+        """Return the row and slot indices, the first two indices into every entry, for positions (B, T)."""
         slot = positions % self.slots if self.wraps else positions.clamp(max=self.slots - 1)
         return torch.arange(positions.size(0), device=positions.device)[:, None], slot
 
     def slot_indices(self, positions: Tensor) -> SlotIndices:
-        """The slots that a call with positions (B, T) writes and reads."""
+        """Return the slots that a call with positions (B, T) writes and reads."""
         last = positions[:, -1:]
         if not self.wraps:
             last = last.clamp(max=self.slots - 1)
@@ -73,14 +75,15 @@ class LayerCache:
 
 @dataclass(frozen=True, eq=False)
 class CacheEntry:
-    """One entry of a layer, which a backend of attention receives: `read` gathers and dequantizes it."""
+    """One named tensor of a layer's cache, such as its keys, as a backend of attention receives it. `read` gathers and
+    dequantizes it."""
 
     cache: LayerCache
     name: str
     indices: SlotIndices
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """The vectors (B, S, ...) of all slots that this call reads, in this dtype."""
+        """Return the vectors (B, S, ...) of all slots that this call reads, in this dtype."""
         tensors = [self.cache.entries[n] for n in (self.name, self.name + SCALE) if n in self.cache.entries]
         blocks = self.indices.blocks
         if blocks is not None:  # flat indices: index_select is three times as fast as advanced indexing
@@ -99,8 +102,12 @@ class CacheEntry:
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor | None:
-        """The attention (B, T, H, F) of queries q (B, T, H, E) to these keys and the values v in the memory of the
-        cache; None where it is computed from `read`, as that of quantized entries and with a bias of the scores."""
+        """Attend with queries q (B, T, H, E) to these keys and the values v where they lie in the cache, without a
+        copy; returns (B, T, H, F).
+
+        Returns None if the kernel cannot do this, for example for quantized entries or a biased mask; the caller then
+        attends to the result of `read`.
+        """
         keys, values = (entry.cache.entries[entry.name] for entry in (self, v))
         if mask.slopes is not None or not takes_kernel(q, keys, values, mask.key_positions.size(1)):
             return None
@@ -126,20 +133,21 @@ Keys = Tensor | CacheEntry  # keys (B, S, K, E) or values (B, S, K, F): a tensor
 
 
 def to_tensor(keys: Keys, dtype: torch.dtype) -> Tensor:
-    """Keys or values (B, S, ...) as a tensor of this dtype; entries of a cache are gathered and dequantized."""
+    """Return keys or values (B, S, ...) as a tensor of this dtype; entries of a cache are gathered and dequantized."""
     return keys.read(dtype) if isinstance(keys, CacheEntry) else keys
 
 
 def quantize(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Vectors (..., E) as int8 codes (..., E) and scales (..., 1) of this dtype. The error of code * scale is at most
-    scale / 2."""
+    """Quantize vectors (..., E) to int8: return codes (..., E) and scales (..., 1) of this dtype. The error of code *
+    scale is at most scale / 2."""
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     scale = (vectors.abs().amax(-1, keepdim=True) / 127).to(dtype).clamp(min=torch.finfo(dtype).tiny)
     return (vectors / scale).round().clamp(-127, 127).to(torch.int8), scale
 
 
 def slot_positions(slots: int, last: Tensor) -> Tensor:
-    """The position in each slot, (B, S), of rows whose last position is `last` (B, 1); < 0: the slot is empty."""
+    """Return the position in each slot, (B, S), of rows whose last position is `last` (B, 1); < 0: the slot is
+    empty."""
     return last - (last - torch.arange(slots, device=last.device)) % slots
 
 
@@ -151,7 +159,8 @@ def empty_entries(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
-    """The entries of a layer as zeros, each (*size, ...); quantized ones are int8 and have scales (*size, ..., 1)."""
+    """Allocate the cache entries of a layer as zeros, each (*size, ...), where `size` is (rows, slots) or (blocks,
+    block size). With `quantized` they are int8 codes and have scales (*size, ..., 1)."""
     dtype, entries = dtype or torch.get_default_dtype(), {}
     for name, shape in at(config.attention, layer).entries(config).items():
         entries[name] = torch.zeros(*size, *shape, device=device, dtype=torch.int8 if quantized else dtype)
@@ -162,7 +171,7 @@ def empty_entries(
 
 @dataclass(frozen=True, eq=False)
 class CacheView:
-    """Some rows of a cache, and their slots for positions below `end`, for calls of the model.
+    """The rows of a cache that one call of the model uses, limited to the slots for positions below `end`.
 
     A view shares the memory of the cache and cannot grow.
     """
@@ -229,7 +238,8 @@ class KVCache:
     @checked
     @torch.inference_mode(False)
     def grow(self, capacity: int) -> None:
-        """Make slots for positions below `capacity` or more, in steps; the slots there were keep their entries."""
+        """Allocate slots for positions below `capacity` or more, in multiples of `step`; existing slots keep their
+        entries."""
         for layer, (cache, most) in enumerate(zip(self.layers, self.max_slots)):
             if cache.wraps or cache.slots > capacity:  # one slot more than positions: the last is for padding
                 continue
@@ -242,17 +252,17 @@ class KVCache:
 
     @explained
     def view(self, start: int = 0, end: int | None = None, length: int | None = None) -> CacheView:
-        """Rows start to end - 1, by default all, with the slots for positions below `length`, padding included, by
-        default all."""
+        """Return a view of rows `start` to `end` - 1, by default all, with the slots for positions below `length`,
+        padding included, by default all."""
         most = self.length + self.chunk
         last = most if length is None else min(length, most)
         layers = [self.narrow(cache, slice(start, end), last) for cache in self.layers]
         return CacheView(layers, self.rope_length[start:end], min(self.length, self.capacity, last), last, self.chunk)
 
     def narrow(self, cache: LayerCache, rows: slice, slots: int) -> LayerCache:
-        """Some rows and the first `slots` slots of a layer; shares its memory."""
+        """Return a layer's cache restricted to some rows and its first `slots` slots; it shares the memory."""
         return LayerCache({n: t[rows, :slots] for n, t in cache.entries.items()}, cache.window, cache.wraps)
 
     def nbytes(self) -> int:
-        """Memory of all entries in bytes."""
+        """Return the memory of all entries in bytes."""
         return sum(t.nbytes for layer in self.layers for t in layer.entries.values())

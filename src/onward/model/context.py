@@ -19,7 +19,7 @@ from onward.model.positions import rotation, score_bias
 
 @dataclass(frozen=True, eq=False)
 class AttentionContext:
-    """The arguments of one layer's attention for one call, in addition to x."""
+    """Everything that one layer's attention needs for one call besides x: positions, mask, rotation and cache."""
 
     mask: AttentionMask
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines, each (B, T, 1, rope_dim / 2)
@@ -27,7 +27,7 @@ class AttentionContext:
     indices: SlotIndices | None = None  # the slots that this call writes and reads
 
     def rotate(self, x: Tensor) -> Tensor:
-        """x (B, T, H, E) rotated by the angles of the positions; unchanged where positions are not rotary."""
+        """Rotate x (B, T, H, E) by the angles of its positions; return x unchanged if positions are not rotary."""
         return x if self.rotation is None else rotate(x, *self.rotation)
 
     def update(self, **new: Tensor) -> tuple[Tensor | CacheEntry, ...]:
@@ -41,7 +41,7 @@ class AttentionContext:
 def attention_contexts(
     config: DecoderConfig, dtype: torch.dtype, positions: Tensor, cache: CacheView | None, *, plain: bool
 ) -> list[AttentionContext]:
-    """One AttentionContext per layer, for tokens at positions (B, T).
+    """Return one AttentionContext per layer, for tokens at positions (B, T).
 
     Layers with equal parts share masks and rotations. `plain`: positions are 0, 1, 2, ... in all rows, without a cache.
     Rotary angles are computed in at least fp32.

@@ -25,7 +25,7 @@ from onward.notebook import Shown
 
 
 class Scale(nn.Module):
-    """x times a constant."""
+    """Multiply by a constant."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -36,14 +36,14 @@ class Scale(nn.Module):
 
 
 class RoundedScale(Scale):
-    """x times a constant that is rounded to the dtype of x first (Gemma)."""
+    """Multiply by a constant that is first rounded to the dtype of x (Gemma)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * x.new_full((), self.factor)
 
 
 class Softcap(nn.Module):
-    """cap * tanh(x / cap), which is between -cap and cap (Gemma 2)."""
+    """Limit values smoothly to between -cap and cap: cap * tanh(x / cap) (Gemma 2)."""
 
     def __init__(self, cap: float) -> None:
         super().__init__()
@@ -107,19 +107,20 @@ class Decoder(Shown, nn.Module):
     def forward(
         self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | CacheView | None = None
     ) -> Tensor:
-        """Logits (B, T, V); those at index t predict the token at index t + 1. The arguments are those of `hidden`."""
+        """Return logits (B, T, V); those at index t predict the token at index t + 1. The arguments are those of
+        `hidden`."""
         return self.logits(self.hidden(tokens, positions, cache))
 
     def hidden(
         self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | CacheView | None = None
     ) -> Tensor:
-        """The hidden states (B, T, D): the residual stream after the last block and the final norm.
+        """Return the hidden states (B, T, D): the residual stream after the last block and the final norm.
 
-        `tokens` are ids (B, T), or vectors (B, T, D) in place of their embeddings. `positions` (B, T) are by default
-        0, 1, 2, ...; a position that is not the previous one plus one begins a packed document, whose tokens attend to
-        no earlier document. With a `cache`, positions are required, each row continues after the tokens in the cache,
-        and a row's last position must be its greatest. Tokens of a wrong shape or dtype, ids out of range, and
-        positions beyond the cache or the learned positions raise a UserError (a ValueError).
+        `tokens` are ids (B, T), or vectors (B, T, D) in place of their embeddings. `positions` (B, T) are by default 0,
+        1, 2, ...; a position that is not the previous one plus one begins a packed document, whose tokens attend to no
+        earlier document. With a `cache`, positions are required, each row continues after the tokens in the cache, and
+        a row's last position must be its greatest. Tokens of a wrong shape or dtype, ids out of range, and positions
+        beyond the cache or the learned positions raise a UserError (a ValueError).
         """
         check_tokens(tokens, self.config)
         view = cache.view() if isinstance(cache, KVCache) else cache
@@ -127,7 +128,8 @@ class Decoder(Shown, nn.Module):
         return self.hidden_of_checked(tokens, positions, view)
 
     def hidden_of_checked(self, tokens: Tensor, positions: Tensor | None, view: CacheView | None) -> Tensor:
-        """`hidden` without checks of the arguments. Reads no value of a tensor, so that it forces no sync."""
+        """Compute `hidden` without checking the arguments. Reads no value of a tensor on the host, so that it forces no
+        sync."""
         x = tokens if tokens.is_floating_point() else self.embed(tokens)
         x = self.embed_norm(self.embed_scale(self.embed_in(x)))
         plain = positions is None
@@ -141,7 +143,7 @@ class Decoder(Shown, nn.Module):
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (B, T, V) from the hidden states (B, T, D)."""
+        """Return logits (B, T, V) from the hidden states (B, T, D)."""
         try:
             return self.logit_softcap(self.logit_scale(self.head(self.embed_out(hidden))))
         except (TypeError, AttributeError, RuntimeError):  # a check before the call would cost time at each step
@@ -165,14 +167,15 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 def described(value: object) -> str:
-    """The dtype and the shape of a tensor, the type of anything else."""
+    """Return the dtype and shape of a tensor, or the type of any other value, for error messages."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
 def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: CacheView | None) -> None:
-    """Raise a UserError for positions outside the model or the cache, and for more tokens than the cache's chunk."""
+    """Raise a UserError for positions outside the model or the cache, and if `tokens`, the tokens per row, exceed the
+    cache's chunk."""
     limit = at(config.position, 0).limit(config)
     if not isinstance(cache, CacheView | None):
         raise UserError(f"cache is {type(cache).__name__}: give a KVCache, a view of one, or None")

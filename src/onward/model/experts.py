@@ -28,7 +28,8 @@ from onward.timing import fastest
 
 
 class SoftmaxRoutingModule(nn.Module):
-    """Tokens (N, D) -> weights (N, K) and ids (N, K) of each token's experts. Computed in at least fp32."""
+    """Route tokens (N, D) by a softmax over all experts: returns weights (N, K) and ids (N, K) of each token's experts.
+    Computed in at least fp32."""
 
     group_top_k = 1  # the score of a group is the sum of its greatest `group_top_k` scores
 
@@ -51,11 +52,12 @@ class SoftmaxRoutingModule(nn.Module):
             return weights * self.part.scale, experts
 
     def selection_scores(self, scores: Tensor) -> Tensor:
-        """The scores (N, X) that select experts, from the scores (N, X) that weight their outputs."""
+        """Return the scores (N, X) that select experts, given the scores (N, X) that weight their outputs; a subclass
+        adds a bias."""
         return scores
 
     def mask_groups(self, scores: Tensor) -> Tensor:
-        """The scores (N, X), -inf for the experts outside the top groups."""
+        """Return the scores (N, X), with -inf for the experts outside each token's best groups of experts."""
         if self.part.n_groups == self.part.top_k_groups:
             return scores
         grouped = scores.unflatten(1, (self.part.n_groups, -1))
@@ -65,7 +67,8 @@ class SoftmaxRoutingModule(nn.Module):
 
 
 class SigmoidRoutingModule(SoftmaxRoutingModule):
-    """Sigmoid scores; a routing bias per expert, not trained by gradient, is added for the selection only."""
+    """Route tokens by sigmoid scores. A bias per expert, not trained by gradient, is added to the scores for the
+    selection only."""
 
     group_top_k = 2
 
@@ -79,7 +82,8 @@ class SigmoidRoutingModule(SoftmaxRoutingModule):
 
 
 class GatedSharedExpertModule(GatedFeedForwardModule):
-    """The shared expert; sigmoid(share(x)), one number per token, multiplies its output (Qwen2-MoE)."""
+    """A feed-forward applied to all tokens, in addition to the routed experts. Its output is multiplied by
+    sigmoid(share(x)), one number per token (Qwen2-MoE)."""
 
     def __init__(self, width: int, d_ff: int, act: parts.Activation) -> None:
         super().__init__(width, d_ff, act, False, 0.0)
@@ -90,7 +94,8 @@ class GatedSharedExpertModule(GatedFeedForwardModule):
 
 
 class ExpertsModule(nn.Module):
-    """x (..., D) -> (..., D). The experts' weights are stacks: gate and up (X, F, D), down (X, D, F).
+    """A mixture of experts, x (..., D) -> (..., D). The experts' weights are stacks: gate and up (X, F, D), down (X, D,
+    F).
 
     The `router` is a module from tokens (N, D) to the weights and the ids of their experts, both (N, K).
     """
@@ -123,12 +128,13 @@ class ExpertsModule(nn.Module):
         return self.dropout(y.view_as(x))
 
     def combine(self, gate: Tensor, up: Tensor) -> Tensor:
-        """The input of the down projection, from the outputs of the gate and up projections."""
+        """Compute the input of the down projection from the outputs of the gate and up projections, by default
+        act(gate) * up."""
         own = self.part.combine
         return self.act(gate) * up if own is None else own(self.act, gate, up)
 
     def mix(self, tokens: Tensor) -> Tensor:
-        """The weighted sum (N, D) of the outputs of each token's experts."""
+        """Return the weighted sum (N, D) of the outputs of each token's experts, for tokens (N, D)."""
         weights, experts = self.router(tokens)
         order = experts.flatten().argsort(stable=True)  # of the assignments, sorted by expert
         token = order // experts.size(1)  # the token of each assignment
@@ -159,7 +165,8 @@ class ExpertsModule(nn.Module):
         return names
 
     def stack(self, name: str, dtype: torch.dtype) -> Stack:
-        """The weights and biases, if any, of one projection of all experts, in this dtype."""
+        """Return the weights of one projection (`name`: gate, up or down) of all experts and their biases, or None, in
+        this dtype."""
         bias = getattr(self, f"{name}_bias")
         return adapted(self, name).to(dtype), None if bias is None else bias.to(dtype)
 
@@ -169,8 +176,11 @@ Combine = Callable[[Tensor, Tensor], Tensor]
 
 
 def loop(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> Tensor:
-    """One matmul per expert. `assignments` (N K, D) are the tokens' vectors sorted by expert, `counts` (X,) the number
-    of assignments of each expert; returns (N K, D)."""
+    """Compute the experts' outputs with one matmul per expert and projection.
+
+    `assignments` (N K, D) are the tokens' vectors, once for each of their experts, sorted by expert; `counts` (X,) is
+    the number of vectors of each expert. Returns (N K, D).
+    """
 
     def each(stack: Stack) -> zip[tuple[Tensor, Tensor | None]]:
         return zip(stack[0].unbind(), repeat(None) if stack[1] is None else stack[1].unbind())
@@ -180,7 +190,8 @@ def loop(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stac
 
 
 def grouped(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> Tensor:
-    """One grouped matmul over all experts for each of gate, up and down; arguments and result as of `loop`."""
+    """Compute the experts' outputs with one grouped matmul over all experts for each of gate, up and down; arguments
+    and result as of `loop`."""
 
     def project(x: Tensor, stack: Stack) -> Tensor:
         y = grouped_matmul(x, stack[0], counts.cumsum(0).int())
@@ -190,7 +201,8 @@ def grouped(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: S
 
 
 def grouped_matmul(x: Tensor, stack: Tensor, ends: Tensor) -> Tensor:
-    """Rows ends[e - 1] to ends[e] - 1 of x (N, I) times matrix e of the stack (X, O, I), for every e: (N, O).
+    """Multiply rows ends[e - 1] to ends[e] - 1 of x (N, I) with matrix e of the stack (X, O, I), for every e; return
+    (N, O).
 
     `ends` is (X,), int32.
     """
@@ -206,8 +218,9 @@ FASTEST: dict[tuple[object, ...], str] = {}  # the name of the fastest backend, 
 
 
 def fastest_backend(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> str:
-    """`loop` or `grouped`, timed once per process for a shape of the stacks and a number of assignments, with the
-    backward where gradients are enabled. The weights are timed in place, without a copy."""
+    """Return the faster of "loop" and "grouped" for these arguments, timed once per process for each shape of the
+    stacks and number of assignments, with the backward where gradients are enabled. The weights are timed in place,
+    without a copy."""
     if assignments.dtype not in (torch.float32, torch.bfloat16, torch.float16):  # grouped_mm has no fp64
         return "loop"
     learning = torch.is_grad_enabled()

@@ -13,7 +13,8 @@ from onward.errors import UserError
 
 
 def scaled_frequencies(part: Scaling, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
-    """The frequencies, (P,) or (B, 1, P), in place of `plain` (P,), which are theta ** (-p / P).
+    """Return the frequencies, (P,) or (B, 1, P), that a scaling puts in place of `plain` (P,), which are theta ** (-p /
+    P) for pair p.
 
     `rope_length` (B, 1, 1) is the length for which each row is scaled; the result is (P,) where a scaling ignores it.
     """
@@ -38,18 +39,19 @@ def scaled_frequencies(part: Scaling, plain: Tensor, theta: float, rope_length: 
 
 
 def dynamic(part: DynamicScaling, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
-    """The frequencies (B, 1, P) of a base that grows with the row's length."""
+    """Return the frequencies (B, 1, P) for a theta that grows with the row's length (dynamic NTK)."""
     longer = rope_length.clamp(min=part.original) / part.original
     base = theta * (part.factor * longer - (part.factor - 1)) ** (plain.numel() / (plain.numel() - 1))
     return base ** (-plain.new_tensor(range(plain.numel())) / plain.numel())
 
 
 def yarn(part: YaRNScaling, plain: Tensor, theta: float) -> Tensor:
-    """The frequencies (P,): slow pairs divided by the factor, fast pairs unchanged, with a ramp between."""
+    """Return the frequencies (P,) of YaRN: slow pairs divided by the factor, fast pairs unchanged, with a ramp
+    between."""
     pairs = plain.numel()
 
     def pair(rotations: float) -> float:
-        """The index of the pair with this many rotations in the original context."""
+        """Return the index of the pair that makes this many full rotations over the original context."""
         return pairs * math.log(part.original / (rotations * 2 * math.pi)) / math.log(theta)
 
     low, high = pair(part.beta_fast), pair(part.beta_slow)
@@ -61,7 +63,8 @@ def yarn(part: YaRNScaling, plain: Tensor, theta: float) -> Tensor:
 
 
 def llama3(part: Llama3Scaling, plain: Tensor) -> Tensor:
-    """The frequencies (P,): long wavelengths divided by the factor, short ones unchanged, with a blend between."""
+    """Return the frequencies (P,) of Llama 3.1: those of long wavelengths divided by the factor, those of short ones
+    unchanged, with a blend between."""
     rotations = plain * (part.original / (2 * math.pi))  # in the original context
     share = ((rotations - part.low_frequency) / (part.high_frequency - part.low_frequency)).clamp(0, 1)
     return plain * (share + (1 - share) / part.factor)

@@ -8,7 +8,7 @@ from onward.config.decoder import DecoderConfig, at
 
 @torch.no_grad()
 def initialize(model: nn.Module, config: DecoderConfig, std: float = 0.02) -> None:
-    """Draw the weights of a decoder from torch's default generator.
+    """Draw the weights of a decoder in place, from torch's default generator.
 
     | parameters                                        | values                                                    |
     | ------------------------------------------------- | --------------------------------------------------------- |

@@ -17,9 +17,12 @@ from onward.model.norms import RMSNormModule
 
 
 class LatentAttentionModule(nn.Module):
-    """x (B, T, D) -> (B, T, D). Keys and values are expanded from the latents, or the expansion is absorbed into the
-    queries and outputs, so that the latents themselves serve as keys and values. Both forms give the same result; the
-    absorbed one takes fewer multiplications where few queries attend to many latents."""
+    """Multi-head latent attention, x (B, T, D) -> (B, T, D), in two forms with the same result.
+
+    `expanded` computes keys and values of all heads from the latents. `absorbed` multiplies the expansion into queries
+    and outputs instead, so that the latents themselves serve as keys and values; it takes fewer multiplications where
+    few queries attend to many latents.
+    """
 
     def __init__(self, part: LatentAttention, config: DecoderConfig) -> None:
         super().__init__()
@@ -51,13 +54,14 @@ class LatentAttentionModule(nn.Module):
         return self.dropout(self.out(form(q, latent, rope_key, context).flatten(-2)))
 
     def expanded(self, q: Tensor, latent: Tensor, rope_key: Tensor, context: AttentionContext) -> Tensor:
-        """q (B, T, H, P + R), latents (B, S, L) and rotary keys (B, S, R) -> (B, T, H, F), through keys and values."""
+        """Attend with q (B, T, H, P + R) to keys and values computed from latents (B, S, L) and rotary keys (B, S, R);
+        return (B, T, H, F)."""
         nope, v = self.kv(latent).unflatten(-1, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_value], -1)
         k = torch.cat([nope, rope_key[:, :, None].expand(-1, -1, self.n_heads, -1)], -1)
         return self.attend(q, k, v, context)
 
     def absorbed(self, q: Tensor, latent: Tensor, rope_key: Tensor, context: AttentionContext) -> Tensor:
-        """As `expanded`, with the latents as keys and values of a single head."""
+        """Compute the same as `expanded`, with the latents as keys and values of a single head."""
         to_k, to_v = (
             adapted(self.kv, "weight").unflatten(0, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_value], 1)
         )
@@ -83,7 +87,8 @@ class LatentAttentionModule(nn.Module):
         }
 
     def absorbing_is_cheaper(self, tokens: int, keys: int) -> bool:
-        """Whether the absorbed form takes fewer multiplications per head, for `tokens` queries over `keys` latents."""
+        """Return whether the absorbed form takes fewer multiplications per head, for `tokens` queries over `keys`
+        latents."""
         p = self.part
         projection = p.d_latent * (p.d_nope + p.d_value)  # of a latent to key and value; of query and output, absorbed
         pair = p.d_nope + p.d_rope + p.d_value  # of a query and a key: the score, and the weighted value

@@ -6,7 +6,7 @@ from onward.kernels.linear import linear
 
 
 class Linear(nn.Linear):
-    """x Wᵀ + bias: (..., I) -> (..., O)."""
+    """A linear layer, x Wᵀ + bias: (..., I) -> (..., O), computed by a CPU kernel for few rows."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)

@@ -16,7 +16,8 @@ ALL = slice(None)
 
 
 def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
-    """Whether the token at position `query` attends to the token at position `key`; an empty cache slot has key < 0.
+    """Return whether the token at position `query` attends to the token at position `key`, elementwise; an empty cache
+    slot has key < 0.
 
     `window` is the number of positions that a query attends to, itself included; 0: all.
     """
@@ -25,14 +26,14 @@ def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
 
 
 def segment_ids(positions: Tensor) -> Tensor:
-    """The index of the packed document of each token, (B, T): a document begins where a position is not the previous
-    one plus one."""
+    """Return the index of the packed document of each token, (B, T): a document begins where a position is not the
+    previous one plus one."""
     begins = positions[:, 1:] != positions[:, :-1] + 1
     return torch.nn.functional.pad(begins.cumsum(1), (1, 0))
 
 
 class AttentionMask:
-    """Which queries attend to which keys in one call, and the bias of their scores.
+    """The attention mask of one call: which queries attend to which keys, and the bias of their scores.
 
     Layers with the same window, position part and number of slots share a mask. A mask holds positions, the window,
     segment ids and slopes; a backend that needs a dense bias calls `dense`, which keeps the bias for the other layers.
@@ -61,7 +62,8 @@ class AttentionMask:
         self._biases: dict[torch.dtype, Tensor] = {}
 
     def visible(self, queries: slice = ALL, keys: slice = ALL) -> Tensor:
-        """Whether each of these queries attends to each of these keys, (B or 1, T, S) of bool."""
+        """Return whether each query of the slice `queries` attends to each key of the slice `keys`, (B or 1, T, S) of
+        bool."""
         query, key = self.query_positions[:, queries, None], self.key_positions[:, None, keys]
         seen = visible(query, key, self.window)
         if self.segments is not None:
@@ -69,7 +71,8 @@ class AttentionMask:
         return seen
 
     def score_bias(self, dtype: torch.dtype, queries: slice = ALL, keys: slice = ALL) -> Tensor:
-        """The bias of the scores, (B or 1, H or 1, T, S): the position's, and -inf where a query does not attend."""
+        """Return the bias added to the scores, (B or 1, H or 1, T, S): the bias of the position part, and -inf where a
+        query does not attend."""
         seen = self.visible(queries, keys)[:, None]
         if self.slopes is None or self.bias_of is None:
             return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
@@ -80,7 +83,7 @@ class AttentionMask:
         return bias.masked_fill(~seen, -math.inf).to(dtype)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """`score_bias` of all queries and keys, made once per dtype."""
+        """Return `score_bias` of all queries and keys, computed once per dtype."""
         if dtype not in self._biases:
             self._biases[dtype] = self.score_bias(dtype)
         return self._biases[dtype]

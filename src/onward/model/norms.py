@@ -16,13 +16,13 @@ NewNorm = Callable[..., nn.Module]  # makes a norm over a last dimension of the 
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which matmuls with x are computed: autocast's where it is enabled, else that of x."""
+    """Return the dtype in which matmuls with x are computed: autocast's where it is enabled, else that of x."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 class LayerNormModule(nn.LayerNorm):
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension."""
+    """LayerNorm: (x - mean) / sqrt(variance + eps) * weight + bias over the last dimension."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).to(working_dtype(x))
@@ -32,7 +32,7 @@ class LayerNormModule(nn.LayerNorm):
 
 
 class RMSNormModule(nn.Module):
-    """x / sqrt(mean(x ** 2) + eps) * (weight + offset) over the last dimension."""
+    """RMSNorm: x / sqrt(mean(x ** 2) + eps) * (weight + offset) over the last dimension."""
 
     def __init__(self, width: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class RMSNormModule(nn.Module):
 
 
 class HeadNorms(nn.ModuleList):
-    """A norm for each head of x (B, T, H, E)."""
+    """One norm per head, each applied to its head of x (B, T, H, E)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([norm(head) for norm, head in zip(self, x.unbind(-2))], -2)

@@ -24,7 +24,8 @@ NULL_BLOCK = 0  # the entry of a block table where a row has no block; the null 
 
 @dataclass(frozen=True, eq=False)
 class PagedLayerCache(LayerCache):
-    """The entries of one layer, each (blocks, block size, ...), and the block table (B, P) of the rows.
+    """The paged cache of one layer: entries (blocks, block size, ...), and the block table (B, P), which lists the
+    blocks of each row.
 
     Padding beyond the blocks of a row is written to the last block, which is in no table and thus never read.
     """
@@ -35,7 +36,7 @@ class PagedLayerCache(LayerCache):
         return self.table.gather(1, positions // self.slots), positions % self.slots
 
     def slot_indices(self, positions: Tensor) -> SlotIndices:
-        """The slots that a call writes and reads; positions (B, T) are consecutive in each row."""
+        """Return the slots that a call writes and reads; positions (B, T) are consecutive in each row."""
         block, slot = self.locate(positions)
         size, table = self.slots, self.table
         if positions.device.type == "cpu" and bool((block[:, 0] == NULL_BLOCK).any()):
@@ -53,18 +54,19 @@ class PagedLayerCache(LayerCache):
 
 
 def block_span(positions: int, size: int) -> int:
-    """The greatest number of blocks of this size that contain some of this many consecutive positions."""
+    """Return the greatest number of blocks of `size` positions over which a range of `positions` consecutive positions
+    can extend."""
     return (positions - 2) // size + 2
 
 
 def max_blocks(window: int, size: int, chunk: int, columns: int) -> int:
-    """The most blocks that a row has: all `columns` of the table or, with a window, those that the first query of a
-    block attends to and those of a chunk that begins in that block."""
+    """Return the most blocks that a row can use at once: all `columns` of the block table or, with a window, the blocks
+    that the first query of a block attends to plus those of a chunk that begins in that block."""
     return min(columns, -(-(window - 1) // size) - (-(size - 1 + chunk) // size)) if window else columns
 
 
 class PagedKVCache(KVCache):
-    """A cache of `blocks` blocks of `block_size` positions, which are assigned to rows as they grow.
+    """A KV cache of `blocks` blocks of `block_size` positions each, which are assigned to rows as they grow.
 
     Layers with the same window share one block table; window layers have only as many blocks as the rows can use at
     once. A BlockManager must reserve blocks before every call. The positions of a row in one call are consecutive.

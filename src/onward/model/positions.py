@@ -20,7 +20,7 @@ ScoreBias = Callable[[Tensor, Tensor, Tensor], Tensor]  # slope, query position,
 
 
 class LearnedPositionModule(nn.Module):
-    """A trained vector per position: positions (B, T) -> (B, T, D)."""
+    """A table with a trained vector per position: positions (B, T) -> (B, T, D)."""
 
     def __init__(self, length: int, width: int, offset: int) -> None:
         super().__init__()
@@ -33,7 +33,8 @@ class LearnedPositionModule(nn.Module):
 
 
 class SinusoidalPositionModule(nn.Module):
-    """Sines at even and cosines at odd indices (Vaswani et al. 2017): positions (B, T) -> (B, T, D)."""
+    """Fixed position vectors, sines at even and cosines at odd indices (Vaswani et al. 2017): positions (B, T) -> (B,
+    T, D)."""
 
     def __init__(self, width: int, theta: float) -> None:
         super().__init__()
@@ -47,7 +48,7 @@ class SinusoidalPositionModule(nn.Module):
 def angles_at(
     positions: Tensor, theta: float, rope_dim: int, scaling: Scaling | None = None, rope_length: Tensor | None = None
 ) -> Tensor:
-    """The angle of each pair at positions (B, T): position * theta ** (-2 i / rope_dim), (B, T, rope_dim / 2).
+    """Return the angle of each pair at positions (B, T): position * theta ** (-2 i / rope_dim), (B, T, rope_dim / 2).
 
     A `scaling` changes the frequencies, for rows of the lengths `rope_length` (B, 1, 1).
     """
@@ -59,12 +60,13 @@ def angles_at(
 
 
 def rotates(part: Position) -> bool:
-    """Whether queries and keys are rotated."""
+    """Return whether a position part rotates queries and keys."""
     return part.rotation is not None or isinstance(part, Rotary)
 
 
 def rotation(part: Position, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Cosines and sines, each (B, T, 1, rope_dim / 2), for heads of a width; None: nothing is rotated.
+    """Compute the rotation of heads of size `width`: cosines and sines, each (B, T, 1, rope_dim / 2); None if the part
+    rotates nothing.
 
     `positions` (B, T) and `rope_length` (B, 1, 1), the length for which each row's frequencies are scaled, have the
     dtype to compute in, at least fp32.
@@ -75,14 +77,15 @@ def rotation(part: Position, width: int, positions: Tensor, rope_length: Tensor)
 
 
 def rotary(part: Rotary, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor]:
-    """`rotation` of rotary positions."""
+    """Compute `rotation` for the part Rotary."""
     angles = angles_at(positions, part.theta, part.rope_dim(width), part.scaling, rope_length)[:, :, None]
     magnitude = part.scaling.magnitude if part.scaling else 1.0
     return angles.cos() * magnitude, angles.sin() * magnitude
 
 
 def score_bias(part: Position, config: DecoderConfig, device: torch.device) -> tuple[Tensor, ScoreBias] | None:
-    """The slope of each head, (H,), and the function that computes the bias of a score; None: scores have no bias."""
+    """Return the slope of each head, (H,), and the function that computes the bias of a score from a slope and two
+    positions; None if the position part adds no bias."""
     if part.slopes is not None:
         slopes = part.slopes(config, device)
     else:
@@ -100,8 +103,8 @@ def score_bias(part: Position, config: DecoderConfig, device: torch.device) -> t
 
 
 def alibi_slopes(n_heads: int, steepness: float = 8.0) -> Tensor:
-    """The amount that each head subtracts per token of distance, (H,): 2 ** (-steepness (h + 1) / H), and between the
-    powers of two as in Press et al. (2021)."""
+    """Return the slope of each head, (H,), the amount that ALiBi subtracts from a score per token of distance: 2 **
+    (-steepness (h + 1) / H), and between the powers of two as in Press et al. (2021)."""
     power = 2 ** math.floor(math.log2(n_heads))
     slopes = [2 ** (-steepness * (h + 1) / power) for h in range(power)]
     slopes += [2 ** (-steepness * (2 * h + 1) / (2 * power)) for h in range(n_heads - power)]
@@ -109,5 +112,5 @@ def alibi_slopes(n_heads: int, steepness: float = 8.0) -> Tensor:
 
 
 def linear_bias(slope: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """slope * (key - query): the bias of a score in proportion to the distance, 0 or less."""
+    """Return slope * (key - query), the bias of a score: 0 or less, in proportion to the distance of the positions."""
     return slope.to(query) * (key - query)

@@ -35,15 +35,15 @@ ASSISTANT = ("assistant", "model")  # roles of the assistant
 
 
 class NoTemplate(UserWarning):
-    """A model has no chat template."""
+    """Warns that a model has no chat template."""
 
 
 class Chat:
-    """Turns messages into tokens as transformers' `apply_chat_template` does.
+    """Renders messages by a chat template and encodes them, as transformers' `apply_chat_template` does.
 
-    Control tokens that the template writes become control tokens. Control tokens in text that a variable supplies,
-    even in part, remain plain text, except tokens that the vocabulary contains as ordinary text, such as `</think>` in
-    some. The usual roles count as text of the template, since some templates write `'<|' + role + '|>'`.
+    Control tokens that the template writes become control tokens. Control tokens in text that a variable supplies, even
+    in part, remain plain text, except tokens that the vocabulary contains as ordinary text, such as `</think>` in some.
+    The usual roles count as text of the template, since some templates write `'<|' + role + '|>'`.
 
     A tokenizer without a template gets a plain one, and a NoTemplate warning: `User: ...`, then `Assistant:` and the
     answer, which ends before the next `User:`. `stop` are the texts that end an answer.
@@ -80,17 +80,19 @@ class Chat:
     def encode(
         self, messages: str | Sequence[Message], /, add_generation_prompt: bool = True, **variables: Any
     ) -> list[int]:
-        """The token ids of messages, or of one message of the user; `variables` are those of the template."""
+        """Return the token ids of messages, or of one user message given as text. With `add_generation_prompt` the
+        beginning of an answer follows; `variables` are passed to the template."""
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         return [i for i, _, _ in self.tokens(self.text(given, add_generation_prompt, variables))]
 
     def conversation(
         self, messages: Sequence[Message], given: int = 0, **variables: Any
     ) -> tuple[list[int], list[bool], str]:
-        """The token ids of a conversation, whether each is trained, and the text rendered by the template.
+        """Return the token ids of a conversation, a mask of the tokens to train on, and the text rendered by the
+        template.
 
-        The assistant's messages after the first `given` messages are trained, and the control token that ends each of
-        them. A UserError if no control token ends them.
+        Trained are the assistant's messages after the first `given` messages, each with the control token that ends it.
+        Raises a UserError if no control token ends them.
         """
         text = self.text([*messages[:given], *map(trained_message, messages[given:])], False, variables)
         ids, mask = list[int](), list[bool]()
@@ -109,7 +111,7 @@ class Chat:
         return ids, mask, str.__getitem__(text, slice(None))
 
     def text(self, given: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]) -> MaskedString:
-        """The text of messages, rendered by the template."""
+        """Render messages by the template. Raises a UserError for malformed messages and for errors of the template."""
         if not isinstance(given, Sequence):
             raise UserError(f"messages are {given!r}: give a text or a list of messages")
         if not given:
@@ -133,7 +135,8 @@ class Chat:
         return MaskedString(SURROGATE.sub(UNKNOWN, text), mask_of(text))
 
     def tokens(self, text: MaskedString) -> list[Span]:
-        """The tokens of a text; only control tokens that the template wrote as a whole become control tokens."""
+        """Encode a rendered text: return (id, start, end) for each token. Only control tokens that the template wrote
+        completely become control tokens."""
         runs = [
             (run.start(), self.inner.encode(text[slice(*run.span())], add_special_tokens=False))
             for run in re.finditer(b"[\1\3]+", mask_of(text))
@@ -171,15 +174,16 @@ class Chat:
         return result
 
     def spell(self, text: str) -> list[int]:
-        """The ids of a text without control tokens. If its encoding contains one, the text is encoded in two halves."""
+        """Return the ids of a text as plain text, without control tokens: if its encoding contains one, the text is
+        encoded in two halves."""
         ids = self.tokenizer.encode(text, special=False)
         if not any(i in self.marks and i != self.tokenizer.unknown_id for i in ids):
             return ids
         return self.spell(text[: len(text) // 2]) + self.spell(text[len(text) // 2 :]) if len(text) > 1 else []
 
     def spans(self, text: str, encoding: tokenizers.Encoding) -> list[Span]:
-        """The control tokens in an encoded text, without adjacent white space. The unknown token counts only if the
-        text spells it."""
+        """Return (id, start, end) for the control tokens in an encoded text, without adjacent white space. The unknown
+        token counts only if the text spells it."""
         result = []
         for i, (start, end) in zip(encoding.ids, encoding.offsets):
             start, end = trimmed(text, start, end) if i in self.marks else (start, end)
@@ -190,15 +194,14 @@ class Chat:
 
 
 def trained_message(message: Message) -> Message:
-    """A message whose texts a model is trained to write, if it is a message of the assistant; any other message
-    unchanged."""
+    """Return a message of the assistant with its texts marked as trained; any other message unchanged."""
     if not isinstance(message, Mapping) or message.get("role") not in ASSISTANT:
         return message
     return {name: value if name == "role" else with_texts(value, trained) for name, value in message.items()}
 
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A value with each text in it changed."""
+    """Return a copy of a value, such as nested lists and tables, in which `change` is applied to each text."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -207,13 +210,14 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """A span of a text without white space around it."""
+    """Return the span (start, end) of a text, narrowed to exclude white space at both ends."""
     piece = text[start:end]
     return start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())
 
 
 def plain_copy(value: Any) -> Any:
-    """A copy of a value of texts, numbers, lists and tables; a UserError for any other value in it."""
+    """Return a deep copy of a value that consists of texts, numbers, lists and tables. Raises a UserError if it
+    contains any other value."""
     if isinstance(value, Mapping):
         return {str(name): plain_copy(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -225,12 +229,12 @@ def plain_copy(value: Any) -> Any:
 
 @lru_cache(maxsize=2)
 def chat_of(tokenizer: Tokenizer) -> Chat:
-    """The Chat of a tokenizer, cached."""
+    """Return the Chat of a tokenizer; it is made once per tokenizer."""
     return Chat(tokenizer)
 
 
 def template_error(error: Exception) -> UserError:
-    """The UserError for an exception of a template."""
+    """Return the UserError that reports an exception raised by a template."""
     line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-    said = " ".join(str(error).split()) or type(error).__name__
-    return UserError(f"the chat template cannot be used for this{line}: {said}")
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return UserError(f"the chat template cannot be used for this{line}: {reason}")

@@ -26,19 +26,19 @@ LINES = {
 
 
 def built_in() -> Iterator[Labeled]:
-    """The built-in short texts: prose labeled by language, and English labeled by kind."""
+    """Yield the built-in short texts: prose labeled by language, and English labeled by kind."""
     for by, texts in samples().items():
         for name, text in texts.items():
             yield text, {by: name}
 
 
 def labeled(text: str, source: str) -> Labeled:
-    """A text with labels for source, script and kind; script and kind are guessed."""
+    """Return a text with labels for source, script and kind; script and kind are guessed from the text."""
     return text, {"source": source, "script": script(text), "kind": kind(text)}
 
 
 def script(text: str) -> str:
-    """The most frequent script of a text's letters: Latin, Cyrillic, Han, ..."""
+    """Return the most frequent script of a text's letters: Latin, Cyrillic, Han, ..."""
     counts: Counter[str] = Counter()
     for character, count in Counter(text).items():
         if character.isalpha():
@@ -48,13 +48,13 @@ def script(text: str) -> str:
 
 @cache
 def script_of(letter: str) -> str:
-    """The script of a letter: the first word of its Unicode name."""
+    """Return the script of a letter: the first word of its Unicode name."""
     first = unicodedata.name(letter, "unknown").split()[0]
     return "Han" if first == "CJK" else first.capitalize()
 
 
 def kind(text: str) -> str:
-    """The kind of a text, guessed: numbers, markup, code, dialogue or prose."""
+    """Guess the kind of a text: numbers, markup, code, dialogue or prose."""
     if sum(map(str.isdigit, text)) > SHARE * sum(not c.isspace() for c in text):
         return "numbers"
     lines = [line for line in text.split("\n") if line.strip()]
@@ -65,11 +65,11 @@ def kind(text: str) -> str:
 
 
 def compare(tokenizers: Mapping[str, Tokenizer], texts: Iterable[Labeled]) -> dict[str, Any]:
-    """A comparison of tokenizers on texts.
+    """Compare tokenizers, given by name, on texts.
 
-    Under `tokenizers`, for each its name, vocabulary size, bytes per token, the number of texts that decoding does not
-    restore, and the first difference in such a text. Under `texts`, for each label its bytes and the bytes per token of
-    each tokenizer.
+    The result has under `tokenizers`, for each, its name, vocabulary size, bytes per token, the number of texts that
+    decoding does not restore, and the first difference in such a text; under `texts`, for each label, its bytes and the
+    bytes per token of each tokenizer.
     """
     encoders = {name: encoder(tokenizer) for name, tokenizer in tokenizers.items()}
     size: Counter[tuple[str, str]] = Counter()  # bytes, by label
@@ -115,7 +115,7 @@ def compare(tokenizers: Mapping[str, Tokenizer], texts: Iterable[Labeled]) -> di
 
 
 def difference(text: str, back: str) -> dict[str, str]:
-    """The first difference of a text and its decoded tokens, with some context."""
+    """Return the first difference between a text and `back`, its decoded tokens, with some context of both."""
     at = next((n for n, (a, b) in enumerate(zip(text, back)) if a != b), min(len(text), len(back)))
     place = slice(max(at - 10, 0), at + 20)
     return {"text": text[place], "back": back[place]}

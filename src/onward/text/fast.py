@@ -37,18 +37,18 @@ WORD = re.compile(r"[^\S\x1c-\x1f][\S\x1c-\x1f]")  # the beginning of a word; on
 
 
 def encoder(tokenizer: Tokenizer) -> Encoder:
-    """The fastest function from texts to their ids, uint32 and without control tokens, equal to `encode_batch`."""
+    """Return the fastest function that encodes texts as `encode_batch` does: to uint32 ids, without control tokens."""
     return named_encoder(tokenizer)[1]
 
 
 def named_encoder(tokenizer: Tokenizer) -> tuple[str, Encoder]:
-    """The name of the library of the fastest encoder, and the encoder."""
+    """Return the name of the library (tiktoken or tokenizers) that encodes fastest, and its encoder."""
     fast = by_tiktoken(tokenizer)
     return ("tiktoken", fast) if fast else ("tokenizers", by_library(tokenizer))
 
 
 def by_library(tokenizer: Tokenizer, group_size: int = GROUP) -> Encoder:
-    """An encoder by `tokenizers`, which uses all cores unless TOKENIZERS_PARALLELISM is false. It encodes about
+    """Return an encoder by `tokenizers`, which uses all cores unless TOKENIZERS_PARALLELISM is false. It encodes about
     `group_size` characters at a time."""
 
     def encode(texts: Sequence[str]) -> list[np.ndarray]:
@@ -62,7 +62,7 @@ def by_library(tokenizer: Tokenizer, group_size: int = GROUP) -> Encoder:
 
 
 def text_groups(tokenizer: Tokenizer, texts: Sequence[str], group_size: int) -> Iterator[list[tuple[int, str]]]:
-    """The pieces of texts, each with the index of its text, in groups of about `group_size` characters."""
+    """Yield groups of about `group_size` characters: lists of (index of the text, piece of the text)."""
     group: list[tuple[int, str]] = []
     size = 0
     for n, text in enumerate(texts):
@@ -76,7 +76,7 @@ def text_groups(tokenizer: Tokenizer, texts: Sequence[str], group_size: int) -> 
 
 
 def by_tiktoken(tokenizer: Tokenizer) -> Encoder | None:
-    """An encoder by `tiktoken`, on one core; None if it is not installed or would give other ids.
+    """Return an encoder by `tiktoken`, on one core; None if it is not installed or would give other ids.
 
     `tokenizers` encodes surrogates, which `tiktoken` refuses, and long pieces without a word boundary, for which it
     overflows its stack.
@@ -110,12 +110,12 @@ def by_tiktoken(tokenizer: Tokenizer) -> Encoder | None:
 
 
 def samples() -> dict[str, dict[str, str]]:
-    """The built-in short texts by language and by kind."""
+    """Return the built-in short texts by language and by kind."""
     return tomllib.loads(Path(__file__).with_name("samples.toml").read_text(encoding="utf-8"))
 
 
 def split_pattern(table: dict[str, Any]) -> str:
-    """The regular expression with which a byte-level tokenizer.json splits texts; "" if it has further steps."""
+    """Return the regular expression with which a byte-level tokenizer.json splits texts; "" if it has further steps."""
     if table["normalizer"] or not all(token["special"] for token in table["added_tokens"]):
         return ""  # added tokens other than control tokens are matched in texts
     patterns = patterns_of(table["pre_tokenizer"])
@@ -123,7 +123,8 @@ def split_pattern(table: dict[str, Any]) -> str:
 
 
 def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:
-    """The ids of all tokens by their bytes, in the order of their merges; empty where `tiktoken` could differ.
+    """Return the ids of all tokens by their bytes, in the order of their merges, as `tiktoken` needs them; {} if
+    `tiktoken` could give other ids.
 
     `tiktoken` merges any two neighbors that form a token, `tokenizers` only the pairs on its list. They give the same
     ids if each token is formed by one merge or by consecutive merges, from tokens formed before, and if its own bytes
@@ -148,7 +149,8 @@ def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:
 
 
 def same_characters(characters: str = NEW) -> bool:
-    """Whether both libraries put these characters into the same categories (letters, numbers, spaces)."""
+    """Return whether tiktoken and tokenizers put these characters into the same Unicode categories (letters, numbers,
+    spaces)."""
     import tiktoken
 
     every = {bytes([byte]): byte for byte in range(256)}
@@ -162,6 +164,6 @@ def same_characters(characters: str = NEW) -> bool:
 
 
 def unbroken(text: str) -> bool:
-    """Whether a text may have `RUN` characters without the beginning of a word."""
+    """Return whether a text may have RUN characters in a row in which no word begins."""
     block = RUN // 2  # a run of RUN characters covers a whole block
     return any(not WORD.search(text, start, start + block) for start in range(0, len(text) - block, block))

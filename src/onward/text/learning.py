@@ -14,8 +14,11 @@ from tokenizers import models, pre_tokenizers, trainers
 
 
 def learn_bpe(texts: Iterable[str], size: int, control: str) -> models.BPE:
-    """The merges of texts that are split by GPT-2's pattern (Radford et al. 2019), with at most `size` ids: the control
-    token, the 256 bytes, and a token for each merge, the most frequent pair first. The texts are iterated once."""
+    """Train a byte-level BPE model on texts, which are split by GPT-2's pattern (Radford et al. 2019).
+
+    It has at most `size` ids: the token `control`, the 256 bytes, and a token for each merge, the most frequent pair
+    first. The texts are iterated once.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     try:
         import ffbpe
@@ -35,7 +38,7 @@ def learn_bpe(texts: Iterable[str], size: int, control: str) -> models.BPE:
 
 
 def by_tokenizers(texts: Iterable[str], size: int, control: str, alphabet: list[str]) -> models.BPE:
-    """The same by `tokenizers`, which notices Ctrl-C after the merges."""
+    """Train the BPE model of `learn_bpe` by `tokenizers`, which notices Ctrl-C only after the merges."""
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -46,7 +49,7 @@ def by_tokenizers(texts: Iterable[str], size: int, control: str, alphabet: list[
 
 
 def interruptible(work: Callable[[], object]) -> None:
-    """Run a function of a library that ignores signals in a thread, so Ctrl-C takes effect at once."""
+    """Run `work`, a function of a library that ignores signals, in a thread, so that Ctrl-C takes effect at once."""
     done = Future[None]()
 
     def run() -> None:

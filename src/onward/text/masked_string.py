@@ -15,7 +15,7 @@ DIRECTIVE = re.compile(r"%(?:\((?P<name>.*?)\))?[-#0 +]*(?P<width>\*|\d*)(?:\.(?
 
 
 class TooLarge(ValueError):
-    """A template makes a value beyond MAX_LENGTH or MAX_WIDTH."""
+    """Raised if a template makes a value beyond MAX_LENGTH or MAX_WIDTH."""
 
     def __init__(self) -> None:
         super().__init__("it makes texts or lists that are too large")
@@ -101,8 +101,8 @@ class MaskedString(str):
         return before, separator, after
 
     def located(self, parts: Iterable[str], separator: str | None) -> list[str]:
-        """Consecutive parts of this string with their masks; `separator` lies between them, white space if it is
-        None."""
+        """Return `parts`, consecutive parts of this string, with their masks. `separator` lies between them, white
+        space if it is None."""
         result: list[str] = []
         position = 0
         for part in parts:
@@ -127,22 +127,22 @@ class MaskedString(str):
         return self.cased(super().title())
 
     def cased(self, text: str) -> str:
-        """This string in another case, with its mask; without a mask if the length changes."""
+        """Return `text`, this string in another case, with this string's mask; without a mask if the length differs."""
         return MaskedString(text, self._mask) if len(text) == len(self) else text
 
 
 def from_template(text: str) -> MaskedString:
-    """A string that the template wrote."""
+    """Return a text marked as written by the template."""
     return MaskedString(text, bytes([FROM_TEMPLATE]) * len(text))
 
 
 def trained(text: str) -> MaskedString:
-    """A string that a model is trained to write, from the template or from a variable."""
+    """Return a text marked as trained; characters written by the template keep this mark."""
     return MaskedString(text, bytes(byte | TRAINED for byte in mask_of(text)))
 
 
 def is_trained(value: Any) -> bool:
-    """Whether a model is trained on any character of a text, or of the texts in a list or table."""
+    """Return whether a model is trained on any character of a text, or of the texts in a list or table."""
     if isinstance(value, str):
         return any(byte & TRAINED for byte in mask_of(value))
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
@@ -150,19 +150,20 @@ def is_trained(value: Any) -> bool:
 
 
 def mask_of(text: str) -> bytes:
-    """The mask of a string: a byte per character, of the bits FROM_TEMPLATE and TRAINED."""
+    """Return the mask of a string: a byte per character, of the bits FROM_TEMPLATE and TRAINED."""
     return text._mask if isinstance(text, MaskedString) else bytes(len(text))
 
 
 def concat(parts: Iterable[Any]) -> str:
-    """The texts of several values, joined."""
+    """Return the texts of the values, joined, with their masks."""
     texts = [as_text(part) for part in parts]
     check_length(sum(map(len, texts)))
     return MaskedString("".join(texts), b"".join(map(mask_of, texts)))
 
 
 def as_text(value: Any) -> str:
-    """The text of a value; raises TooLarge if its lists and tables are too large to print."""
+    """Convert a value to text as a template prints it. Raises TooLarge if its lists and tables are too large to
+    print."""
     if not isinstance(value, str | int | float | None):
         check_size(value)
     return str(value)
@@ -188,7 +189,7 @@ def check_size(value: Any) -> None:
 
 
 def replace(text: str, old: str, new: str, count: int = -1) -> str:
-    """`str.replace`; each argument may be a MaskedString."""
+    """Compute `str.replace` with masks; each argument may be a MaskedString."""
     times = text.count(old) if count < 0 else min(count, text.count(old))
     check_length(len(text) + times * len(new))
     kept = MaskedString(text, mask_of(text))
@@ -197,12 +198,13 @@ def replace(text: str, old: str, new: str, count: int = -1) -> str:
 
 
 def spread(text: MaskedString, times: int) -> list[str]:
-    """The parts of a text between which `str.replace` inserts a text, `times` times, for an empty one."""
+    """Return the parts of a text between which `str.replace` inserts the new text when the old one is empty, at most
+    `times` times."""
     return ["", *text[: times - 1], text[times - 1 :]] if times else [text]
 
 
 def percent(text: str, values: Any) -> str:
-    """`text % values`; fields without padding or conversion keep their mask."""
+    """Compute `text % values` with masks; fields without padding or conversion keep theirs."""
     form, pieces, position = MaskedString(text, mask_of(text)), list[str](), 0
     waiting = list(values) if isinstance(values, tuple) else [values]
     for match in DIRECTIVE.finditer(form):

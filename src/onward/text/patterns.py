@@ -35,7 +35,7 @@ DEEPSEEK3 = (
 
 
 def byte_level_bpe(model: models.BPE, patterns: Sequence[str]) -> tokenizers.Tokenizer:
-    """A byte-level tokenizer that splits texts by each pattern in turn."""
+    """Return a byte-level tokenizer for a BPE model, which splits texts by each pattern in turn."""
     inner = tokenizers.Tokenizer(model)
     first: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     inner.pre_tokenizer = pre_tokenizers.Sequence(
@@ -46,8 +46,8 @@ def byte_level_bpe(model: models.BPE, patterns: Sequence[str]) -> tokenizers.Tok
 
 
 def patterns_of(pre_tokenizer: Any) -> tuple[str, ...] | None:
-    """The split patterns of the byte-level pre_tokenizer in a tokenizer.json; () if it does not split; None for any
-    other pre_tokenizer."""
+    """Return the split patterns of a byte-level pre_tokenizer, as a table of tokenizer.json; () if it does not split;
+    None for any other pre_tokenizer."""
     inner = pre_tokenizer.get("pretokenizers") if isinstance(pre_tokenizer, dict) else None
     patterns: list[str] = []
     for part in [pre_tokenizer] if inner is None else inner:
@@ -64,8 +64,8 @@ def patterns_of(pre_tokenizer: Any) -> tuple[str, ...] | None:
 
 
 def byte_symbols() -> dict[str, int]:
-    """The byte of each symbol of GPT-2's byte-level alphabet: printable bytes are their own symbols, the others have
-    the remaining symbols in order."""
+    """Return the byte of each symbol of GPT-2's byte-level alphabet: printable bytes are their own symbols, the others
+    have the remaining symbols in order."""
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     own = {chr(b): b for b in range(256) if chr(b) in alphabet}
     return own | dict(zip(sorted(alphabet - own.keys()), sorted(set(range(256)) - set(own.values()))))

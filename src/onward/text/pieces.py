@@ -1,4 +1,5 @@
-"""Tokenizers of SentencePiece's kind, made from pieces with scores (Kudo and Richardson 2018). Without torch."""
+"""Tokenizers of SentencePiece's kind, made from pieces with scores (Kudo and Richardson 2018). Does not import
+torch."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a vocabulary; its id is its index in the list."""
+    """A token of a SentencePiece vocabulary, with its score and type; its id is its index in the list."""
 
     text: str
     score: float
@@ -24,7 +25,7 @@ class Piece:
 
 
 def formations(text: str, pieces: Set[str]) -> Iterator[tuple[str, str]]:
-    """The pairs of characters or pieces that form a text together."""
+    """Yield the pairs of characters or pieces that, joined, give a text."""
     for cut in range(1, len(text)):
         halves = text[:cut], text[cut:]
         if all(len(half) == 1 or half in pieces for half in halves):
@@ -32,7 +33,7 @@ def formations(text: str, pieces: Set[str]) -> Iterator[tuple[str, str]]:
 
 
 def merges_of(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
-    """The merges with which BPE forms the pieces: each piece as two others, by score and then by id."""
+    """Return the BPE merges that form the pieces, each from two others, in the order of score and then id."""
     ids = {piece.text: i for i, piece in enumerate(pieces)}
     merges = []
     for piece in pieces:
@@ -52,7 +53,7 @@ def bpe_of_pieces(
     squeeze: bool = False,
     normalized: bool = False,
 ) -> tokenizers.Tokenizer:
-    """The tokenizer that merges pieces by their scores, with byte pieces, if any, for unknown characters.
+    """Make a tokenizer that merges pieces by their scores; unknown characters become byte pieces, if there are any.
 
     `prefix` adds a space before a text, or with `suffix` after it; `squeeze` strips spaces and collapses runs of them.
     For `normalized` see `add_tokens`.
@@ -79,8 +80,8 @@ def bpe_of_pieces(
 
 
 def add_tokens(inner: tokenizers.Tokenizer, typed: Sequence[tuple[str, int]], *, normalized: bool = False) -> None:
-    """Declare the control tokens and the user-defined tokens among all tokens with their types; the latter are found in
-    the text as it is, or as it is `normalized`, which has no spaces."""
+    """Register control tokens and user-defined tokens, given as all tokens with their types. User-defined tokens are
+    matched in the text as typed or, if `normalized`, after normalization, which replaces spaces."""
     texts = [text for text, kind in typed if kind == USER_DEFINED and not (normalized and " " in text)]
     own = [AddedToken(text, normalized=normalized, special=False) for text in texts]
     control = [AddedToken(text, normalized=False, special=True) for text, kind in typed if kind in (UNKNOWN, CONTROL)]

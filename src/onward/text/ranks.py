@@ -29,8 +29,8 @@ TEKKEN_SPECIALS = (
 
 @dataclass(frozen=True)
 class Published:
-    """The published settings that a file of ranks lacks: the pattern, the control tokens with their ids, and the tokens
-    that begin and end a text."""
+    """The published settings that a file of ranks lacks: the split pattern, the control tokens with their ids, and the
+    tokens that begin and end a text."""
 
     pattern: str
     specials: Mapping[str, int]
@@ -39,7 +39,7 @@ class Published:
 
 
 def numbered(names: Sequence[str], first: int) -> dict[str, int]:
-    """Consecutive ids for tokens, from `first` on."""
+    """Give consecutive ids to tokens, from `first` on."""
     return {name: first + number for number, name in enumerate(names)}
 
 
@@ -61,7 +61,8 @@ PUBLISHED = {  # by the number of ranks
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """The ranks of a tiktoken file: a line for each token, its bytes in base64 and its rank."""
+    """Read the ranks (the order of merges) of a tiktoken file: each line has the bytes of a token in base64 and its
+    rank."""
     ranks: dict[bytes, int] = {}
     try:
         for line in path.read_bytes().splitlines():
@@ -74,15 +75,19 @@ def read_ranks(path: Path) -> dict[bytes, int]:
 
 
 def is_ranks(path: Path) -> bool:
-    """Whether a file is one of ranks: Llama 3's is named tokenizer.model, as SentencePiece's are."""
+    """Return whether a file is a tiktoken file of ranks. Its name does not tell: Llama 3's is tokenizer.model, as
+    SentencePiece's are."""
     with path.open("rb") as file:
         first = file.readline(1000).split()
     return len(first) == 2 and first[1].isdigit()
 
 
 def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """The tokenizer of a tiktoken file, and its tokens that begin and end a text and that pad. `pattern` splits texts;
-    it is known for the vocabularies of GPT-2, GPT-4, GPT-4o, Llama 3 and Qwen by the number of ranks."""
+    """Return the tokenizer of a tiktoken file, and its tokens that begin a text, end a text, and pad, None if unknown.
+
+    `pattern` splits texts; it is known for the vocabularies of GPT-2, GPT-4, GPT-4o, Llama 3 and Qwen by the number of
+    ranks.
+    """
     ranks = read_ranks(path)
     known = PUBLISHED.get(len(ranks))
     if not pattern and known is None:
@@ -98,8 +103,8 @@ def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str
 
 
 def ranked_bpe(ranks: Mapping[bytes, int], pattern: str, path: Path, first: int = 0) -> tokenizers.Tokenizer:
-    """A BPE tokenizer that merges by rank; an id is the rank plus `first`. A token that no two others form is matched
-    directly."""
+    """Make a BPE tokenizer that merges by rank; an id is the rank plus `first`. A token that no two others form is
+    matched directly. `path` is named in errors."""
     if not all(bytes([byte]) in ranks for byte in range(256)) or sorted(ranks.values()) != list(range(len(ranks))):
         raise UserError(f"{path} does not have every byte and every rank: copy or download it again")
     order = sorted(ranks, key=ranks.__getitem__)
@@ -115,7 +120,7 @@ def ranked_bpe(ranks: Mapping[bytes, int], pattern: str, path: Path, first: int 
 
 
 def add_specials(inner: tokenizers.Tokenizer, specials: Mapping[str, int]) -> None:
-    """Add control tokens with their ids; ids between them get names of their own."""
+    """Add control tokens with their ids; unused ids between them get placeholder tokens."""
     size = inner.get_vocab_size()
     names = {i: name for name, i in specials.items()}
     wanted = [names.get(i, f"<|unused_{i}|>") for i in range(size, max(names) + 1)]
@@ -123,8 +128,8 @@ def add_specials(inner: tokenizers.Tokenizer, specials: Mapping[str, int]) -> No
 
 
 def load_tekken(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """The tokenizer of a tekken.json, and its tokens that begin and end a text and that pad: control tokens come first,
-    then the ranks."""
+    """Return the tokenizer of Mistral's tekken.json, and its tokens that begin a text, end a text, and pad. Control
+    tokens have the first ids, the ranks follow."""
     try:
         table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         config = table["config"]

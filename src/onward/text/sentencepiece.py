@@ -67,7 +67,8 @@ UNREAD: dict[str, Set[int]] = {  # fields by which a vocabulary was trained, and
 
 
 def fields_of(data: bytes) -> Iterator[tuple[int, int, Any]]:
-    """The numbers, the wire types and the values of the fields of a message; a ValueError if it is cut off or none."""
+    """Decode a protobuf message: yield (field number, wire type, value) for each field. Raises a ValueError if it is
+    cut off or not a message."""
     at = 0
 
     def varint() -> int:
@@ -98,11 +99,12 @@ def fields_of(data: bytes) -> Iterator[tuple[int, int, Any]]:
 
 
 class UnknownField(Exception):
-    """A field that may change tokens."""
+    """Raised for a field that Onward does not know and that may change tokens."""
 
 
 def message(parts: Sequence[bytes], known: Fields, where: str) -> dict[str, list[Any]]:
-    """The values of the known fields of a message, by name; a field may occur several times. Texts are decoded."""
+    """Decode the known fields of a message, given in `parts`: return the list of values of each field, by name. Texts
+    are decoded; `where` names the message in errors."""
     entries: dict[str, list[Any]] = {}
     for number, kind, value in (field for part in parts for field in fields_of(part)):
         name, wanted = known.get(number, ("", kind))
@@ -116,9 +118,10 @@ def message(parts: Sequence[bytes], known: Fields, where: str) -> dict[str, list
 
 
 def read_sentencepiece(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """The tokenizer in a SentencePiece file, and its tokens that begin a text, end a text and pad.
+    """Return the tokenizer of a SentencePiece file, and its tokens that begin a text, end a text and pad, None if it
+    has none.
 
-    A UserError if the file is not SentencePiece's, or if the tokens would differ from the library's.
+    Raises a UserError if the file is not SentencePiece's, or if the tokens would differ from the library's.
     """
     try:
         model = message([path.read_bytes()], MODEL, "the model")
@@ -162,12 +165,12 @@ NAMED = {"bos": "<s>", "eos": "</s>", "pad": "<pad>"}
 
 
 def last(values: Mapping[str, Sequence[Any]], name: str, default: Any) -> Any:
-    """The value of a field; the last occurrence counts."""
+    """Return the last value of a field, as protobuf prescribes for repeated occurrences, or the default."""
     return values[name][-1] if name in values else default
 
 
 def piece_of(values: Mapping[str, Sequence[Any]]) -> Piece:
-    """The piece in the fields of a message; a ValueError if they are impossible."""
+    """Make a Piece from the decoded fields of a message. Raises a ValueError if they are impossible."""
     piece = Piece(last(values, "piece", b"").decode(), last(values, "score", 0.0), last(values, "type", NORMAL))
     if not piece.text or not NORMAL <= piece.type <= BYTE or not math.isfinite(piece.score):
         raise ValueError(f"the piece {piece.text!r:.40} has type {piece.type} and score {piece.score}")
@@ -175,8 +178,8 @@ def piece_of(values: Mapping[str, Sequence[Any]]) -> Piece:
 
 
 def of_specs(trainer: Mapping[str, Any], normalizer: Mapping[str, Any], denormalizer: Mapping[str, Any]) -> str:
-    """The setting in the specifications that would give other tokens than the library, in words; "" if there is
-    none."""
+    """Find a setting in the decoded specifications with which this tokenizer would differ from the library's; return it
+    in words, "" if there is none."""
     kind = KINDS.get(last(trainer, "model_type", 1), "unknown")
     if kind != "bpe":
         return f"is of kind {kind}, and Onward reads bpe"
@@ -194,7 +197,8 @@ def of_specs(trainer: Mapping[str, Any], normalizer: Mapping[str, Any], denormal
 
 
 def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
-    """The property of the pieces that would give other tokens than the library, in words; "" if there is none."""
+    """Find a property of the pieces with which this tokenizer would differ from the library's; return it in words, ""
+    if there is none. `fallback`: unknown characters become bytes; `squeeze`: runs of spaces are collapsed."""
     of_type = {kind: [piece.text for piece in pieces if piece.type == kind] for kind in range(NORMAL, BYTE + 1)}
     if len(of_type[UNKNOWN]) != 1:
         return f"has {len(of_type[UNKNOWN])} unknown pieces in place of one"
@@ -223,7 +227,7 @@ def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
 
 
 def check_samples(path: Path, inner: tokenizers.Tokenizer, samples: Sequence[tuple[str, ...]]) -> None:
-    """Raise a UserError if a self-test text in the file has other pieces than the file says."""
+    """Raise a UserError if a self-test text of the file is encoded to other pieces than the file lists."""
     unknown = getattr(inner.model, "unk_token", None)
     inner.encode_special_tokens = True
     for text, expected in samples:

@@ -9,9 +9,9 @@ LOOK_BACK = 8  # tokens of a prompt on which the text of the next token may depe
 
 
 class TextStream:
-    """Decodes a sequence of tokens in pieces; joined, the pieces are the text of the whole sequence.
+    """Decodes a sequence of tokens incrementally: joined, the returned pieces are the text of the whole sequence.
 
-    `before` are the tokens that the text follows: some decoders drop a space at the beginning of a text.
+    `before` are the tokens that precede the sequence: some decoders drop a space at the beginning of a text.
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
@@ -21,7 +21,7 @@ class TextStream:
         self.bytes = codecs.getincrementaldecoder("utf-8")("replace")  # all that a byte-level tokenizer needs
 
     def push(self, token: int) -> str:
-        """Add a token; return the text that no further token can change, so without an incomplete character."""
+        """Add a token; return the new text that no further token can change, so never an incomplete character."""
         if token in self.tokenizer.special:
             return ""
         if self.tokenizer.of_bytes:
@@ -35,16 +35,16 @@ class TextStream:
         return "" if incomplete else self.release(text)
 
     def finish(self) -> str:
-        """The remaining text, after the last token."""
+        """Return the remaining text after the last token, an incomplete character included."""
         return self.bytes.decode(b"", final=True) + self.release(self.text())
 
     def text(self) -> str:
-        """The text of the pending tokens."""
+        """Return the text of the pending tokens, which have not been returned yet."""
         before = self.tokenizer.decode(self.decoded)
         return self.tokenizer.decode(self.decoded + self.pending)[len(before) :]
 
     def release(self, text: str) -> str:
-        """Return the text of the pending tokens, which become decoded ones unless it is empty."""
+        """Mark the pending tokens as returned, unless their `text` is empty; return `text`."""
         if text:
             self.decoded, self.pending = self.pending, []
         return text

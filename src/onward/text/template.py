@@ -50,13 +50,13 @@ MAX_BITS = 1 << 16  # of an integer
 
 @dataclass
 class Budget:
-    """The remaining steps and time of a template."""
+    """The remaining steps (loop iterations and calls) and time of a template while it is rendered."""
 
     steps: int = field(default_factory=lambda: MAX_STEPS)
     deadline: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
 
     def spend(self) -> None:
-        """Count one step."""
+        """Count one step. Raises a TemplateError if no step or no time is left."""
         self.steps -= 1
         if self.steps < 0 or time.monotonic() > self.deadline:
             raise jinja2.TemplateError(f"it runs for more than {MAX_STEPS:,} steps or {MAX_SECONDS:.0f} seconds")
@@ -66,7 +66,8 @@ BUDGET: ContextVar[Budget] = ContextVar("BUDGET")
 
 
 def render(template: jinja2.Template, values: Mapping[str, Any]) -> MaskedString:
-    """The text of a template."""
+    """Render a template with these variables, within the limits of steps, time and length; return the text with its
+    mask."""
     token, pieces, length = BUDGET.set(Budget()), list[str](), 0
     try:
         for piece in template.generate(values):
@@ -80,14 +81,14 @@ def render(template: jinja2.Template, values: Mapping[str, Any]) -> MaskedString
 
 
 def counted(values: Iterable[Any]) -> Iterator[Any]:
-    """The values that a loop iterates over; each is a step."""
+    """Yield the values that a loop of a template iterates over, and count each as a step of the Budget."""
     for value in values:
         BUDGET.get().spend()
         yield value
 
 
 class Generator(CodeGenerator):
-    """Compiles literals of a template to `MaskedString`, and `str` to `as_text`."""
+    """The code generator of templates: compiles their literals to `MaskedString`, and `str` to `as_text`."""
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         if isinstance(node.value, str):
@@ -110,7 +111,7 @@ class Generator(CodeGenerator):
 
 
 class Environment(ImmutableSandboxedEnvironment):
-    """The sandbox of templates."""
+    """Jinja's sandbox with limits and masked strings, in which templates are compiled."""
 
     code_generator_class = Generator
     intercepted_binops = frozenset(["+", "*", "**", "%"])
@@ -161,7 +162,7 @@ METHODS: dict[str, Callable[..., str]] = {
 
 
 def formatted(environment: Environment, text: str, args: Any, kwargs: Mapping[str, Any]) -> str:
-    """`text.format(*args, **kwargs)`; fields that are neither padded nor converted keep who wrote them."""
+    """Compute `text.format(*args, **kwargs)` with masks; fields that are neither padded nor converted keep theirs."""
     formatter, pieces, count = SandboxedFormatter(environment), list[str](), 0
     form = from_template if all(byte & FROM_TEMPLATE for byte in mask_of(text)) else MaskedString
     for literal, name, spec, conversion in Formatter().parse(text):
@@ -179,7 +180,8 @@ def formatted(environment: Environment, text: str, args: Any, kwargs: Mapping[st
 
 
 class Generation(Extension):
-    """`{% generation %}` marks the text of the assistant: if any text in the block is trained, the whole block is."""
+    """The tag `{% generation %}`, which encloses the assistant's text: if any text in the block is trained, the whole
+    block is."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -191,7 +193,7 @@ class Generation(Extension):
 
 
 def environment() -> Environment:
-    """The sandbox of templates, with the functions that transformers provides."""
+    """Return the sandbox of templates, with the functions that transformers provides to them."""
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)

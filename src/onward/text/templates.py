@@ -60,10 +60,10 @@ TEMPLATES = {
 
 
 def with_template(tokenizer: Tokenizer, name: str) -> Tokenizer:
-    """The tokenizer with a chat template: one of TEMPLATES by its name, or that in a file of Jinja.
+    """Return the tokenizer with another chat template: `name` is one of TEMPLATES, or a file of Jinja.
 
-    Control tokens that the vocabulary lacks are added to it, and the one that ends an answer becomes an end token. A
-    UserError where the template cannot be used.
+    Control tokens that the vocabulary lacks are added to it, and the one that ends an answer becomes an end token.
+    Raises a UserError if the template cannot be used.
     """
     template = TEMPLATES.get(name)
     if template is None:

@@ -65,7 +65,7 @@ class Tokenizer:
     @classmethod
     @checked
     def load(cls, path: str | Path) -> Tokenizer:
-        """The tokenizer in a folder or a file: tokenizer.json, GPT-2's vocab.json and merges.txt, Mistral's
+        """Load the tokenizer in a folder or a file: tokenizer.json, GPT-2's vocab.json and merges.txt, Mistral's
         tekken.json, SentencePiece's tokenizer.model, or a .tiktoken file of ranks."""
         path = Path(path)
         file = (tokenizer_file(path) or path / "tokenizer.json") if path.is_dir() else path
@@ -96,35 +96,38 @@ class Tokenizer:
 
     @property
     def names(self) -> dict[str, str]:
-        """The control tokens under their names in transformers, such as bos_token."""
+        """The control tokens by their names in transformers, such as bos_token."""
         unknown = None if self.unknown_id is None else self.inner.id_to_token(self.unknown_id)
         names = {"bos_token": self.bos, "eos_token": self.eos, "unk_token": unknown, "pad_token": self.pad}
         return {name: token for name, token in names.items() if token is not None}
 
     @explained
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """The ids of a text; with `special`, also the control tokens that this tokenizer adds around a text."""
+        """Return the ids of a text. With `special`, the control tokens that this tokenizer adds before and after a text
+        are included."""
         if special and not self.cuttable:  # a tokenizer that adds control tokens is never cuttable
             return self.encoded(self.inner.encode, utf8(text)).ids
         return self.encode_batch([text])[0]
 
     @checked
     def begin(self, tokens: list[int]) -> list[int]:
-        """The tokens of a document after the beginning-of-text token, unless they begin with it or there is none."""
+        """Return the tokens of a document with the beginning-of-text token in front, if the tokenizer has one and the
+        document does not begin with it."""
         if self.bos_id is None or tokens[:1] == [self.bos_id]:
             return tokens
         return [self.bos_id, *tokens]
 
     @checked
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """The ids of each text, computed on all cores, without control tokens."""
+        """Encode each text, on all cores, without control tokens."""
         cut = [self.pieces(utf8(text)) for text in texts]
         pieces_of_all = [piece for pieces in cut for piece in pieces]
         encodings = iter(self.encoded(self.inner.encode_batch_fast, pieces_of_all, add_special_tokens=False))
         return [[i for _ in pieces for i in next(encodings).ids] for pieces in cut]
 
     def encoded(self, encode: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The result of an encoding function of the library; a UserError if it fails."""
+        """Call `encode`, an encoding function of the library; return its result. Raises a UserError if the library
+        fails."""
         try:
             return encode(*args, **kwargs)
         except Exception as error:  # the library raises nothing narrower
@@ -134,8 +137,8 @@ class Tokenizer:
             raise UserError(f"the tokenizer cannot encode this text: {' '.join(str(error).split())}") from None
 
     def pieces(self, text: str, size: int = PIECE) -> list[str]:
-        """The pieces of a long text, cut where no token can cross: after a line break that no white space follows. Each
-        piece is cut at the first such place after `size` characters."""
+        """Cut a long text into pieces that give the same tokens as the whole text: after a line break that no white
+        space follows, at the first one after `size` characters of a piece."""
         if len(text) <= size or not self.cuttable:
             return [text]
         result, start = [], 0
@@ -146,12 +149,12 @@ class Tokenizer:
 
     @explained
     def decode(self, ids: Sequence[TokenId]) -> str:
-        """The text of ids, without control tokens."""
+        """Decode ids to text, without control tokens."""
         return self.inner.decode([i for i in ids if i not in self.special], skip_special_tokens=False)
 
     @checked
     def byte_count(self, ids: Sequence[int]) -> int:
-        """The number of bytes of the UTF-8 text of ids."""
+        """Return the number of bytes of the UTF-8 text of ids."""
         if self.of_bytes:
             lengths = {i: len(self.token_bytes(i)) for i in set(ids)}
             return sum(lengths[i] for i in ids)
@@ -159,7 +162,7 @@ class Tokenizer:
 
     @explained
     def token_bytes(self, token_id: TokenId) -> bytes:
-        """The bytes of a token within a text, which may be part of a character."""
+        """Return the bytes of a token within a text, which may be part of a character."""
         token = "" if token_id in self.special else self.inner.id_to_token(token_id) or ""
         if self.of_bytes and all(c in BYTE_OF for c in token):
             return bytes(BYTE_OF[c] for c in token)
@@ -168,7 +171,7 @@ class Tokenizer:
 
     @explained
     def piece(self, token_id: TokenId) -> str:
-        """One token as readable text, for tables: control tokens by name, part of a character as U+FFFD."""
+        """Return one token as readable text, for tables: a control token by its name, part of a character as U+FFFD."""
         token = self.inner.id_to_token(token_id)
         if token is None or token_id in self.special:
             return token or f"<{token_id}>"
@@ -178,12 +181,12 @@ class Tokenizer:
 
     @checked
     def textless(self, size: int) -> list[int]:
-        """The ids below `size` that have no token: padding and holes of the vocabulary."""
+        """Return the ids below `size` that have no token: padding and unused ids of the vocabulary."""
         return [i for i in range(size) if self.inner.id_to_token(i) is None]
 
 
 def utf8(text: str) -> str:
-    """A text with U+FFFD for each half of a character, which the library does not accept."""
+    """Replace each surrogate, half of a character, by U+FFFD, since the library does not accept surrogates."""
     if not isinstance(text, str):
         raise UserError(f"text is {shown(text)}: a tokenizer takes text")
     return SURROGATE.sub(UNKNOWN, text)
@@ -194,7 +197,7 @@ ACROSS = re.compile(r"[\nĊ][^\sĊĉčĠ]")  # a token that crosses such a line 
 
 
 def cuttable(inner: tokenizers.Tokenizer) -> bool:
-    """Whether the pieces of a text that is cut at `CUT` have the same ids as the whole text."""
+    """Return whether the pieces of a text that is cut by the pattern CUT always have the same ids as the uncut text."""
     first = inner.pre_tokenizer
     return (
         isinstance(first, pre_tokenizers.ByteLevel | pre_tokenizers.Split)
@@ -206,14 +209,15 @@ def cuttable(inner: tokenizers.Tokenizer) -> bool:
 
 
 def tokenizer_file(folder: Path) -> Path | None:
-    """The file of a folder's tokenizer, the best known format first; None if there is none."""
+    """Return the tokenizer's file in a folder, the first that exists of tokenizer.json, vocab.json, tekken.json,
+    tokenizer.model and *.tiktoken; None if there is none."""
     named = [folder / name for name in ("tokenizer.json", "vocab.json", "tekken.json", "tokenizer.model")]
     return next((file for file in [*named, *sorted(folder.glob("*.tiktoken"))] if file.exists()), None)
 
 
 def read_inner(file: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """The tokenizer in a file of any format, and its tokens that begin and end a text and that pad, where the format
-    has them."""
+    """Read the tokenizer in a file of any format; return it with its tokens that begin a text, end a text, and pad,
+    None where the format has none."""
     if file.name == "vocab.json":
         return byte_level(read_bpe(file.parent), use_regex=True), None, None, None
     if file.name == "tekken.json":
@@ -232,7 +236,8 @@ def read_inner(file: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None
 
 
 def add_published(inner: tokenizers.Tokenizer, tables: Mapping[str, Mapping[str, Any]], file: Path) -> None:
-    """Add the tokens of tokenizer_config.json that are not in a vocabulary, or are ordinary there."""
+    """Add the tokens that tokenizer_config.json lists as control tokens, if the vocabulary lacks them or has them as
+    ordinary tokens."""
     listed = tables.get("tokenizer_config.json", {}).get("added_tokens_decoder")
     for i, token in sorted(listed.items(), key=lambda pair: int(pair[0])) if isinstance(listed, dict) else ():
         options = {name: bool(token.get(name)) for name in ("lstrip", "rstrip", "normalized", "special")}
@@ -245,7 +250,8 @@ def add_published(inner: tokenizers.Tokenizer, tables: Mapping[str, Mapping[str,
 
 
 def read_bpe(folder: Path) -> models.BPE:
-    """The model in GPT-2's vocab.json and merges.txt; a UserError names the file that is missing or broken."""
+    """Read the BPE model in GPT-2's vocab.json and merges.txt. Raises a UserError that names the file that is missing
+    or broken."""
     vocab, merges = folder / "vocab.json", folder / "merges.txt"
     if not merges.exists():
         raise UserError(f"there is no merges.txt in {folder}, which {vocab.name} needs: copy or download it")
@@ -256,7 +262,8 @@ def read_bpe(folder: Path) -> models.BPE:
 
 
 def published(folder: Path) -> dict[str, dict[str, Any]]:
-    """The tables in a folder that name control tokens, the most important first; unreadable files are left out."""
+    """Read the JSON tables of a folder that name control tokens, by file name, the most important first; unreadable
+    files are left out."""
     tables = {}
     for file in "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json":
         try:
@@ -268,7 +275,8 @@ def published(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def special_name(tables: Mapping[str, Mapping[str, Any]], key: str, inner: tokenizers.Tokenizer) -> str | None:
-    """The control token under a key such as `bos_token`, whose value is its text or its id; None if there is none."""
+    """Return the control token under a key such as `bos_token` of the first of these tables that has it; the value may
+    be its text or its id. None if there is none."""
     for table in tables.values():
         value = table.get(key)
         value = value.get("content") if isinstance(value, dict) else value
@@ -280,13 +288,13 @@ def special_name(tables: Mapping[str, Mapping[str, Any]], key: str, inner: token
 
 
 def known_ids(value: Any, inner: tokenizers.Tokenizer) -> list[int]:
-    """The token ids among one value or several."""
+    """Return the valid token ids in `value`, which is one id or a list of ids from a JSON file."""
     values = value if isinstance(value, list) else [value]
     return [i for i in values if type(i) is int and 0 <= i < 1 << 32 and inner.id_to_token(i) is not None]
 
 
 def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """The chat templates of a folder by name; a single one is named `default`."""
+    """Read the chat templates of a folder, by name; a single one is named `default`."""
     value = tables.get("tokenizer_config.json", {}).get("chat_template")
     named = value if isinstance(value, list) else [{"name": "default", "template": value}]
     templates = {t.get("name"): t.get("template") for t in named if isinstance(t, dict)}
@@ -300,7 +308,8 @@ def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dic
 
 
 def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:
-    """A byte-level tokenizer; with `use_regex`, texts are first split by GPT-2's pattern (Radford et al. 2019)."""
+    """Make a byte-level tokenizer of a model; with `use_regex`, texts are first split by GPT-2's pattern (Radford et
+    al. 2019)."""
     inner = tokenizers.Tokenizer(model)
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     inner.decoder = decoders.ByteLevel()
@@ -309,7 +318,7 @@ def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:
 
 
 def char_level(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
-    """A tokenizer of characters; any other character is U+FFFD."""
+    """Make a tokenizer of single characters from their ids; any other character is U+FFFD."""
     inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
     inner.decoder = decoders.Fuse()
@@ -318,11 +327,11 @@ def char_level(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
 
 @checked
 def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
-    """The tokenizer of a specification: `char`, `byte`, `bpe:4096` or the path of a tokenizer.
+    """Make the tokenizer of a specification: `char`, `byte`, `bpe:4096` or the path of a tokenizer.
 
     `char`: every character of the texts is a token, any other character is unknown and becomes U+FFFD. `byte`: the 256
     bytes. `bpe:N`: byte-level BPE with GPT-2's pattern and at most N ids, the control token included, learned from the
-    texts. The texts are iterated once. A text in a list that names a file is a UserError.
+    texts. The texts are iterated once. Raises a UserError for a list of texts in which one is the path of a file.
     """
     for text in texts if isinstance(texts, Sequence) else ():
         check_text(text, "a text", "give Path({!r}).read_text()")

@@ -1,13 +1,4 @@
-"""The activations inside attention.
-
-Attention calls its context to rotate queries and keys and to write the cache, and its `Attend` module to attend. A
-TracedContext in place of the layer's own context, and hooks on `Attend`, therefore reach every step. Fused kernels
-return no scores and weights: these are computed a second time for the trace; an edit of them replaces the kernel by the
-reference backend. Latent attention may never make keys and values: they are computed from the latents.
-
-Shapes: B batch, T tokens in this call, S keys, H heads, K key/value heads, E d_head, F width of a value; of latent
-attention L d_latent, P d_nope, R d_rope.
-"""
+"""Hooks for the activations inside attention."""
 
 from __future__ import annotations
 
@@ -32,7 +23,8 @@ from onward.tracing.hooks import ModelHooks
 
 @dataclass(frozen=True, eq=False)
 class TracedContext(AttentionContext):
-    """The context of a layer with self-attention; it passes queries, keys and values to traces and edits."""
+    """An AttentionContext for layers with self-attention that also passes queries, keys and values to traces and
+    edits."""
 
     hooks: ModelHooks | None = None
     name: str = ""  # of the attention
@@ -52,8 +44,8 @@ class TracedContext(AttentionContext):
 
 @dataclass(frozen=True, eq=False)
 class LatentContext(AttentionContext):
-    """The context of a layer with latent attention; it passes the latents and the rotary keys to traces and edits. The
-    queries, keys and values of each head are computed from them."""
+    """An AttentionContext for layers with latent attention that also passes the latents and the rotary keys to traces
+    and edits, with the queries, keys and values of each head computed from them."""
 
     hooks: ModelHooks | None = None
     name: str = ""  # of the attention
@@ -74,8 +66,9 @@ class LatentContext(AttentionContext):
 
     @torch.no_grad()
     def visit_heads(self, latent: Tensor, rotary: Tensor) -> None:
-        """Rotated queries (B, T, H, P + R), keys (B, T, H, P + R) before and after the rotation, and values
-        (B, T, H, F), from latents (B, T, L) and rotated keys (B, T, R)."""
+        """Pass the queries, keys and values of each head to traces: rotated queries (B, T, H, P + R), keys (B, T, H, P
+        + R) before and after the rotation, and values (B, T, H, F), computed from latents (B, T, L) and rotated keys
+        (B, T, R)."""
         hooks, attn, made = self.hooks, self.attn, self.made
         assert hooks is not None
         assert attn is not None
@@ -89,8 +82,8 @@ class LatentContext(AttentionContext):
 
 
 def hook_context(where: ContextVectors, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Add the hooks on `attn` that pass queries and keys before their rotation, and keys and values as they enter the
-    cache, to traces and edits."""
+    """Add the hooks on the module `attn`, called `name`, that pass queries and keys before their rotation, and keys and
+    values as they enter the cache, to traces and edits; yield the handles that remove them."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, context = inputs
@@ -101,8 +94,8 @@ def hook_context(where: ContextVectors, name: str, attn: nn.Module, hooks: Model
 
 
 def hook_queries(where: Queries, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Add the hooks on `attn` that pass its queries, after their rotation, to traces and edits under the name
-    `name`."""
+    """Add the hooks on the module `attn`, called `name`, that pass its queries, after their rotation, to traces and
+    edits; yield the handles that remove them."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return hooks.visit(f"{name}.q_rotated", inputs[0], 2), *inputs[1:]
@@ -113,8 +106,8 @@ def hook_queries(where: Queries, name: str, attn: nn.Module, hooks: ModelHooks) 
 def hook_latents(
     where: Latents, name: str, attn: LatentAttentionModule, hooks: ModelHooks
 ) -> Iterator[RemovableHandle]:
-    """Add the hooks on `attn` that pass the latent and the rotary key in the cache, and the queries, keys and values of
-    each head, to traces and edits."""
+    """Add the hooks on the module `attn`, called `name`, that pass the latent and the rotary key in the cache, and the
+    queries, keys and values of each head, to traces and edits; yield the handles that remove them."""
     names = [f"{name}.{one}" for one in where.names]
     state = local()  # of one thread: another may be in the same module
 
@@ -131,8 +124,8 @@ def hook_latents(
 
 
 def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Add the hooks on `attn` that pass scores before and after the mask, and attention weights, to traces and
-    edits."""
+    """Add the hooks on the module `attn`, called `name`, that pass scores before and after the mask, and attention
+    weights, to traces and edits; yield the handles that remove them."""
     steps = [f"{name}.{step}" for step in where.names]
     attend: Any = attn.get_submodule(where.attend)
 
@@ -152,7 +145,7 @@ def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) ->
         return None
 
     def visited_weights(q: Tensor, k: Tensor, context: AttentionContext) -> Tensor:
-        """The attention weights (B, H, T, S), as the `reference` backend computes them."""
+        """Return the attention weights (B, H, T, S), as the `reference` backend computes them."""
         bias = None if context.mask.causal_only else context.mask.dense(q.dtype)
         x = attention_scores(q, k, scale=attend.scale, softcap=attend.softcap)
         x = masked_scores(hooks.visit(steps[0], x, 1, mask=context.mask), bias)
@@ -163,5 +156,6 @@ def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) ->
 
 
 def with_gradient_of(output: Tensor, same: Tensor) -> Tensor:
-    """`output`, bit for bit. The gradient also flows to `same`, an equal tensor that was computed separately."""
+    """Return the values of `output`, bit for bit, with the gradient also flowing to `same`, a tensor of equal values
+    that was computed separately."""
     return output + (same - same.detach()).type_as(output)

@@ -1,7 +1,4 @@
-"""Calls of a model: the requests of their rows, and the positions of their tokens.
-
-Shapes: B batch, T tokens in this call, S keys, N tokens with logits.
-"""
+"""The current call of a model: the request of each row, and the positions of its tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from onward.model.mask import AttentionMask
 
 @dataclass(frozen=True)
 class Row:
-    """The request of one row in a call by an engine."""
+    """The request to which one row of an engine's call belongs, and its tokens in this call."""
 
     request: Any  # a generation.Request; None in a call of a draft
     tokens: int  # its tokens in the call; those after them are padding
@@ -33,7 +30,7 @@ ROWS: ContextVar[tuple[Row, ...]] = ContextVar("rows", default=())
 
 @contextmanager
 def labeled(rows: Sequence[Row]) -> Iterator[None]:
-    """Name the requests of the rows in calls of a model inside the `with` block."""
+    """Record, inside the `with` block, which request each row belongs to in calls of a model."""
     before = ROWS.set(tuple(rows))
     try:
         yield
@@ -43,7 +40,7 @@ def labeled(rows: Sequence[Row]) -> Iterator[None]:
 
 @dataclass(eq=False)
 class Forward:
-    """A call of the model."""
+    """One call of the model, with the positions of its tokens."""
 
     positions: Tensor | None = None  # (B or 1, T), of its tokens in their texts; None before the blocks are called
     running: bool = False  # False while activation checkpointing computes a block again: that is not recorded
@@ -63,7 +60,7 @@ class Forward:
 
 @dataclass(frozen=True, eq=False)
 class Location:
-    """The dimensions of an activation, and the positions of its tokens and keys."""
+    """The dimensions of an activation in one call, and the positions of its tokens and keys."""
 
     name: str
     shape: tuple[str | int, ...]  # B, T, S and numbers
@@ -71,8 +68,8 @@ class Location:
     mask: AttentionMask | None = None  # of an activation with keys
 
     def token_positions(self, x: Tensor) -> Tensor:
-        """The positions (B or 1, T) of the tokens of an activation. A UserError if they are unknown, as for logits of
-        selected tokens outside of an engine."""
+        """Return the positions (B or 1, T) of the tokens of the activation x. Raises a UserError if they are unknown,
+        as for logits of selected tokens outside of an engine."""
         positions = self.forward.positions
         if self.name == "logits" and (rows := ROWS.get()):
             positions = torch.cat([torch.arange(row.start, row.start + row.tokens) for row in rows])[None].to(x.device)
@@ -81,20 +78,22 @@ class Location:
         return positions
 
     def key_positions(self, x: Tensor) -> Tensor:
-        """The positions (B or 1, S) of the keys of an activation; negative for empty cache slots."""
+        """Return the positions (B or 1, S) of the keys of the activation x; negative for empty cache slots."""
         assert self.mask is not None, "an activation with keys comes with its mask"
         offset = self.token_positions(x)[:, :1] - self.mask.query_positions[:, :1]
         return torch.where(self.mask.key_positions < 0, -1, self.mask.key_positions + offset)
 
     def along(self, letter: str, x: Tensor) -> Tensor:
-        """The positions of the tokens (T) or keys (S) of an activation, in a shape that broadcasts to it."""
+        """Return the positions along one dimension of the activation x, `letter` "T" (tokens) or "S" (keys), in a shape
+        that broadcasts to x."""
         positions = self.token_positions(x) if letter == "T" else self.key_positions(x)
         sizes = [1] * x.ndim
         sizes[0], sizes[self.shape.index(letter)] = positions.shape
         return positions.view(sizes)
 
     def visible(self, x: Tensor) -> Tensor | None:
-        """Whether each query attends to each key, in a shape that broadcasts to an activation with keys."""
+        """Return whether each query attends to each key, in a shape that broadcasts to the activation x; None if x has
+        no dimension of keys."""
         if self.mask is None:
             return None
         seen = self.mask.visible()  # (B or 1, T, S)

@@ -28,10 +28,10 @@ Data = Tensor | Sequence[Sequence[int]]  # token ids (B, T), or those of texts o
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """A change of an activation, at all positions or at some.
+    """A change of one activation, at all positions of the text or only at some.
 
-    It depends on positions in the text, not on the tokens of one call, so that generation with a cache equals one call
-    with the whole text. Scores and weights of masked keys are not changed.
+    Generation with a cache equals one call with the whole text, since positions count tokens of the text, not of the
+    call. Scores and weights of masked keys are not changed.
     """
 
     function: Callable[[Tensor, Location], Tensor]
@@ -50,7 +50,8 @@ class Change:
         return new
 
     def chosen(self, x: Tensor, location: Location) -> Tensor | None:
-        """Whether the change applies to each token, in a shape that broadcasts to x; None: to all."""
+        """Return whether the change applies to each token, as a mask that broadcasts to the activation x; None if it
+        applies to all."""
         if self.at is None:
             return None
         positions = location.along("T", x)
@@ -64,12 +65,13 @@ class Change:
 
 @dataclass(frozen=True, eq=False)
 class Mean:
-    """The mean of an activation over tokens; see `mean_of`."""
+    """A change that replaces activations by their mean over tokens; `mean_of` makes it."""
 
     source: Trace | Data
 
     def changes(self, model: Decoder, wanted: Mapping[str, set[int | None]]) -> dict[tuple[str, int | None], Change]:
-        """The change of each activation."""
+        """Compute the change of each wanted activation (name -> heads, units or experts; None: the whole activation),
+        by name and index."""
         chosen = [(name, index) for name, indices in wanted.items() for index in indices]
         source = self.source
         if not isinstance(source, Trace):
@@ -79,7 +81,7 @@ class Mean:
 
 @torch.no_grad()
 def traced(model: Decoder, data: Data, names: Sequence[str]) -> Trace:
-    """A trace of activations over texts."""
+    """Run the model on the texts `data`, and return the trace of the named activations."""
     batches = [data] if isinstance(data, Tensor) else [torch.tensor([list(text)]) for text in data]
     with without_dropout(model), trace(model, *names) as recorded:
         for batch in batches:
@@ -88,7 +90,8 @@ def traced(model: Decoder, data: Data, names: Sequence[str]) -> Trace:
 
 
 def mean_of(source: Trace | Data) -> Mean:
-    """Replace each vector by the mean of the activation over the tokens of a trace, or of texts (mean ablation).
+    """Return the change that replaces each vector by the mean of the activation over the tokens of a trace, or of texts
+    (mean ablation).
 
     The texts are token ids (B, T) or a list of lists; the model runs on them when the edit begins.
     """
@@ -96,9 +99,10 @@ def mean_of(source: Trace | Data) -> Mean:
 
 
 def add(vector: Tensor | float, at: Positions = None) -> Change:
-    """Add a vector that broadcasts to the activation (B, T, ...), at all positions or at some (steering).
+    """Return the change that adds a vector, which broadcasts to the activation (B, T, ...), at the positions `at` of
+    the text, by default all (steering).
 
-    If the vector has several tokens or keys, entry p is added at position p; later positions are not changed.
+    If the vector has more than one token or key, its entry p is added at position p; later positions are not changed.
     """
 
     def added(x: Tensor, location: Location) -> Tensor:
@@ -109,19 +113,22 @@ def add(vector: Tensor | float, at: Positions = None) -> Change:
 
 
 def scale(factor: float, at: Positions = None) -> Change:
-    """Multiply the activation by a factor."""
+    """Return the change that multiplies the activation by a factor, at the positions `at` of the text, by default
+    all."""
     return Change(lambda x, _: x * factor, at)
 
 
 def clamp(least: float | None = None, most: float | None = None, at: Positions = None) -> Change:
-    """Limit each number of the activation."""
+    """Return the change that limits each number of the activation to [least, most], at the positions `at` of the text,
+    by default all."""
     return Change(lambda x, _: x.clamp(least, most), at)
 
 
 def replace(value: Tensor | float, at: Positions = None) -> Change:
-    """Replace the activation by a value, such as that of another run (activation patching).
+    """Return the change that replaces the activation by a value, such as that of another run, at the positions `at` of
+    the text, by default all (activation patching).
 
-    If the value has several tokens or keys, entry p replaces position p; later positions are not changed.
+    If the value has more than one token or key, its entry p replaces position p; later positions are not changed.
     """
 
     def replaced(x: Tensor, location: Location) -> Tensor:
@@ -135,8 +142,8 @@ zero = Change(lambda x, _: torch.zeros_like(x))  # zeros in place of the activat
 
 
 def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Tensor, Tensor | None]:
-    """A value in the dtype and on the device of x, in a shape that broadcasts to x, with the entries for the positions
-    of x; and a mask of the positions that it has (None: all)."""
+    """Return the entries of a value for the positions of x, in the dtype, on the device and in a shape that broadcasts
+    to x; and a mask of the positions for which the value has an entry (None: all)."""
     new, known = torch.as_tensor(value, dtype=x.dtype, device=x.device), None
     sizes = (1,) * (x.ndim - new.ndim) + tuple(new.shape)
     letters = location.shape[-x.ndim :]
@@ -157,7 +164,7 @@ def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Ten
 
 
 class Edit:
-    """The changes of a model's activations inside one `with` block."""
+    """The changes of a model's activations inside one `with` block; a listener of its hooks."""
 
     gradients, edits = False, True
 

@@ -1,11 +1,5 @@
-"""The activations of a mixture of experts: the router's scores and choices, and the units and outputs of each token's
-experts.
-
-The experts process their tokens together, sorted by expert. Their units and outputs are computed a second time for the
-trace, in the order of each token's choices. An edit of them adds its effect to the output of the mixture.
-
-Shapes: B batch, T tokens in this call, N = B T, A experts per token, X experts, D d_model, F width of an expert.
-"""
+"""Hooks for the activations of a mixture of experts: the router's scores and choices, and the units (inputs of the down
+projection) and outputs of each token's experts."""
 
 from __future__ import annotations
 
@@ -27,7 +21,9 @@ from onward.tracing.hooks import ModelHooks
 
 
 def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """The router's scores and choices, the share of each expert, and the units and outputs of each token's experts."""
+    """Add the hooks on the module `mlp`, called `name`, that pass the router's scores and choices, the share of tokens
+    of each expert, and the units and outputs of each token's experts to traces and edits; yield the handles that
+    remove them."""
     names = scores, choices, shares, post, experts = [f"{name}.{step}" for step in where.names]
     state = local()  # of one thread: another may be in the same module
 
@@ -70,8 +66,8 @@ def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: Model
                 state.change = ((outputs - base) * weights[..., None].type_as(outputs)).sum(1)
 
     def visit_each(outputs: Tensor, ids: Tensor) -> Tensor:
-        """Visit outputs (N, A, D). A single expert is visited by its number; its output is 0 for tokens that do not use
-        it."""
+        """Pass the outputs (N, A, D) of the experts `ids` (N, A) to traces and edits. A trace of a single expert gets 0
+        for tokens that do not use it."""
         outputs = hooks.visit(experts, outputs.unflatten(0, state.leading)).flatten(0, 1)
         for expert in sorted(hooks.indices(experts)):
             chosen = (ids == expert)[..., None]
@@ -93,8 +89,8 @@ def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: Model
 
 
 def check_rows(mlp: nn.Module) -> None:
-    """Raise a UserError if rows use different adapters of the experts, since the experts are then called once per
-    adapter."""
+    """Raise a UserError if rows use different adapters of the experts: these are then called once per adapter, which
+    traces do not support."""
     if any(isinstance(child, WeightAdapters) and child.selection.groups is not None for child in mlp.children()):
         raise UserError(
             "rows use different adapters of the experts: trace or edit the experts with one adapter at a time"
@@ -102,33 +98,35 @@ def check_rows(mlp: nn.Module) -> None:
 
 
 def units_of(mlp: ExpertsModule, tokens: Tensor, ids: Tensor) -> Tensor:
-    """The inputs (N, A, F) of the down projections of the experts `ids` (N, A) of tokens (N, D)."""
+    """Return the inputs (N, A, F) of the down projections of the experts `ids` (N, A) of tokens (N, D)."""
     dtype = mlp.gate.dtype
     tokens = tokens.to(dtype)
     gate, up = mlp.stack("gate", dtype), mlp.stack("up", dtype)
     units = tokens.new_zeros(*ids.shape, mlp.gate.size(1))
     return of_each(
-        units, ids, lambda expert, n, _: mlp.combine(one(gate, expert, tokens[n]), one(up, expert, tokens[n]))
+        units,
+        ids,
+        lambda expert, n, _: mlp.combine(project(gate, expert, tokens[n]), project(up, expert, tokens[n])),
     )
 
 
 def outputs_of(mlp: ExpertsModule, units: Tensor, ids: Tensor) -> Tensor:
-    """The outputs (N, A, D) of the experts `ids` (N, A), from the inputs of their down projections."""
+    """Return the outputs (N, A, D) of the experts `ids` (N, A), from the inputs of their down projections."""
     down = mlp.stack("down", mlp.down.dtype)
     outputs = units.new_zeros(*ids.shape, mlp.down.size(1))
-    return of_each(outputs, ids, lambda expert, n, a: one(down, expert, units[n, a]))
+    return of_each(outputs, ids, lambda expert, n, a: project(down, expert, units[n, a]))
 
 
 def of_each(result: Tensor, ids: Tensor, compute: Any) -> Tensor:
-    """Fill `result` (N, A, ...) with `compute(expert, tokens, indices)` at the entries of `ids` (N, A) with that
-    expert."""
+    """Fill `result` (N, A, ...), expert by expert, with `compute(expert, tokens, indices)`, where (tokens, indices) are
+    the entries of `ids` (N, A) equal to that expert."""
     for expert in ids.unique().tolist():
         n, a = (ids == expert).nonzero(as_tuple=True)
         result = result.index_put((n, a), compute(expert, n, a))
     return result
 
 
-def one(stack: tuple[Tensor, Tensor | None], expert: int, x: Tensor) -> Tensor:
-    """One projection of an expert."""
+def project(stack: tuple[Tensor, Tensor | None], expert: int, x: Tensor) -> Tensor:
+    """Apply one projection of one expert to x: its weight in the stack, and its bias if there is one."""
     weight, bias = stack
     return F.linear(x, weight[expert], None if bias is None else bias[expert])

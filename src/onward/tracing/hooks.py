@@ -28,7 +28,7 @@ OUTSIDE_BLOCKS = "embed", "logits"  # activations that callers may compute outsi
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation of a decoder: its hooks and its shape."""
+    """One activation of a decoder: the function that adds its hooks, and its shape."""
 
     site: Attach
     shape: tuple[str | int, ...]  # B, T, S and numbers
@@ -41,16 +41,16 @@ class Activation:
 
     @property
     def parts(self) -> int:
-        """The number of heads, units or experts that can be selected by a number after the name; 0: none."""
+        """The number of heads, units or experts that a number after the name can select; 0: none."""
         return 0 if self.axis is None else self.count or int(self.shape[self.axis])
 
     def shape_of(self, index: int | None) -> tuple[str | int, ...]:
-        """The shape of the whole activation (None), or of one head, unit or expert."""
+        """Return the shape of the whole activation (index None), or of the head, unit or expert `index`."""
         return self.shape if index is None else tuple(n for axis, n in enumerate(self.shape) if axis != self.axis)
 
 
 class Listener(Protocol):
-    """A trace or an edit."""
+    """A trace or an edit: it receives each activation during a call and may return a changed one."""
 
     known: Mapping[str, Activation]  # of the model
     wanted: dict[str, set[int | None]]  # names of activations; None for all of it, numbers for heads, units or experts
@@ -58,10 +58,11 @@ class Listener(Protocol):
     edits: bool  # whether it changes activations
 
     def begin(self, forward: Forward) -> None:
-        """Begin a call of the model."""
+        """Prepare for a call of the model that begins now."""
 
     def visit(self, index: int | None, value: Tensor, location: Location) -> Tensor:
-        """Record or change an activation, or one head, unit or expert of it; return its new value."""
+        """Record or change an activation, or its head, unit or expert `index` (None: the whole activation); return its
+        new value."""
 
 
 OPEN: ContextVar[tuple[Listener, ...]] = ContextVar("open", default=())  # those that this context opened
@@ -77,7 +78,8 @@ class ModelHooks:
         self.handles: list[RemovableHandle] = []
 
     def attach(self) -> None:
-        """Add the hooks of all activations. Each call decides by its context which of them visit."""
+        """Add the hooks of all activations to the model. During a call, a hook acts only if a trace or an edit of this
+        context wants its activation."""
         for site in {a.site: None for a in self.activations.values()}:
             self.handles += site(self)
         plain = self.model.hidden_of_checked
@@ -96,11 +98,12 @@ class ModelHooks:
         self.model.__dict__.pop("hidden_of_checked", None)
 
     def before(self, module: nn.Module, hook: Callable[[Any, Any], Any], *names: str) -> RemovableHandle:
-        """Call `hook` before a module, in calls that trace or edit one of these activations."""
+        """Register a pre-forward hook on a module, called only while one of the named activations is traced or
+        edited."""
         return module.register_forward_pre_hook(lambda m, inputs: hook(m, inputs) if self.wants(*names) else None)
 
     def after(self, module: nn.Module, hook: Callable[[Any, Any, Any], Any], *names: str) -> RemovableHandle:
-        """Call `hook` after a module, in calls that trace or edit one of these activations."""
+        """Register a forward hook on a module, called only while one of the named activations is traced or edited."""
         return module.register_forward_hook(lambda m, inputs, y: hook(m, inputs, y) if self.wants(*names) else None)
 
     @property
@@ -110,7 +113,8 @@ class ModelHooks:
 
     @contextmanager
     def called(self, tokens: Tensor, positions: Tensor | None) -> Iterator[None]:
-        """A context for a call of the model with tokens (B, T) or embeddings (B, T, D)."""
+        """Record the begin of a call of the model, with tokens (B, T) or embeddings (B, T, D), inside the `with`
+        block."""
         if not (active := self.active):
             yield
             return
@@ -126,37 +130,37 @@ class ModelHooks:
             forward.running = False
 
     def forward(self) -> Forward:
-        """The present call of the model in this context, or a new one."""
+        """Return the current call of the model in this context, or begin a new one."""
         return FORWARDS.get({}).get(self) or self.new_forward()
 
     def new_forward(self) -> Forward:
-        """Begin a call of the model."""
+        """Create the record of a new call of the model in this context, and return it."""
         forward = Forward()
         FORWARDS.set({**FORWARDS.get({}), self: forward})
         return forward
 
     def forget(self) -> None:
-        """Forget the calls of the model in this context."""
+        """Discard the records of the model's calls in this context."""
         FORWARDS.set({hooks: forward for hooks, forward in FORWARDS.get({}).items() if hooks is not self})
 
     def asking(self, name: str) -> Iterator[Listener]:
-        """The traces and edits of this context that name an activation."""
+        """Yield the traces and edits of this context that want the activation `name`."""
         return (listener for listener in self.active if name in listener.wanted)
 
     def wants(self, *names: str) -> bool:
-        """Whether any of these activations is traced or edited."""
+        """Return whether any of these activations is traced or edited."""
         return any(name in listener.wanted for listener in self.active for name in names)
 
     def edits(self, *names: str) -> bool:
-        """Whether any of these activations is edited."""
+        """Return whether any of these activations is edited."""
         return any(listener.edits for name in names for listener in self.asking(name))
 
     def gradients(self, *names: str) -> bool:
-        """Whether the gradient of any of these activations is kept."""
+        """Return whether the gradient of any of these activations is kept."""
         return torch.is_grad_enabled() and any(one.gradients for name in names for one in self.asking(name))
 
     def indices(self, name: str) -> set[int]:
-        """The heads, units or experts of an activation that are named one by one."""
+        """Return the numbers of the heads, units or experts of an activation that traces or edits select one by one."""
         return {index for listener in self.asking(name) for index in listener.wanted[name] if index is not None}
 
     def visit(
@@ -169,8 +173,8 @@ class ModelHooks:
     ) -> Tensor:
         """Pass an activation to traces and edits; return `value` itself if nothing is edited, else the edited value.
 
-        `axis` is the axis of its heads, units or experts; `index` says that `value` is one of them; `mask` belongs to
-        an activation with keys.
+        `axis` is the axis of its heads, units or experts; an `index` means that `value` is only that head, unit or
+        expert; `mask` belongs to an activation with keys.
         """
         asking = sorted(self.asking(name), key=lambda listener: not listener.edits)
         if not asking:

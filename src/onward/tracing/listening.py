@@ -23,17 +23,18 @@ traced = 0  # number of traces and edits that are open, of all models and contex
 
 
 class Uncompiled(UserWarning):
-    """Compiled blocks run uncompiled while a trace or an edit is open."""
+    """Warns that compiled blocks run uncompiled while a trace or an edit is open."""
 
 
 def is_traced(model: Decoder) -> bool:
-    """Whether a model is traced or edited in this context: a thread, or a task of asyncio."""
+    """Return whether a model is traced or edited in this context: a thread, or a task of asyncio."""
     return model in OF_MODELS and bool(OF_MODELS[model].active)
 
 
 @contextmanager
 def listening(model: Decoder, listener: Listener) -> Iterator[None]:
-    """Give the activations of a model to a trace or an edit inside the `with` block, in calls of this context.
+    """Pass the activations of a model to `listener`, a trace or an edit, inside the `with` block, for calls in this
+    thread or asyncio task.
 
     Compiled blocks run uncompiled meanwhile, since compiled code does not call hooks.
     """
@@ -61,7 +62,8 @@ def listening(model: Decoder, listener: Listener) -> Iterator[None]:
 
 
 def run_uncompiled(change: int) -> None:
-    """Count the open traces and edits of all models and contexts. While any is open, torch.compile compiles nothing."""
+    """Add `change` (1 or -1) to the number of open traces and edits of all models and contexts. While it is not 0,
+    torch.compile compiles nothing."""
     global traced
     traced += change
     if not traced:
@@ -72,7 +74,7 @@ def run_uncompiled(change: int) -> None:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Hide the calls of modules inside the `with` block from all traces and edits."""
+    """Hide calls of modules inside the `with` block from all traces and edits."""
     before = OPEN.set(())
     try:
         yield
@@ -81,7 +83,8 @@ def unheard() -> Iterator[None]:
 
 
 def is_compiled(block: nn.Module) -> bool:
-    """Whether a block is compiled by `compile_blocks`, with or without `recompute_blocks`, or by `block.compile()`."""
+    """Return whether a block is compiled by `compile_blocks`, with or without `recompute_blocks`, or by
+    `block.compile()`."""
     forward = block.__dict__.get("forward")
     while isinstance(forward, partial):
         if any(hasattr(part, "_torchdynamo_orig_callable") for part in (forward.func, *forward.args)):

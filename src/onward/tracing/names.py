@@ -18,7 +18,8 @@ NEAREST = 4  # names that a message lists
 
 @checked
 def activation_names(model: Decoder) -> dict[str, str]:
-    """The names of all activations of a model, with their shapes: `{"blocks.0.attn.weights": "(B, 4, T, S)", ...}`.
+    """Return the names of all activations of a model, with their shapes: `{"blocks.0.attn.weights": "(B, 4, T, S)",
+    ...}`.
 
     B is the number of sequences, T the tokens of a call, S the keys that its queries see.
     """
@@ -26,20 +27,21 @@ def activation_names(model: Decoder) -> dict[str, str]:
 
 
 def full_name(name: str) -> str:
-    """`blocks.3` is short for `blocks.3.out`."""
+    """Return the full form of an activation's name: `blocks.3` is short for `blocks.3.out`."""
     return f"{name}.out" if re.fullmatch(r"blocks\.[\d*]+", name) else name
 
 
 def unknown(pattern: str, known: Iterable[str]) -> UserError:
-    """The error for a pattern that matches no activation; it lists the nearest names."""
+    """Return the error for a pattern that matches no activation; it lists the nearest names."""
     near = difflib.get_close_matches(full_name(pattern), [*known], n=NEAREST, cutoff=0)
     return UserError(f"{pattern!r} is not an activation of this model: the nearest are {', '.join(near)}")
 
 
 def resolve(known: Mapping[str, Activation], patterns: Iterable[str]) -> dict[str, set[int | None]]:
-    """The activations that match patterns: None for a whole activation, numbers for its heads, units or experts.
+    """Match patterns with the `known` activations: return, for each matching name, the selected numbers of heads, units
+    or experts; None among them stands for the whole activation.
 
-    `*` in a pattern matches any characters. A UserError lists the names nearest to an unknown one.
+    `*` in a pattern matches any characters. Raises a UserError that lists the names nearest to an unknown one.
     """
     matched: dict[str, set[int | None]] = {}
     for pattern in patterns:

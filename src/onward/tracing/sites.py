@@ -1,8 +1,5 @@
-"""The activations of a decoder by name, and the hooks that reach each of them.
-
-Shapes: B batch, T tokens in this call, S keys, D d_model, H heads, K key/value heads, E d_head, F width of a value or
-feed-forward units, X experts, A experts per token, N = B T, V vocabulary.
-"""
+"""The sites of a decoder's activations: for each activation name, an object or function that adds the hooks that read
+or change it."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ from onward.tracing.hooks import Activation, Attach, ModelHooks
 
 @dataclass(frozen=True, eq=False)
 class ModuleSite:
-    """Hooks on the input or the output of a module.
+    """The hooks for an activation that is the input or the output of a module.
 
     `heads` > 0 splits the last dimension into heads. `outer` is the enclosing module whose input has the dimensions (B,
     T), if those of this module are flat.
@@ -90,8 +87,8 @@ class ModuleSite:
 
 @dataclass(frozen=True, eq=False)
 class MidSite:
-    """The residual stream between attention and feed-forward. Two modules read it: an edit changes the input of the
-    feed-forward, and is added to the sum with its output."""
+    """The hooks for the residual stream between attention and feed-forward. Two modules read the stream, so an edit
+    changes the input of the feed-forward and adds the same difference to the sum with its output."""
 
     name: str
     block: nn.Module
@@ -120,8 +117,8 @@ class MidSite:
 
 
 def norm_scale(where: NormScale, name: str, module: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """The number by which a norm divides each vector of x (..., D): (..., 1). It is the root of the mean square
-    (RMSNorm) or of the variance (LayerNorm), plus eps, computed a second time for the trace."""
+    """Add a hook that passes the divisor of a norm, (..., 1) for x (..., D), to traces; yield its handle. The divisor
+    is sqrt(mean square + eps) (RMSNorm) or sqrt(variance + eps) (LayerNorm), computed a second time for the trace."""
     norm: Any = module
 
     @torch.no_grad()
@@ -135,8 +132,11 @@ def norm_scale(where: NormScale, name: str, module: nn.Module, hooks: ModelHooks
 
 
 def site_of(one: Declared, name: str, prefix: str, module: nn.Module, outer: nn.Module) -> Attach:
-    """The function that adds the hooks of an activation `name` in a module with the name `prefix`. `outer` is the
-    nearest enclosing module whose input has the dimensions (B, T)."""
+    """Return the function that adds the hooks of one declared activation.
+
+    `name` is the full name of the activation, `prefix` that of its `module`; `outer` is the nearest enclosing module
+    whose input has the dimensions (B, T).
+    """
     where = one.where
     if isinstance(where, Output):
         target, of_input = module.get_submodule(where.of), isinstance(where, Input)
@@ -158,7 +158,8 @@ HOOKS: dict[type[Steps], Callable[..., Iterator[RemovableHandle]]] = {
 
 
 def check_step(module: nn.Module, name: str, where: Steps, known: dict[type[Steps], Steps]) -> None:
-    """A UserError for a declaration that names an unknown step, or contradicts another one of the same module."""
+    """Raise a UserError for a declaration that names an intermediate result that `where` does not have, or that
+    contradicts another declaration of the same module in `known`."""
     kind, own = type(where).__name__, type(module).__name__
     if name not in where.names:
         raise UserError(f"{own} declares the activation {name!r} of {kind}, whose steps are {', '.join(where.names)}")
@@ -167,7 +168,7 @@ def check_step(module: nn.Module, name: str, where: Steps, known: dict[type[Step
 
 
 def attend_modules(model: Decoder) -> dict[int, Attend]:
-    """The `Attend` module of each layer, by the number of the layer."""
+    """Return the `Attend` module of each layer, by the number of the layer."""
     modules: dict[int, Attend] = {}
     for name, activation in activations(model).items():
         layer, site = re.match(r"blocks\.(\d+)\.", name), activation.site
@@ -177,7 +178,7 @@ def attend_modules(model: Decoder) -> dict[int, Attend]:
 
 
 def activations(model: Decoder) -> dict[str, Activation]:
-    """The activations that the modules of a decoder declare, by name."""
+    """Collect the activations that the modules of a decoder declare, by full name, such as `blocks.3.attn.weights`."""
     known_sites: dict[str, Activation] = {}
 
     def walk(prefix: str, module: nn.Module, child: Child, outer: nn.Module) -> None:

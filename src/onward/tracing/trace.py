@@ -40,7 +40,7 @@ class Call:
         return full_name(name) in self.activations
 
     def grad(self, name: str) -> Tensor:
-        """The gradient of an activation, in its shape, after `backward`."""
+        """Return the gradient of an activation, in its shape, after `backward`."""
         gradient = self.retained[full_name(name)]() if full_name(name) in self.retained else None
         if gradient is None:
             raise UserError(
@@ -51,7 +51,7 @@ class Call:
 
 
 def recorded_activation(activations: dict[str, Tensor], name: str) -> Tensor:
-    """The activation with this name. A UserError lists the recorded names."""
+    """Return the activation with this name. Raises a UserError that lists the recorded names."""
     name = full_name(name)
     if name not in activations:
         names = ", ".join([*activations][:6]) + (", ..." if len(activations) > 6 else "")
@@ -60,7 +60,7 @@ def recorded_activation(activations: dict[str, Tensor], name: str) -> Tensor:
 
 
 class Trace:
-    """The activations of a model, call by call; see `trace`."""
+    """The recorded activations of a model, call by call; `trace` makes it."""
 
     edits = False
 
@@ -81,7 +81,7 @@ class Trace:
         call.rows, call.positions = ROWS.get(), forward.positions
 
     def call_of(self, forward: Forward) -> Call:
-        """The record of a call of the model."""
+        """Return the record of this call of the model, a new one if the call has just begun."""
         if forward not in self.of_forward:
             self.of_forward[forward] = Call()
             self.calls.append(self.of_forward[forward])
@@ -128,12 +128,12 @@ class Trace:
         return bool(self.calls) and name in self.call
 
     def grad(self, name: str) -> Tensor:
-        """The gradient of an activation of the only call, after `backward`."""
+        """Return the gradient of an activation of the only call, after `backward`."""
         return self.call.grad(name)
 
     def of(self, request: object) -> list[dict[str, Tensor]]:
-        """The activations of one request of an engine, one entry per call with tokens of the request. Dimension B and
-        padding are removed; T are the tokens of the request."""
+        """Return the activations of one request of an engine, one dict by name for each call with tokens of the
+        request. The batch dimension and padding are removed: T counts only tokens of the request."""
         result = []
         for call in self.calls:
             for index, row in enumerate(call.rows):
@@ -142,7 +142,7 @@ class Trace:
         return result
 
     def part(self, call: Call, name: str, index: int, row: Row) -> Tensor:
-        """One row of an activation, without padding."""
+        """Return row `index` of an activation of a call, without padding; `row` gives the number of its tokens."""
         value = call.activations[name]
         if name == "logits":
             rows = [*call.logit_rows]
@@ -153,8 +153,8 @@ class Trace:
         return value[index if len(value) > 1 else 0].narrow(shape.index("T") - 1, 0, row.tokens)
 
     def mean(self, name: str, index: int | None = None) -> Tensor:
-        """The mean of an activation (B, T, ...), or of one head, unit or expert, over all tokens of all calls, in at
-        least fp32. For the output of an expert, the mean over the tokens that use the expert."""
+        """Return the mean of an activation (B, T, ...), or of one head, unit or expert, over all tokens of all calls,
+        in at least fp32. For the output of an expert, the mean over the tokens that use the expert."""
         known, key = self.known[name], name if index is None else f"{name}.{index}"
         if known.shape[:2] != ("B", "T") or self.keep is not None:
             why = f"it is {known}" if self.keep is None else "the trace was made with keep"
@@ -177,7 +177,7 @@ class Trace:
         return total / count
 
     def shape_of(self, key: str) -> tuple[str | int, ...]:
-        """The shape of an activation of this trace, or of one head, unit or expert of it."""
+        """Return the shape of an activation of this trace, or of one head, unit or expert of it."""
         if key in self.known:
             return self.known[key].shape
         base, _, index = key.rpartition(".")

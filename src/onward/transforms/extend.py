@@ -20,10 +20,11 @@ MOST = 1000  # the greatest factor
 
 
 def extended(config: DecoderConfig, rope: str) -> DecoderConfig:
-    """A config with scaled rotary positions and a context longer by the same factor: "yarn:2", "linear:4", "dynamic:2"
-    or "llama3:8". The weights do not change.
+    """Return a copy of a config with scaled rotary positions, and a context longer by the same factor. `rope` is a
+    scaling and its factor: "yarn:2", "linear:4", "dynamic:2" or "llama3:8". The weights do not change.
 
-    A UserError for an unknown scaling, a factor of 1 or less, and positions that are not rotary or already scaled.
+    Raises a UserError for an unknown scaling, a factor of 1 or less, and positions that are not rotary or already
+    scaled.
     """
     kind, _, number = rope.partition(":")
     if kind not in SCALINGS:
@@ -45,7 +46,8 @@ def extended(config: DecoderConfig, rope: str) -> DecoderConfig:
 
 
 def scaling_of(kind: str, factor: float, original: int) -> Scaling:
-    """A scaling for a context `factor` times the `original` one."""
+    """Return the scaling of a kind (yarn, linear, dynamic, llama3) for a context `factor` times the `original` number
+    of positions."""
     if kind == "linear":
         return LinearScaling(factor=factor)
     return SCALINGS[kind](factor=factor, original=original)  # type: ignore[call-arg]

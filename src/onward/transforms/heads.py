@@ -19,7 +19,8 @@ REWARD, VALUE = ("reward",), ("value",)  # the labels of reward models, and of t
 
 
 class Head(nn.Linear):
-    """Hidden states (..., D) to outputs (..., N), in at least fp32. Each output has a label."""
+    """A trained linear head on the hidden states, (..., D) -> (..., N), computed in at least fp32. Each of the N
+    outputs has a label."""
 
     def __init__(self, d_model: int, labels: Sequence[str], device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(d_model, len(labels), bias=False, device=device, dtype=dtype)
@@ -43,13 +44,13 @@ def add_head(model: Decoder, labels: Sequence[str]) -> None:
 
 
 def head_labels(model: nn.Module) -> tuple[str, ...]:
-    """The labels of a model's head; () without a head."""
+    """Return the labels of a model's head; () without a head."""
     head = model._modules.get(NAME)
     return head.labels if isinstance(head, Head) else ()
 
 
 def head_of(model: nn.Module) -> Head:
-    """The head of a model; a UserError if it has none."""
+    """Return the Head of a model. Raises a UserError if the model has none."""
     head = model._modules.get(NAME)
     if not isinstance(head, Head):
         raise UserError("the model has no head of outputs: train one, such as with onward finetune --method reward")

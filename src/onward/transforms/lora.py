@@ -25,26 +25,26 @@ STACKS = "gate", "up", "down"  # of a mixture of experts
 
 
 class Target(NamedTuple):
-    """A weight that can have adapters: a parameter of a module."""
+    """A weight that can have adapters, as a module and the name of its parameter."""
 
     module: nn.Module
     parameter: str
 
     @property
     def weight(self) -> Tensor:
-        """The weight (O, I), or a stack (X, O, I); of an embedding (V, D) the transposed weight."""
+        """The weight (O, I), or a stack (X, O, I); for an embedding (V, D), the transposed weight."""
         weight: Tensor = getattr(self.module, self.parameter)
         return weight.mT if isinstance(self.module, nn.Embedding) else weight
 
     @property
     def adapters(self) -> WeightAdapters | None:
-        """The adapters of this weight, if it has any."""
+        """The adapters of this weight; None if it has none."""
         adapters = self.module._modules.get(f"{self.parameter}_lora")
         return adapters if isinstance(adapters, WeightAdapters) else None
 
 
 def weights(model: nn.Module) -> dict[str, Target]:
-    """All weights that can have adapters, by name: linear layers, embeddings and stacks of experts."""
+    """Return all weights that can have adapters, by name: linear layers, embeddings and stacks of experts."""
     targets = {}
     for name, module in model.named_modules():
         if isinstance(module, Linear | QuantizedLinear | nn.Embedding):
@@ -55,7 +55,8 @@ def weights(model: nn.Module) -> dict[str, Target]:
 
 
 def matching(names: Sequence[str], target: str, what: str) -> list[str]:
-    """The dotted names that contain the components of a target. A UserError names the nearest if there is none."""
+    """Return the dotted names that contain the components of a target. Raises a UserError with the nearest names if
+    there is none; `what` names the option in the message."""
     matches = [name for name in names if f".{target}." in f".{name}."]
     if not matches:
         pieces = [[piece for piece in name.split(".") if not piece.isdigit()] for name in names]
@@ -66,10 +67,10 @@ def matching(names: Sequence[str], target: str, what: str) -> list[str]:
 
 @checked
 def add_lora(model: Decoder, lora: LoRA, name: str = "default") -> None:
-    """Add named adapters to a model, in place, and use them. All other parameters are frozen, except those of the
-    modules in `lora.full`.
+    """Add adapters called `name` to a model, in place, and use them. All other parameters are frozen, except those of
+    the modules in `lora.full`.
 
-    New adapters change nothing, since B is 0. A UserError names a target that does not exist.
+    New adapters change nothing, since B is 0. Raises a UserError for a target that does not exist.
     """
     targets = weights(model)
     chosen = [one for target in lora.targets for one in matching(list(targets), target, "target")]
@@ -88,20 +89,21 @@ def add_lora(model: Decoder, lora: LoRA, name: str = "default") -> None:
 
 
 def train_whole(model: Decoder, name: str) -> None:
-    """Train all parameters of a module. If head and embedding share a weight, the module gets its own copy."""
+    """Make all parameters of the module `name` trainable. If head and embedding share a weight, the module gets its own
+    copy."""
     if model.config.tied and name in ("embed", "head"):
         untie(model)
     model.get_submodule(name).requires_grad_(True)
 
 
 def untie(model: Decoder) -> None:
-    """Give the head a weight of its own."""
+    """Give the head its own copy of the weight that it shares with the embedding."""
     model.config = replace(model.config, tied=False)
     model.head.weight = nn.Parameter(model.embed.weight.detach().clone(), requires_grad=False)
 
 
 def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter) -> None:
-    """Add a named adapter to one weight. A UserError if the name is taken."""
+    """Add an adapter called `name` to one weight. Raises a UserError if the weight has an adapter of this name."""
     if not re.fullmatch(r"[\w-]+", name):
         raise UserError(f"the name of an adapter is {name!r}: use letters, digits, - and _")
     adapters = target.adapters
@@ -122,19 +124,19 @@ def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter) -> 
 
 
 def selection(model: nn.Module) -> Selection:
-    """The Selection shared by the adapters of a model; a new one if it has none."""
+    """Return the Selection shared by the adapters of a model; a new one if it has none."""
     return next((one.selection for one in model.modules() if isinstance(one, WeightAdapters)), None) or Selection()
 
 
 def adapters_of(model: nn.Module, name: str) -> Iterator[tuple[str, Target, Adapter]]:
-    """The weights with an adapter of this name: the name of the weight, its Target, and the adapter."""
+    """Yield (name of the weight, Target, adapter) for each weight with an adapter called `name`."""
     for weight, target in weights(model).items():
         if (adapters := target.adapters) is not None and name in adapters:
             yield weight, target, adapters[name]
 
 
 def adapter_names(model: nn.Module) -> list[str]:
-    """The names of a model's adapters, in the order in which they were added to its first weight."""
+    """Return the names of a model's adapters, in the order in which they were added to its first weight."""
     return list(
         dict.fromkeys(name for module in model.modules() if isinstance(module, WeightAdapters) for name in module)
     )
@@ -142,9 +144,9 @@ def adapter_names(model: nn.Module) -> list[str]:
 
 @checked
 def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextManager[None]:
-    """A context in which a model uses one of its adapters, none (""), or one per row.
+    """Make a model use one of its adapters, none (""), or for a sequence one adapter per row, inside a `with` block.
 
-    A UserError names an adapter that the model does not have.
+    Raises a UserError for an adapter that the model does not have.
     """
     known = adapter_names(model)
     for one in {name} if isinstance(name, str) else set(name):
@@ -153,7 +155,7 @@ def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextMan
 
 
 def check_adapter(name: str, known: Sequence[str]) -> None:
-    """Raise a UserError for an unknown adapter; "" is none."""
+    """Raise a UserError if `name` is not among the `known` adapters; "" stands for no adapter."""
     if name and name not in known:
         hint = nearest(name, known) if known else "the model has none: load one with adapter"
         raise UserError(f"there is no adapter of the name {name!r}: {hint}")
@@ -185,7 +187,7 @@ def on_top(model: Decoder, lora: LoRA, lower: str, name: str = "default") -> Non
 
 @checked
 def remove_lora(model: Decoder, name: str = "default") -> None:
-    """Remove the adapters with a name; the base model is unchanged."""
+    """Remove all adapters called `name`; the base model is unchanged."""
     for _, target, _ in list(adapters_of(model, name)):
         assert target.adapters is not None
         del target.adapters[name]
@@ -196,7 +198,7 @@ def remove_lora(model: Decoder, name: str = "default") -> None:
 
 
 def detach(target: Target) -> None:
-    """Remove the hooks of adapters from a module."""
+    """Remove the forward hooks of adapters from a target's module."""
     module, adapters = target.module, target.adapters
     delattr(module, f"{target.parameter}_lora")
     others = any(isinstance(child, WeightAdapters) for child in module.children())
@@ -208,10 +210,10 @@ def detach(target: Target) -> None:
 @checked
 @torch.no_grad()
 def merge_lora(model: Decoder, name: str = "default") -> None:
-    """Add the adapters with a name to the weights of a model, in place, and remove them.
+    """Add the changes of the adapters called `name` to the weights of a model, in place, and remove the adapters.
 
     The sum is computed in at least fp32 and rounded once. A head that shares its weight with the embedding gets its own
-    weight if either has an adapter. A UserError for a quantized model, whose weights cannot hold the sum.
+    weight if either has an adapter. Raises a UserError for a quantized model, whose weights cannot hold the sum.
     """
     adapters = list(adapters_of(model, name))
     check_adapter(name, adapter_names(model))

@@ -27,7 +27,7 @@ ELEMENTS = 1 << 18  # of a weight, quantized at a time
 
 
 def quantize_weight(weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-    """The codes and scales of a weight (O, I), rounded to nearest.
+    """Quantize a weight (O, I), rounded to nearest: return its codes and scales.
 
     int8: codes (O, I) from -127 to 127, scales (O,) in fp32. int4: codes (O, I / 2) as bytes, with the first half of a
     group in the low bits and its second half in the high bits, each plus 8; scales (O, I / 32) in bf16.
@@ -45,7 +45,7 @@ def quantize_weight(weight: Tensor, precision: Precision) -> tuple[Tensor, Tenso
 
 
 def pack(integers: Tensor, precision: Precision) -> Tensor:
-    """The codes of integers (O, I) in int8."""
+    """Pack quantized integers (O, I), in int8, into codes: two in each byte for int4."""
     if precision == "int8":
         return integers
     low, high = (integers + 8).to(torch.uint8).unflatten(1, (-1, GROUP)).split(GROUP // 2, 2)
@@ -55,26 +55,26 @@ def pack(integers: Tensor, precision: Precision) -> Tensor:
 def quantize_rows(
     read: Callable[[int, int], tuple[Tensor, Tensor]], start: int, end: int, inputs: int
 ) -> tuple[Tensor, Tensor]:
-    """The codes and scales of outputs `start` to `end` - 1 of a weight; `read` returns those of a few rows at a
-    time."""
-    whole = [part.new_empty(end - start, *part.shape[1:]) for part in read(start, min(start + 1, end))]
+    """Collect the codes and scales of output rows `start` to `end` - 1 of a weight with `inputs` columns. `read(start,
+    end)` returns those of a few rows at a time, which limits memory."""
+    results = [part.new_empty(end - start, *part.shape[1:]) for part in read(start, min(start + 1, end))]
     step = max(1, ELEMENTS // inputs)
     for first in range(start, end, step):
         last = min(first + step, end)
-        for tensor, part in zip(whole, read(first, last)):
+        for tensor, part in zip(results, read(first, last)):
             tensor[first - start : last - start] = part
-    return whole[0], whole[1]
+    return results[0], results[1]
 
 
 def quantize_tensor(weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-    """`quantize_weight` with little temporary memory."""
+    """Compute `quantize_weight` a few rows at a time, with little temporary memory."""
     read = lambda start, end: quantize_weight(weight[start:end], precision)
     return quantize_rows(read, 0, len(weight), weight.size(1))
 
 
 class DequantizedLinear(torch.autograd.Function):
-    """x (..., I) times the weight of codes and scales, plus a bias, with the gradient of x. The backward dequantizes
-    the weight again instead of keeping it."""
+    """Multiply x (..., I) by a quantized weight, plus a bias, with a gradient of x only. The backward dequantizes the
+    weight again instead of keeping it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
@@ -105,7 +105,7 @@ class QuantizedLinear(nn.Module):
 
     @staticmethod
     def of(layer: nn.Linear, precision: Precision) -> QuantizedLinear:
-        """A layer with the quantized weight and the bias of a plain one."""
+        """Quantize a linear layer: return a new layer with its quantized weight and its bias."""
         return QuantizedLinear(*quantize_tensor(layer.weight, precision), layer.bias)
 
     @property
@@ -133,11 +133,11 @@ def quantize_model(model: nn.Module, precision: str) -> list[str]:
 
 
 def choose_layers(model: nn.Module, precision: str) -> tuple[dict[str, Precision], list[str]]:
-    """The linear layers to quantize, each with its precision, and the names of the others: for int4, layers whose
-    number of inputs is not a multiple of 32.
+    """Return the linear layers to quantize, each with its precision, and the names of the others: for int4, layers
+    whose number of inputs is not a multiple of 32.
 
     A head that shares its weight with the embedding becomes int8. Embeddings, norms, routers and stacks of experts are
-    not quantized. A UserError for an unknown precision, and for a model that is quantized already.
+    not quantized. Raises a UserError for an unknown precision, and for a model that is quantized already.
     """
     if precision not in get_args(Precision):
         raise UserError(f"quantize is {precision!r}: choose int8 or int4")
@@ -157,7 +157,7 @@ def choose_layers(model: nn.Module, precision: str) -> tuple[dict[str, Precision
 
 @dataclass(frozen=True)
 class LayerError:
-    """The error of a quantized layer's weight."""
+    """The quantization error of one layer's weight."""
 
     layer: str
     precision: Precision
@@ -165,7 +165,8 @@ class LayerError:
 
 
 def layer_errors(plain: nn.Module, quantized: nn.Module) -> list[LayerError]:
-    """The error of each quantized layer of a model, in descending order; `plain` is the unquantized model."""
+    """Return the quantization error of each quantized layer, in descending order; `plain` is the model before
+    quantization."""
     errors = []
     for name, layer in quantized.named_modules():
         if isinstance(layer, QuantizedLinear):
@@ -182,12 +183,12 @@ def layer_errors(plain: nn.Module, quantized: nn.Module) -> list[LayerError]:
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether a model has quantized layers."""
+    """Return whether a model has quantized layers."""
     return any(isinstance(module, QuantizedLinear) for module in model.modules())
 
 
 def quantized_bytes(model: Decoder) -> tuple[int, int]:
-    """The bytes of all weights of a quantized model, and of the same weights before quantization."""
+    """Return the bytes of all weights of a quantized model, and of the same weights before quantization."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}
     own = [layer for name, layer in layers.items() if not (model.config.tied and name == "head")]
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

@@ -10,7 +10,8 @@ from onward.model.decoder import Decoder
 
 
 def recompute_blocks(model: Decoder) -> None:
-    """Keep only the inputs of blocks for the backward pass, which recomputes the activations (Chen et al. 2016).
+    """Enable activation checkpointing for each block, in place: only the inputs of blocks are kept for the backward,
+    which recomputes the activations (Chen et al. 2016).
 
     Gradients are bitwise equal to those without it, dropout included.
     """
@@ -19,13 +20,13 @@ def recompute_blocks(model: Decoder) -> None:
 
 
 def same_context() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """The contexts of the forward and of its repetition."""
+    """Return the two contexts that torch's checkpointing enters for the forward and for its recomputation."""
     return nullcontext(), Variables(copy_context())
 
 
 class Variables:
-    """The context variables of a forward, restored for its recomputation: a backward may run in another thread, and
-    after other calls of the model."""
+    """A copy of the context variables at a forward, which are set again for its recomputation: a backward may run in
+    another thread, and after other calls of the model."""
 
     def __init__(self, context: Context) -> None:
         self.context = context

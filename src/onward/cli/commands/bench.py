@@ -36,7 +36,7 @@ MILLION, BILLION = 1e6, 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The model, and what is measured."""
+    """The options of `onward bench`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -60,7 +60,7 @@ class Options:
 
     @property
     def view(self) -> str:
-        """Training or decoding, the measured use of the model."""
+        """The measured use of the model: training or decoding."""
         return "training" if self.train else "decoding"
 
 
@@ -204,7 +204,8 @@ def train(options: Options, batches: Sequence[int]) -> None:
 
 
 def words(text: str, known: Sequence[str], name: str) -> list[Any]:
-    """The known words in a text such as `a,b`."""
+    """Split a text such as `a,b` into words. Raises a UserError for a word that is not `known`; `name` is the
+    option."""
     from onward.fields import nearest
 
     names = [word.strip() for word in text.split(",")]
@@ -215,7 +216,7 @@ def words(text: str, known: Sequence[str], name: str) -> list[Any]:
 
 
 def numbers(text: str) -> list[int]:
-    """The numbers of rows in a text such as `1,16`."""
+    """Parse a list of numbers of rows, such as `1,16`."""
     values = [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")]
     if not all(1 <= number <= 4096 for number in values):
         raise UserError(f"batch is {text!r}: write numbers of rows from 1 to 4096, such as 1,16")

@@ -24,7 +24,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    """The model and its card."""
+    """The options of `onward card`."""
 
     positional: ClassVar[tuple[str, ...]] = ("folder",)
     folder: str  # folder of a run or a model

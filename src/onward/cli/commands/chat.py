@@ -52,7 +52,7 @@ class Settings(GenerationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Settings, Compiling, Loading):
-    """The model, the conversation and the output."""
+    """The options of `onward chat`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     fixed: ClassVar[tuple[str, ...]] = (*OF_TEXTS, "adapter")  # the adapter of --adapter is the one in use
@@ -102,7 +102,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 class Conversation:
-    """The messages so far, the settings, and the cache with the keys and values of the messages."""
+    """A conversation with a model: its messages, the settings, and the cache with the keys and values of the
+    messages."""
 
     def __init__(self, lm: "LanguageModel", options: Options) -> None:
         self.lm, self.options = lm, options
@@ -114,7 +115,7 @@ class Conversation:
         self.finish_reason = ""  # of the last answer; empty if it was interrupted
 
     def empty_cache(self) -> "ConversationCache":
-        """A cache that grows with the conversation."""
+        """Make an empty cache that grows with the conversation."""
         from onward.generation.cache.conversation import ConversationCache
         from onward.generation.cache.growing import CHUNK, STEP
         from onward.model.cache import KVCache
@@ -125,7 +126,7 @@ class Conversation:
         )
 
     def answer(self, text: str) -> None:
-        """Print the answer to a message as it grows, and keep both."""
+        """Generate and print the answer to a message, piece by piece, and add both to the conversation."""
         warn_of_unknown(self.lm.tokenizer, [text])
         self.turns.append({"role": "user", "content": text})
         printed: list[str] = []
@@ -150,13 +151,14 @@ class Conversation:
             console.print(f"the answer was cut after {new:,} tokens: see --max-new-tokens", soft_wrap=True)
 
     def pieces(self, messages: "Sequence[Message]", new: int) -> Iterator[str]:
-        """The pieces of the answer to messages, which has at most `new` tokens; sets `finish_reason` at its end."""
+        """Yield the pieces of the answer to messages, of at most `new` tokens; set `finish_reason` at its end."""
         self.finish_reason = ""
         stream = self.lm.stream_chat(messages, new, options=self.settings, rows=1, cache=self.cache)
         self.finish_reason = yield from stream
 
     def room(self) -> int:
-        """The number of tokens that an answer can have; drops the oldest turns if there is too little room."""
+        """Return the number of tokens that an answer can have; remove the oldest turns if the context has too little
+        room."""
         from onward.text.chat import chat_of
 
         def left(dropped: int) -> int:
@@ -174,7 +176,7 @@ class Conversation:
         return left(0)
 
     def command(self, line: str) -> None:
-        """Carry out a line that begins with a slash."""
+        """Execute a line that begins with a slash."""
         kinds = fields.hints(Settings)
         names = [name for name, kind in kinds.items() if not fields.only_in_python(kind) and name not in OF_TEXTS]
         match line.split(maxsplit=2):

@@ -37,7 +37,7 @@ OF_ALL = {"out", "seed"}  # which a variant has no own of
 
 @dataclass(frozen=True)
 class Options(VariantOptions):
-    """The variants."""
+    """The options of `onward compare`."""
 
     sources: tuple[str, ...] = ()  # texts, and TOML files of variants
     variant: tuple[str, ...] = ()  # NAME: option=value ..., the options of a variant that differ; NAME alone: none
@@ -98,7 +98,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def changes(text: str) -> tuple[str, dict[str, Any], str]:
-    """The name and the options of a variant that is written `NAME: option=value ...`, and how it was given."""
+    """Parse a variant written as `NAME: option=value ...`; return its name, its options, and `--variant NAME`, which
+    error messages name."""
     name, _, options = text.partition(":")
     table: dict[str, Any] = {}
     known = [*fields.hints(RunConfig)]
@@ -115,5 +116,5 @@ def changes(text: str) -> tuple[str, dict[str, Any], str]:
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text; spaces inside parentheses are part of a word."""
+    """Split a text into words; spaces inside parentheses belong to a word."""
     return re.findall(r"(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\S)+", text)

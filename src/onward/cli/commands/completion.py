@@ -51,7 +51,7 @@ SHELLS = {  # the words of the line, what is done with the choices, and how the 
 
 @dataclass(frozen=True)
 class Options:
-    """For which shell."""
+    """The options of `onward completion`."""
 
     positional: ClassVar[tuple[str, ...]] = ("shell",)
     shell: Literal["bash", "zsh", "fish"]  # the shell that reads the script
@@ -64,12 +64,13 @@ def main(argv: Sequence[str]) -> None:
 
 
 def tables() -> dict[str, list[Argument]]:
-    """The arguments of every command."""
+    """Return the arguments of every command, by command."""
     return {name: list(arguments(importlib.import_module(f"onward.cli.commands.{name}").Options)) for name in COMMANDS}
 
 
 def script(words: str, offer: str, announce: str) -> str:
-    """The script for bash and zsh, which differ in these three lines."""
+    """Return the completion script for bash or zsh, given the three lines in which they differ: the typed words, the
+    offer of candidates, and the registration."""
     values, options = [], []
     for command, table in tables().items():
         flags = [argument.flag for argument in table if not argument.positional]
@@ -83,7 +84,7 @@ def script(words: str, offer: str, announce: str) -> str:
 
 
 def fish() -> str:
-    """The script for fish."""
+    """Return the completion script for fish."""
     lines = [f"complete -c onward -n __fish_use_subcommand -a {quote(c)} -d {quote(d)}" for c, d in COMMANDS.items()]
     for command, table in tables().items():
         begin = f"complete -c onward -n '__fish_seen_subcommand_from {command}'"

@@ -36,7 +36,7 @@ FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # endings of 
 
 @dataclass(frozen=True)
 class Options:
-    """The model and what is written."""
+    """The options of `onward convert`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "out")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"gguf": ("accept", "modelfile"), "hf": ("shard_bytes",)}
@@ -54,7 +54,7 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The format."""
+        """The format of the result."""
         return self.to or ("gguf" if self.out.endswith(".gguf") else "hf")
 
 
@@ -119,7 +119,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def roundings(path: Path, dtype: str) -> list[str]:
-    """The types of tensors in a model's folder or GGUF file that are rounded to become F32, F16 or BF16."""
+    """Return the types of tensors in a model's folder or GGUF file that are rounded to become F32, F16 or BF16."""
     from onward.checkpoint.load import open_source
 
     stored = open_source(path).tensor_types()

@@ -32,7 +32,7 @@ An interrupted preparation continues when the same command is run again.
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Cleaning):
-    """Options of `onward data`."""
+    """The options of `onward data`."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "sources")
     action: Literal["prepare", "list", "get"]  # prepare SOURCES, list, or get NAME
@@ -53,7 +53,7 @@ class Options(Cleaning):
 
     @property
     def view(self) -> str:
-        """The action."""
+        """The action: prepare, list or get."""
         return self.action
 
 
@@ -113,7 +113,7 @@ def prepare(options: Options) -> None:
 
 
 def in_words(measured: Measured) -> str:
-    """The speed of a preparation, and the shares of its tasks."""
+    """Return the speed of a preparation, and each task's share of its time, as a sentence."""
     total = sum(measured.seconds.values())
     shares = [f"{task} {seconds / total:.0%}" for task, seconds in measured.seconds.items() if seconds >= 0.01 * total]
     return f"{measured.megabytes_per_second:.3g} MB/s, encoded by {measured.encoder}: {', '.join(shares)}"
@@ -123,12 +123,12 @@ COUNTS = "name", "documents", "tokens", "bytes"
 
 
 def density(row: Mapping[str, Any]) -> dict[str, float]:
-    """The bytes per token of a row."""
+    """Return the bytes per token of a row of the report."""
     return {"bytes_per_token": row["bytes"] / max(1, row["tokens"])}
 
 
 def first_words(text: str) -> str:
-    """The first 100 characters of a text, in one line."""
+    """Return the first 100 characters of a text, as one line."""
     return printable(" ".join(text.split()))[:100]
 
 

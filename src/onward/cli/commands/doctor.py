@@ -37,7 +37,7 @@ OF_MODELS = "adapter", "loss", "cache", "batches", "frozen", "vocab_size", "cont
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The model and how it is called."""
+    """The options of `onward doctor`."""
 
     positional: ClassVar[tuple[str, ...]] = ("target",)
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -65,7 +65,7 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The kind of the target."""
+        """The kind of the target in words, such as a model, a class or function, or texts."""
         from onward.data.tokens import is_prepared
         from onward.hub import is_model
 

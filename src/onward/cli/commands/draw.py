@@ -25,7 +25,7 @@ Idea = Literal["mask", "rope", "alibi", "window", "positions", "samplers", "cach
 
 @dataclass(frozen=True)
 class Options:
-    """What to draw, and where to."""
+    """The options of `onward draw`."""
 
     positional: ClassVar[tuple[str, ...]] = ("idea", "model")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -40,7 +40,7 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The idea."""
+        """The idea to draw."""
         return self.idea or "alone"
 
 

@@ -33,7 +33,7 @@ OF_TEXT = "stride", "field", "encoding"  # options that say how texts are read
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
-    """The model, the text and the output."""
+    """The options of `onward evaluate`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "sources")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"sources": ("field", "encoding")}
@@ -71,7 +71,7 @@ Measure = Callable[["LanguageModel"], Any]
 
 
 def of_text(options: Options, lm: "LanguageModel") -> Measure:
-    """The evaluation of a language model on the given texts, or on the validation text of its run."""
+    """Evaluate a language model on the given texts, or on the validation text of its run."""
     from onward.cli.shared.sources import announce
     from onward.data.sources import documents
     from onward.evaluation.text import evaluate_texts
@@ -89,7 +89,7 @@ def of_text(options: Options, lm: "LanguageModel") -> Measure:
 
 
 def of_examples(options: Options, lm: "LanguageModel") -> Measure:
-    """The evaluation of a classifier or a reward model on the given examples, or on the held-out ones of its run."""
+    """Evaluate a classifier or a reward model on the given examples, or on the held-out examples of its run."""
     from onward.data.records import read_records
     from onward.evaluation.heads import evaluate_head, examples_of
 
@@ -105,7 +105,7 @@ def of_examples(options: Options, lm: "LanguageModel") -> Measure:
 
 
 def inputs_of(options: Options) -> "Inputs | None":
-    """The inputs of the run in the model's folder; None where it is no run."""
+    """Return the inputs of the run in the model's folder; None if the folder is no run."""
     from onward.training import stages as tasks
 
     folder = Path(options.model)

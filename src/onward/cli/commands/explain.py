@@ -25,7 +25,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
-    """What to follow, and where to write it."""
+    """The options of `onward explain`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "text")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"out": ("theme",)}

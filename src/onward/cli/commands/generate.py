@@ -68,7 +68,7 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
-    """The model, the prompts and the output."""
+    """The options of `onward generate`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
     fixed: ClassVar[tuple[str, ...]] = ("adapter",)  # the adapter of --adapter is the one in use
@@ -91,7 +91,7 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
 
     @property
     def view(self) -> str:
-        """How tokens are chosen."""
+        """The method that chooses tokens: sampling or a search."""
         return "search" if self.beams or self.alpha is not None else "sampling"
 
 
@@ -129,7 +129,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def schema(given: Mapping[str, Any]) -> dict[str, str]:
-    """The text of a --json-schema @FILE."""
+    """Return the field json_schema read from a file, if the option is --json-schema @FILE; {} otherwise. Raises a
+    UserError for a file name without @."""
     asked = given.get("json_schema", "")
     if asked.startswith("@"):
         return {"json_schema": Path(asked[1:]).read_text(encoding="utf-8", errors="replace")}
@@ -139,7 +140,8 @@ def schema(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def from_file(file: str, field: str) -> list[str]:
-    """The prompts in a file, or on standard input."""
+    """Read the prompts in a file, or on standard input if `file` is "-": one per line, or one per record of .jsonl and
+    .parquet, where `field` names the text."""
     from onward.cli.shared.sources import announce
     from onward.data.formats import suffixes
     from onward.data.sources import documents
@@ -154,7 +156,7 @@ def from_file(file: str, field: str) -> list[str]:
 
 
 def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine: "Engine") -> None:
-    """Continue all prompts together and print their answers in order, each as it grows."""
+    """Generate the answers to all prompts together, and print them in order, each piece by piece."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress
 
@@ -190,7 +192,8 @@ def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine
 
 
 class Printed:
-    """A prompt and its answer on standard output. Of several answers, each begins with a line such as [1/3]."""
+    """Prints a prompt and its answer to standard output. If there are several answers, each begins with a line such as
+    [1/3]."""
 
     def __init__(self, prompt: str, number: int, count: int) -> None:
         self.show = printable if sys.stdout.isatty() else str
@@ -210,7 +213,7 @@ class Printed:
 
 
 def row(request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dict[str, Any]:
-    """The tokens, finish reason and figures of an answer, without its text."""
+    """Return the tokens, finish reason and figures of an answer as a dict for --json, without its text."""
     values: dict[str, Any] = {
         "tokens": request.tokens,
         "finish_reason": request.finish_reason,
@@ -230,7 +233,7 @@ def row(request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dic
 
 
 def likely(logprobs: "Sequence[TokenLogprob]", tokenizer: "Tokenizer") -> Iterator[dict[str, Any]]:
-    """Rows of a table: each token, its log-probability and the likeliest alternatives."""
+    """Yield rows of a table: each token, its log-probability and the likeliest alternatives."""
     for one in logprobs:
         others = ", ".join(f"{tokenizer.piece(token)!r} {value:.2f}" for token, value in one.alternatives)
         values = {"token": repr(tokenizer.piece(one.token)), "logprob": one.logprob}
@@ -238,7 +241,7 @@ def likely(logprobs: "Sequence[TokenLogprob]", tokenizer: "Tokenizer") -> Iterat
 
 
 def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
-    """Print how many answers ended at the limit of their length."""
+    """Print how many answers ended because they reached their maximal length."""
     cut = [answer for answer in answers if answer.finish_reason == "length"]
     if cut:
         subject = "the answer was" if len(answers) == 1 else f"{len(cut):,} of {len(answers):,} answers were"
@@ -247,7 +250,7 @@ def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
 
 
 def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float | None) -> None:
-    """Print how many of the drafted tokens were accepted, and whether speculation pays."""
+    """Print how many drafted tokens were accepted, and whether speculative decoding pays."""
     from onward.generation.drafts.times import expected_tokens
 
     total = lambda name: sum(getattr(request, name) for request in requests)
@@ -270,7 +273,7 @@ def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float
 
 
 def search(lm: "LanguageModel", prompts: Sequence[str], options: Options) -> None:
-    """Search for the answers to all prompts, and print them."""
+    """Find the answers to all prompts by a search, and print them."""
     if options.beams:
         continuations = lm.beam_search(
             prompts,
@@ -298,5 +301,5 @@ def search(lm: "LanguageModel", prompts: Sequence[str], options: Options) -> Non
 
 
 def print_line(value: dict[str, Any]) -> None:
-    """A value as one line of JSON."""
+    """Print a value as one line of JSON."""
     print(json.dumps(value), flush=True)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from onward.training.step.trainer import Step
 
 FEATURE_TEXTS = 64  # windows in which features are looked for
-VIEWS: dict[str, tuple[str, ...]] = {  # the options that each reads, beside those that all read
+VIEWS: dict[str, tuple[str, ...]] = {  # the options of each view, in addition to those of all views
     "attention": ("layer", "head"),
     "next": ("temperature", "top_k", "top_p"),
     "lens": ("tuned",),
@@ -83,7 +83,7 @@ views without a text of their own:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
-    """What to look at, and where to draw it."""
+    """The options of `onward inspect`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "words")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -110,7 +110,7 @@ class Options(Loading):
 
     @property
     def view(self) -> str:
-        """The view that the words name; a UserError where they name none."""
+        """The view, such as attention, that the first words name. Raises a UserError if they name none."""
         match self.words:
             case ("names", *patterns) if len(patterns) < 2:
                 return "names"
@@ -142,7 +142,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def check(options: Options) -> None:
-    """Raise a UserError for mistakes in options that are read only after the work."""
+    """Raise a UserError for mistakes in options that are otherwise read only after the computation."""
     from onward.reports.pictures.picture import format_of
     from onward.training.config import seconds
 
@@ -167,7 +167,7 @@ def show_names(options: Options, pattern: str = "*") -> None:
 
 
 def present(options: Options, picture: Picture) -> None:
-    """Write a picture or its numbers, or print it."""
+    """Write a picture or its numbers to a file, or print it."""
     if options.out:
         picture.write(Path(options.out), options.theme)
         console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
@@ -178,7 +178,7 @@ def present(options: Options, picture: Picture) -> None:
 
 
 def drawn(options: Options, lm: LanguageModel) -> Picture:
-    """The picture of a view of a text; the roles of heads may be drawn without a text."""
+    """Compute the picture of a view of a text; the view of the roles of heads needs no text."""
     from onward.generation.sampling import Sampling
     from onward.reports.pictures.reading import Reading
     from onward.reports.pictures.views import VIEWS
@@ -196,14 +196,14 @@ def drawn(options: Options, lm: LanguageModel) -> Picture:
 
 
 def tokenizer_of(options: Options, lm: LanguageModel) -> Tokenizer:
-    """The tokenizer of the model; a UserError for a model without one."""
+    """Return the tokenizer of the model. Raises a UserError for a model without one."""
     if lm.tokenizer is None:
         raise UserError(f"{options.model} has no tokenizer: name a model that has one")
     return lm.tokenizer
 
 
 def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens | None:
-    """A tuned lens, trained on --tuned."""
+    """Train a tuned lens on the texts of --tuned; None without this option."""
     from onward.inspection.fitting import fit_lens
     from onward.training.config import seconds
 
@@ -215,7 +215,7 @@ def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens |
 
 
 def features(options: Options, source: str) -> Picture:
-    """The features of a sparse autoencoder, trained on a text."""
+    """Train a sparse autoencoder on a text, and return the picture of its features."""
     from onward.inspection.fitting import fit_features, windows_of
     from onward.reports.pictures.features import features
     from onward.training.config import seconds
@@ -232,7 +232,7 @@ def features(options: Options, source: str) -> Picture:
 
 
 def tokens_of(tokenizer: Tokenizer, source: str) -> Tokens:
-    """The tokens of a text to train on."""
+    """Return the tokens of a source of texts, to train on."""
     from onward.cli.shared.sources import announce
     from onward.inspection.doctor.target import text_tokens
 
@@ -242,7 +242,8 @@ def tokens_of(tokenizer: Tokenizer, source: str) -> Tokens:
 
 @contextmanager
 def shown_steps() -> Iterator[Callable[[Step], None]]:
-    """A function that shows steps of training in a progress bar on a terminal; the losses are printed at the end."""
+    """Yield a function that shows training steps in a progress bar on a terminal, inside the `with` block; the losses
+    are printed at the end."""
     from rich.progress import Progress
 
     from onward.inspection.fitting import STEPS

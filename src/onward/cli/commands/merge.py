@@ -21,7 +21,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    """The adapter, its base and the result."""
+    """The options of `onward merge`."""
 
     positional: ClassVar[tuple[str, ...]] = ("adapter_folder", "out")
     adapter_folder: str  # folder of the adapter

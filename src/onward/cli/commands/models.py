@@ -27,7 +27,7 @@ WIDE = 110  # columns of a terminal that has room for the meaning of each row
 
 @dataclass(frozen=True)
 class Options:
-    """The decoders to list, describe or compare."""
+    """The options of `onward models`."""
 
     positional: ClassVar[tuple[str, ...]] = ("names",)
     names: tuple[str, ...] = ()  # a release, folder or name on the hub; diff and two of them; cached; none: all
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
         case ("diff", *_):
             raise UserError("onward models diff takes two releases or folders: onward models diff gpt2 llama-2-7b")
         case (name,):
-            show, value = show_one, one(name)
+            show, value = show_one, describe_release(name)
             following = (f"diff {'llama-7b' if name == 'gpt2' else 'gpt2'} {quote(name)}",)
         case _:
             raise UserError("onward models takes one release or folder: to compare two, onward models diff A B")
@@ -66,8 +66,8 @@ def main(argv: Sequence[str]) -> None:
         print_next(*(f"onward models {words}" for words in following))
 
 
-def one(name: str) -> dict[str, Any]:
-    """The description of a release or folder, and the steps that led to it."""
+def describe_release(name: str) -> dict[str, Any]:
+    """Return the description of a release or a folder, and of the steps from its earliest ancestor to it."""
     from onward import fields
     from onward.planning.descriptions import describe, sentence
     from onward.planning.releases import find, steps
@@ -79,7 +79,7 @@ def one(name: str) -> dict[str, Any]:
 
 
 def cached() -> list[dict[str, Any]]:
-    """The models in the cache of the hub, one for each revision."""
+    """Return the models in the cache of the hub as rows, one for each revision."""
     return [
         {
             "name": model.repo_id,
@@ -93,7 +93,7 @@ def cached() -> list[dict[str, Any]]:
 
 
 def show_cached(models: list[dict[str, Any]]) -> None:
-    """Print the models of the hub that are on this machine."""
+    """Print the models in the cache of the hub."""
     if models:
         print_table([{**model, "bytes": size_of(model["bytes"])} for model in models])
     else:
@@ -127,7 +127,7 @@ def show_step(step: dict[str, Any]) -> None:
 
 
 def show_rows(rows: list[dict[str, Any]], narrow: bool = False) -> None:
-    """Print rows as a table, without their meanings where it is narrow."""
+    """Print rows as a table; `narrow` leaves out their explanations."""
     from onward.fields import text
 
     if rows:

@@ -32,7 +32,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The decoder, its use, and the machine."""
+    """The options of `onward plan`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -64,7 +64,7 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The kind of model."""
+        """The kind of model: a preset of training, or a model with a vocabulary."""
         from onward.training.presets import PRESETS
 
         return "a preset of training" if self.model in PRESETS else "a model with a vocabulary"
@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def plan(options: Options) -> "Planned":
-    """The plan that the options ask for."""
+    """Compute the plan for the options."""
     from onward.measuring.decoders import check_context, decoder_of
     from onward.measuring.machine import machine_for
     from onward.planning.mesh import Mesh, divided
@@ -140,7 +140,7 @@ def plan(options: Options) -> "Planned":
 
 
 def show(planned: "Planned", lines: "Sequence[Line]") -> None:
-    """Tables: the parts, then each section."""
+    """Print a plan as tables: the parts, then each section."""
     from onward.planning.flops import part_sizes
 
     parts = part_sizes(planned.config)

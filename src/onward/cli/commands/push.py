@@ -24,7 +24,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    """The model and its place on the hub."""
+    """The options of `onward push`."""
 
     positional: ClassVar[tuple[str, ...]] = ("folder", "name")
     folder: str  # folder of a run or a model
@@ -62,7 +62,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def contents(folder: Path, license: str, name: str) -> Mapping[str, Path | bytes]:
-    """The files to upload, by their paths on the hub; the card as bytes if the folder has none."""
+    """Return the files to upload, by their paths on the hub; the model card as bytes if it is generated, because the
+    folder has none."""
     from onward.checkpoint.load import load_model
     from onward.reports.runs.card import model_card
 

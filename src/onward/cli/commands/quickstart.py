@@ -1,4 +1,4 @@
-"""onward quickstart: train, evaluate, generate and look, all in one, without any file."""
+"""onward quickstart: train, evaluate, generate and inspect in one command, without any file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    """How long, and where to."""
+    """The options of `onward quickstart`."""
 
     out: str = "runs/quickstart"  # folder of the run; an earlier quickstart in it is replaced
     time: str = "140s"  # how long to train
@@ -58,7 +58,7 @@ def start(config: RunConfig) -> "Run":
 
 
 def sample(options: Options) -> int:
-    """Print texts of the model, and its figures; returns the exit status."""
+    """Print texts by the model, and its figures; return the exit status."""
     import onward
 
     lm = onward.load(options.out)
@@ -79,7 +79,7 @@ def sample(options: Options) -> int:
 
 
 def assist(options: Options, device: str) -> int:
-    """Fine-tune the model to answer questions, with answers after each stage; returns the exit status."""
+    """Fine-tune the model to answer questions, and print answers after each stage; return the exit status."""
     from onward.data.questions import answers
     from onward.quickstart import STAGES, finetuning, held_out_answers, stage_figures
 
@@ -103,7 +103,7 @@ def assist(options: Options, device: str) -> int:
 
 
 def show_answers(folder: Path) -> None:
-    """Print three questions with the model's answers and the right ones."""
+    """Print three questions with the model's answers and the correct answers."""
     from onward.data.questions import answers, question
     from onward.quickstart import MOST, held_out_answers, with_chat
 

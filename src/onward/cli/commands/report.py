@@ -25,7 +25,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    """What to report on, and where to."""
+    """The options of `onward report`."""
 
     positional: ClassVar[tuple[str, ...]] = ("folder",)
     folder: str  # folder of a run or a model, or a name on the hub

@@ -23,7 +23,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    """Which runs, and in which order."""
+    """The options of `onward runs`."""
 
     positional: ClassVar[tuple[str, ...]] = ("folder",)
     folder: str = "runs"  # where to look, three levels deep
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def row(run: dict[str, Any]) -> dict[str, str]:
-    """The figures of a run as they are printed; "" where one is not on record."""
+    """Return the figures of a run as text; "" for a figure that is not recorded."""
     from onward.reports.pictures.plot import clock, short
 
     shown = lambda name, form: "" if run[name] is None else form(run[name])

@@ -35,7 +35,7 @@ MOST = 2  # options that can be swept together
 
 @dataclass(frozen=True)
 class Options(VariantOptions):
-    """What is swept."""
+    """The options of `onward sweep`."""
 
     sweep: tuple[str, ...] = ()  # OPTION=VALUE,VALUE: the values of any option
 
@@ -85,7 +85,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def swept(values: dict[str, Any], named: Sequence[str]) -> dict[str, list[str]]:
-    """The options that are given several values, which are removed from `values`, and those values."""
+    """Find the options to sweep: numeric options whose value has commas, and the texts OPTION=VALUE,VALUE in `named`.
+    Remove them from `values`, and return their lists of values by option."""
     table = {argument.name: argument for argument in arguments(RunConfig) if argument.name not in SAME}
     axes = {}
     for name, argument in table.items():
@@ -107,12 +108,12 @@ def swept(values: dict[str, Any], named: Sequence[str]) -> dict[str, list[str]]:
 
 
 def takes_number(argument: Argument) -> bool:
-    """Whether an option takes one number."""
+    """Return whether an option takes a single number."""
     return argument.kind in (int, float, float | None, int | None)
 
 
 def split(text: str) -> list[str]:
-    """The values between commas; those inside parentheses belong to a value."""
+    """Split a text at commas; commas inside parentheses belong to a value."""
     parts, depth = [""], 0
     for letter in text:
         depth += {"(": 1, ")": -1}.get(letter, 0)
@@ -124,7 +125,7 @@ def split(text: str) -> list[str]:
 
 
 def lookup(values: Mapping[str, Any], name: str) -> Any:
-    """The value at a dotted name; None where there is none."""
+    """Return the value at a dotted name in nested tables; None if there is none."""
     here: Any = values
     for step in name.split("."):
         here = here.get(step) if isinstance(here, Mapping) else None
@@ -132,7 +133,7 @@ def lookup(values: Mapping[str, Any], name: str) -> Any:
 
 
 def remove(values: dict[str, Any], name: str) -> None:
-    """Remove the value at a dotted name, and tables that become empty."""
+    """Remove the value at a dotted name from nested tables, and tables that become empty."""
     first, _, rest = name.partition(".")
     if not rest:
         del values[first]

@@ -30,7 +30,7 @@ PASSAGE_CHARS = 4096  # characters of a passage whose language and kind are dete
 
 @dataclass(frozen=True)
 class Options:
-    """Options of `onward tokenizer`."""
+    """The options of `onward tokenizer`."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "names")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -52,7 +52,7 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The action."""
+        """The action: train, compare or show."""
         return self.action
 
 
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def train(options: Options) -> dict[str, Any]:
-    """Train a tokenizer, and save it in a folder that has none."""
+    """Train a tokenizer, and save it in a folder that has no tokenizer yet."""
     from onward.cli.shared.progress import progress_bars
     from onward.text.tokenizer import train_tokenizer
 
@@ -99,7 +99,7 @@ def train(options: Options) -> dict[str, Any]:
 
 
 def compare(options: Options) -> dict[str, Any]:
-    """Compare tokenizers. Those given as char or bpe:N are trained on the texts of the comparison."""
+    """Compare tokenizers on texts. Tokenizers given as char or bpe:N are trained on these texts."""
     from onward.cli.shared.progress import progress_bars
     from onward.text import compare
     from onward.text.tokenizer import train_tokenizer
@@ -125,7 +125,7 @@ def compare(options: Options) -> dict[str, Any]:
 
 
 def read(sources: Sequence[Source], options: Options, progress: Progress, size: int = 1 << 16) -> Iterator[str]:
-    """Passages of all sources, of at most `size` characters; the bytes read so far are reported."""
+    """Yield passages of all sources, of at most `size` characters; report the bytes read so far to `progress`."""
     download_corpora(sources, progress)
     done = 0
     for text in passages(sources, field=options.field, encoding=options.encoding, size=size):
@@ -135,7 +135,7 @@ def read(sources: Sequence[Source], options: Options, progress: Progress, size: 
 
 
 def print_comparison(result: dict[str, Any]) -> None:
-    """Print the comparison as tables, with a letter for each tokenizer, and a text that decoding does not give back."""
+    """Print a comparison as tables, with a letter for each tokenizer, and a text that decoding does not restore."""
     letters = {one["name"]: chr(ord("A") + n) for n, one in enumerate(result["tokenizers"])}
     columns = "name", "vocabulary", "bytes_per_token", "round_trip_failures"
     print_table([{"": letters[one["name"]], **{key: one[key] for key in columns}} for one in result["tokenizers"]])

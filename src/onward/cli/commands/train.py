@@ -44,7 +44,7 @@ A TOML file for --config holds the same names: learning_rate = 1e-3, [model] n_l
 
 @dataclasses.dataclass(frozen=True)
 class Options(RunConfig):
-    """A run's configuration, or where to read it from."""
+    """The options of `onward train`."""
 
     positional: ClassVar[tuple[str, ...]] = ("sources",)
     config: str = ""  # a TOML file with any of these options
@@ -58,7 +58,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
-    """The configuration of a new run, or the folder of the run to resume; and whether to print figures as JSON."""
+    """Return the configuration of a new run, or the folder of the run to resume; and whether to print figures as
+    JSON."""
     values = read(Options, join_duration(argv), prog="onward train", about=ABOUT)
     values, folder, as_json = given_options(values, RunConfig)
     if folder:
@@ -78,7 +79,7 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
 
 
 def old_data(run: Path) -> dict[str, Any]:
-    """The options by which a run trains on the tokens of another one."""
+    """Return the options with which a run trains on the tokens of the run in the folder `run`."""
     from onward.training.inputs.record import read_config, same_tokens
 
     config = read_config(run)

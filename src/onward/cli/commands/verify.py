@@ -1,4 +1,4 @@
-"""onward verify: the promises of exactness, measured on a model of the user's own."""
+"""onward verify: measures, on a user's own model, the properties that Onward guarantees to be exact."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +27,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
-    """The model and the reference."""
+    """The options of `onward verify`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: str  # folder of the model, or its name on the hub
@@ -57,12 +57,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def readable(value: float | bool) -> str:
-    """A measurement, or whether a promise holds."""
+    """Format a measurement, or whether a property holds."""
     return ("yes" if value else "NO") if isinstance(value, bool) else f"{value:.1e}"
 
 
 def reference_of(options: Options, lm: "LanguageModel") -> "Reference":
-    """The program that --against names, with the same model."""
+    """Return the program to compare with, named by --against, with the same model loaded."""
     from pathlib import Path
 
     from onward.hub import locate

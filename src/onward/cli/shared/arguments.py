@@ -17,7 +17,7 @@ IMPORTS = "import this module first, which defines parts of your own"
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """An option or, where `positional`, an argument of a command."""
+    """The description of an option or, where `positional`, an argument of a command."""
 
     name: str  # of the field, with dots where it is a field of a field: model.position.theta
     kind: Any  # its type
@@ -30,17 +30,17 @@ class Argument:
 
     @property
     def flag(self) -> str:
-        """The option as it is typed, such as --batch-size."""
+        """The option as typed, such as --batch-size."""
         return fields.flag(self.name)
 
     @property
     def many(self) -> bool:
-        """Whether it takes several values: one after another where positional, else one for each time it is given."""
+        """Whether it takes several values: in a row if positional, else one each time the option is given."""
         return get_origin(self.kind) is tuple
 
     @property
     def choices(self) -> list[str]:
-        """The words that it takes, if there are few."""
+        """The values that it allows, if they are a short list of words."""
         if get_origin(self.kind) is Literal:
             return [str(choice) for choice in get_args(self.kind) if choice != ""]
         return [part.kind for part in fields.part_choices(self.kind)]
@@ -77,7 +77,7 @@ def arguments(cls: type) -> Iterator[Argument]:
 
 
 def model_arguments() -> Iterator[Argument]:
-    """`--model.FIELD` for the fields of DecoderConfig, and `--model.PART.FIELD` for those of its parts."""
+    """Yield `--model.FIELD` for the fields of DecoderConfig, and `--model.PART.FIELD` for those of its parts."""
     title = "model (a part is written name or name(field=value), several that repeat over the layers (first, second))"
     hints, docs = fields.hints(DecoderConfig), fields.docs(DecoderConfig)
     for name, kind in hints.items():
@@ -95,7 +95,7 @@ def model_arguments() -> Iterator[Argument]:
 
 
 def metavar(kind: Any) -> str:
-    """A short name for the values of a type."""
+    """Return the placeholder that `--help` shows for values of a type."""
     if get_origin(kind) is Mapping:
         return f"{{{': '.join(map(metavar, get_args(kind)))}}}"
     words = "|".join(k.kind for k in fields.part_choices(kind)) or fields.describe(kind)

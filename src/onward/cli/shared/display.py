@@ -1,4 +1,4 @@
-"""The live display of a run: figures, a progress bar, and the same prompt continued at each validation."""
+"""The live display of a run: its figures, a progress bar, and a continuation of the same prompt at each validation."""
 
 from collections import deque
 from statistics import fmean
@@ -79,20 +79,21 @@ class Display:
             self.print()
 
     def print(self) -> None:
-        """Print the figures that are known, and the sample, as lines."""
+        """Print the figures that are known, and the sample, as plain lines."""
         known = {name: value for name, value in self.figures().items() if value}
         console.print(" | ".join(f"{name} {value}" for name, value in known.items()), soft_wrap=True)
         console.print(Text("  ") + self.sample, soft_wrap=True)
 
     def continue_prompt(self) -> None:
-        """Generate from the prompt, with the same random numbers each time, and record the text in samples.jsonl."""
+        """Generate a continuation of the prompt, with the same random numbers each time, and record it in
+        samples.jsonl."""
         with self.run.trainer.averaged():
             text = sample_text(self.lm, self.tokens)
         self.sample = Text(printable(self.prompt), style="bold").append(printable(text), style="not bold")
         self.samples.write({"step": self.run.step, "prompt": self.prompt, "text": text})
 
     def figures(self) -> dict[str, str]:
-        """The figures by name, as text; "" for one that is not known yet."""
+        """Return the figures by name, as text; "" for a figure that is not known yet."""
         steps, done = expected_steps(self.run), self.step - self.first
         left = (perf_counter() - self.began) / done * (steps - self.step) if done else 0.0
         return {
@@ -105,7 +106,7 @@ class Display:
         }
 
     def picture(self) -> RenderableType:
-        """The figures, the bar, the sample, and a short last line."""
+        """Return what a terminal shows: the figures, the progress bar, the sample, and a short last line."""
         figures = self.figures()
         table = Table.grid(padding=(0, 3))
         table.add_row(*(Text(name, style="dim") for name in figures))
@@ -118,5 +119,5 @@ class Display:
 
 
 def sample_text(lm: LanguageModel, prompt: Prompt) -> str:
-    """The model's continuation of a prompt, drawn with the same random numbers each time."""
+    """Generate a continuation of a prompt, with the same random numbers each time."""
     return lm.complete([prompt], SAMPLE_TOKENS, slide=True, temperature=0.8, seed=0)[0][0].text

@@ -1,4 +1,4 @@
-"""The examples of fine-tuning as tokens, in training order, with trained tokens in color."""
+"""Shows fine-tuning examples as tokens, in training order, with trained tokens in color."""
 
 from itertools import islice
 
@@ -16,7 +16,7 @@ TRAINED, GIVEN, BETWEEN = "bold green", "dim", "\u2502"
 
 
 def show_examples(config: FinetuneConfig, count: int) -> int:
-    """Print the first examples of the data; return the exit status."""
+    """Print the first `count` examples of the data as tokens; return the exit status."""
     if count < 0:
         raise UserError(f"show is {count}: it is a number of examples")
     tokenizer = base_tokenizer(config)
@@ -32,7 +32,7 @@ def show_examples(config: FinetuneConfig, count: int) -> int:
 
 
 def colored(sequence: TokenSequence, tokenizer: Tokenizer) -> Text:
-    """Tokens with a line between them; without color, trained tokens are in brackets."""
+    """Return tokens as text with a line between them; without color, trained tokens are in brackets."""
     result = Text()
     for token, trained in zip(sequence.tokens, sequence.trained):
         piece = printable(tokenizer.piece(token)).replace("\n", "\\n")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def fit_with_picture(runs: "Sequence[Run]", out: str) -> "FittedLaw":
-    """Fit the law of runs; draw it if `out` names a file."""
+    """Fit a scaling law to runs, with a status line; draw it if `out` names a file."""
     from onward.planning.fitted import fit_runs
     from onward.reports.pictures.laws import fit_picture
 
@@ -24,7 +24,8 @@ def fit_with_picture(runs: "Sequence[Run]", out: str) -> "FittedLaw":
 
 
 def show_fit(result: dict[str, Any], out: str) -> None:
-    """Print the constants of a law with their intervals, the forecast and the warnings."""
+    """Print the constants of a scaling law with their intervals, the forecast and the warnings. `out` is the
+    picture."""
     law, intervals = result["law"], result["intervals"]
     law = {**law, "a": law["beta"] / (law["alpha"] + law["beta"])}
     between = "{:.4g} to {:.4g}".format

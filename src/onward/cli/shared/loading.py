@@ -35,7 +35,8 @@ class Compiling:
 
 
 def compile_steps(engine: Engine, rows: int) -> None:
-    """Compile an engine's steps of this many rows, and print how long it took, or why they stay plain."""
+    """Compile an engine's decoding steps for this many rows; print how long it took, or why the steps stay
+    uncompiled."""
     from time import perf_counter
 
     from onward.kernels.llvm.kept import private_folder
@@ -46,19 +47,19 @@ def compile_steps(engine: Engine, rows: int) -> None:
     took = f"decoding steps compiled in {perf_counter() - start:.1f} s"
     if folder:
         took += f"; their machine code is kept in {folder}"
-    said = f"decoding steps stay plain, since they cannot be compiled ({reason})" if reason else took
-    console.print(said, markup=False, soft_wrap=True)
+    message = f"decoding steps stay plain, since they cannot be compiled ({reason})" if reason else took
+    console.print(message, markup=False, soft_wrap=True)
 
 
 def code_folder() -> Path | None:
-    """The folder of machine code, in $XDG_CACHE_HOME or ~/.cache, the first that is an absolute path; None if neither
-    is."""
+    """Return the folder that keeps machine code, below the first absolute path of $XDG_CACHE_HOME and ~/.cache; None if
+    neither is absolute."""
     caches = Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.path.expanduser("~/.cache"))
     return next((folder / "onward" / "code" for folder in caches if folder.is_absolute()), None)
 
 
 def load(model: str, options: Loading) -> LanguageModel:
-    """The model in a folder, or of this name on the hub."""
+    """Load the model in a folder, or of this name on the hub, with these options."""
     import torch
 
     import onward

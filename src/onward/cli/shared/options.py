@@ -1,7 +1,4 @@
-"""The options of a command as an instance of a dataclass, and the messages for words that do not fit.
-
-Does not import torch.
-"""
+"""Parsing: the options of a command as an instance of a dataclass, and the error messages for words that do not fit."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,15 +17,17 @@ ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # in the texts of ESCAPED options,
 
 
 def parse(cls: type[T], argv: Sequence[str], *, prog: str, about: str) -> T:
-    """An instance of the dataclass `cls` from command-line words; `about` is the text of `--help`."""
+    """Parse command-line words to an instance of the dataclass `cls`; `about` is the text of `--help`."""
     return made(cls, read(cls, argv, prog=prog, about=about), prog)
 
 
 def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
-    """An instance of the dataclass `cls` from the given values. A UserError for a value without effect.
+    """Make an instance of the dataclass `cls` from the given values. Raises a UserError for a value that would have no
+    effect.
 
-    The class variable `reads` names the fields that only some cases read, by case. A case is another given field (out:
-    theme), or the `view` of the instance (attention: layer, head). All other fields are always read.
+    The class variable `reads` lists fields that are read only in some cases: it maps a case to its fields. A case is
+    another given field (out: theme), or the `view` of the instance (attention: layer, head). All other fields are
+    always read.
     """
     check_order(cls, values, prog)
     options, reads = fields.build(cls, values), getattr(cls, "reads", {})
@@ -44,7 +43,8 @@ def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
 
 
 def check_order(cls: type, values: Mapping[str, Any], prog: str) -> None:
-    """A UserError if the first argument should be a model and is not, while another argument is: they were swapped."""
+    """Raise a UserError if the first argument should be a model but another argument is the model: they were
+    swapped."""
     from onward.hub import is_model
 
     first, *others = getattr(cls, "positional", ("",))
@@ -60,7 +60,8 @@ def check_order(cls: type, values: Mapping[str, Any], prog: str) -> None:
 
 
 def unread(cls: type, name: str, value: str | Sequence[str], readers: Sequence[str], prog: str, view: str) -> str:
-    """The message for a value that only other cases read."""
+    """Return the error message for a value of a field that only the cases `readers` read, while the command runs with
+    `view`."""
     known, positional = fields.hints(cls), getattr(cls, "positional", ())
     if name in positional:
         word = value if isinstance(value, str) else value[0]
@@ -74,7 +75,7 @@ def unread(cls: type, name: str, value: str | Sequence[str], readers: Sequence[s
 
 
 def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, Any]:
-    """Only the values that are given on the command line, as text under the names of the fields of `cls`.
+    """Parse command-line words to the values that are given, as text, by the names of the fields of `cls`.
 
     The fields named by the class variable `positional` are arguments, all others options.
     """
@@ -100,12 +101,12 @@ def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, 
 
 
 def surplus(word: str, table: Sequence[Argument], prog: str) -> str:
-    """The message for a word that is neither an option nor an argument of the command."""
+    """Return the error message for a word that is neither an option nor an argument of the command."""
     name, flags = word.split("=")[0], [argument.flag for argument in table if not argument.positional]
     if not word.startswith("-"):
-        places = " ".join(argument.name for argument in table if argument.positional) or "options only"
+        positionals = " ".join(argument.name for argument in table if argument.positional) or "options only"
         compare = f"; to compare with it: --compare {word}" if "--compare" in flags else ""
-        return f"{word} is one argument too many: {prog} takes {places}{compare}"
+        return f"{word} is one argument too many: {prog} takes {positionals}{compare}"
     meant = meant_option(name, table)
     ways = [f"did you mean {meant}?"] if meant else []
     if not word.startswith("--") and any(argument.positional and argument.many for argument in table):
@@ -114,8 +115,8 @@ def surplus(word: str, table: Sequence[Argument], prog: str) -> str:
 
 
 def meant_option(name: str, table: Sequence[Argument]) -> str:
-    """The option meant by an unknown one, with its value if the name is that of a value (--rope for --model.position
-    rotary); "" if none is similar."""
+    """Return the option that an unknown one probably means, with its value if the typed name is that of a value (--rope
+    for --model.position rotary); "" if none is similar."""
     flags = [argument.flag for argument in table if not argument.positional]
     if close := same_meaning(name.lstrip("-"), flags):
         return close[0]
@@ -128,13 +129,13 @@ def meant_option(name: str, table: Sequence[Argument]) -> str:
 
 
 def unescaped(text: str) -> str:
-    r"""A text in which \n, \t and \\ stand for a line break, a tab and a backslash."""
+    r"""Return a text in which \n, \t and \\ stand for a line break, a tab and a backslash."""
     return re.sub(r"\\([nt\\])", lambda match: ESCAPES[match[1]], text)
 
 
 def with_flags(message: str, argv: Sequence[str]) -> str:
-    """The message of a UserError with the option as typed in place of the field's name at its start: `--top-p is 2` for
-    `top_p is 2`, `--model.d-model` for `d_model`, `--model.mlp: gated.x` for `mlp.gated.x`."""
+    """Replace the field's name at the start of a UserError's message by the option as typed: `--top-p is 2` for `top_p
+    is 2`, `--model.d-model` for `d_model`, `--model.mlp: gated.x` for `mlp.gated.x`."""
     typed = {word.partition("=")[0] for word in argv if word.startswith("--")}
 
     def option(match: re.Match[str]) -> str:
@@ -154,7 +155,8 @@ def with_flags(message: str, argv: Sequence[str]) -> str:
 
 
 def nest(values: dict[str, Any]) -> dict[str, Any]:
-    """`{"model.position": "rotary", "model.position.theta": "5e5"}` as nested tables."""
+    """Convert dotted names to nested tables: `{"model.position": "rotary", "model.position.theta": "5e5"}` becomes the
+    table of the key `model`."""
     result: dict[str, Any] = {}
     for name, value in sorted(values.items()):  # a part before its fields
         *path, last = name.split(".")

@@ -21,7 +21,8 @@ WIDEST = 1000  # columns of a table that is not printed on a terminal
 
 
 class Output(Console):
-    """Standard output. If its reader has gone it raises BrokenPipeError, as `print` does, and not SystemExit."""
+    """The console for standard output. If its reader has gone, it raises BrokenPipeError as `print` does, and not
+    SystemExit."""
 
     def on_broken_pipe(self) -> None:
         """Raise BrokenPipeError, which ends the command with status 0."""
@@ -34,8 +35,8 @@ def print_json(value: Any) -> None:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows with the same keys as a table; large numbers with separators, fractions with four digits. A row is folded
-    to the width of a terminal; elsewhere it is one line."""
+    """Print rows with the same keys as a table: large numbers with separators, fractions with four digits. A row is
+    folded to the width of a terminal; elsewhere it is one line."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in rows[0]:
         number = isinstance(rows[0][name], int | float)
@@ -47,12 +48,12 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def printable(text: str) -> str:
-    """Text with control characters, which could control a terminal, replaced."""
+    """Replace control characters in a text, which could control a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def shortened(message: str) -> str:
-    """A message of at most about MESSAGE characters: the middle of a longer one is left out."""
+    """Shorten a message to about MESSAGE characters by leaving out its middle."""
     half = MESSAGE // 2
     return message if len(message) <= MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
@@ -75,7 +76,7 @@ def warn_of_temperature(temperature: float) -> None:
 
 
 def readable(value: Any) -> str:
-    """A value of a table: numbers with separators, fractions with four digits."""
+    """Format a value for a table: numbers with separators, fractions with four digits."""
     if isinstance(value, float):
         return decimal(value, 4)
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -89,7 +90,7 @@ def print_next(*commands: str) -> None:
 
 
 def human(number: int) -> str:
-    """A number with three significant digits: 7.24 B."""
+    """Format a number with three significant digits and a unit: 7.24 B."""
     digits, power = f"{number:.2e}".split("e")
     thousands, tens = divmod(int(power), 3)
     return f"{float(digits) * 10**tens:.{2 - tens}f} {' KMBT'[thousands]}"

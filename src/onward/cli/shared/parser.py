@@ -43,7 +43,7 @@ COMMON = {  # the options that `--help` shows, first and in this order; of the o
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are a UserError in one sentence."""
+    """An ArgumentParser that raises a UserError with one sentence, where argparse would print and exit."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
-    """The parser of a command; its `--help` lists `everything` or the common options."""
+    """Make the parser of a command; its `--help` lists all options if `everything`, else the common ones."""
     summary, _, examples = about.partition("\n\n")
     table = list(arguments(cls))
     common = COMMON.get(prog, ())
@@ -83,13 +83,13 @@ def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
         always = argument.positional or argument.of_part or argument.name in common
         add(groups[title], argument, shown=always or not hidden)
     shapes = {None: "{}", "?": "[{}]", "*": "[{} ...]"}
-    places = (shapes[a.nargs].format(a.dest) for a in parser._actions if not a.option_strings)  # type: ignore[index]
-    parser.usage = " ".join([prog, *places, "[options]"])
+    positionals = (shapes[a.nargs].format(a.dest) for a in parser._actions if not a.option_strings)  # type: ignore[index]
+    parser.usage = " ".join([prog, *positionals, "[options]"])
     return parser
 
 
 def add(group: Any, argument: Argument, shown: bool) -> None:
-    """Add an argument to a parser or a group of it."""
+    """Add an argument to a parser or to a group of it; `--help` lists it if `shown`."""
     many, text = argument.many, argument.help
     if argument.positional:
         nargs = "*" if many else None if argument.required else "?"
@@ -113,5 +113,5 @@ def add(group: Any, argument: Argument, shown: bool) -> None:
 
 
 def escaped(text: str) -> str:
-    """Text as argparse reads it in `help`."""
+    """Escape a text for argparse's `help`."""
     return text.replace("%", "%%")

@@ -1,4 +1,4 @@
-"""The pieces of a text under several tokenizers, in colors: `onward tokenizer show`."""
+"""Shows the tokens of a text under several tokenizers, in colors: `onward tokenizer show`."""
 
 import sys
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ VISIBLE = str.maketrans({" ": "\u00b7", "\n": "\u23ce", "\t": "\u21e5", "\r": "\
 
 
 def show(names: Sequence[str]) -> dict[str, Any]:
-    """The pieces of a text, the last of the names, under each tokenizer: their ids, texts and bytes."""
+    """Encode a text, the last of `names`, by the tokenizers that the other names give; return the ids, texts and bytes
+    of the tokens."""
     *models, text = names or ("",)
     if not models:
         raise UserError("onward tokenizer show takes models and a text: onward tokenizer show gpt2 runs/mybook 'Hello'")
@@ -26,15 +27,15 @@ def show(names: Sequence[str]) -> dict[str, Any]:
 
 
 def opened(name: str) -> Tokenizer:
-    """The tokenizer in a folder, a file, a GGUF file, or a model on the hub, of which only the tokenizer's files are
-    downloaded."""
+    """Load the tokenizer in a folder, a file, a GGUF file, or a model on the hub, of which only the tokenizer's files
+    are downloaded."""
     from onward.checkpoint.load import open_source
 
     return open_source(Path(name) if Path(name).exists() else locate(name, only="tokenizer")).required_tokenizer()
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> list[dict[str, Any]]:
-    """The tokens of a text; the bytes of one may be a part of a character, which is shown as U+FFFD."""
+    """Return the tokens of a text as rows with id, text and bytes; a part of a character is shown as U+FFFD."""
     return [
         {"id": i, "piece": tokenizer.piece(i), "bytes": tokenizer.token_bytes(i).hex(" ")}
         for i in tokenizer.encode(text)

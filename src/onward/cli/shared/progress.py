@@ -12,7 +12,8 @@ from onward.data.progress import Progress
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """A context with a function that shows one bar per task on standard error; silent if that is not a terminal."""
+    """Yield a function that shows one progress bar per task on standard error, inside the `with` block; silent if
+    standard error is not a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn()
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}

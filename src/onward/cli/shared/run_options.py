@@ -13,8 +13,8 @@ from onward.training.presets import merge
 
 
 def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[str, Any], Path | None, bool]:
-    """The options from a command line and its TOML file, or the folder of the run to resume; and whether to print
-    figures as JSON."""
+    """Return the options from a command line and its TOML file; the folder of the run to resume, or None; and whether
+    to print figures as JSON."""
     resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))
     if resume:
         values.pop("imports", None)  # which are imported by now
@@ -29,7 +29,7 @@ def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[st
 
 
 def join_duration(argv: Sequence[str]) -> list[str]:
-    """The words of a command, with a duration of two words joined: --time 10 seconds."""
+    """Join a duration that is typed as two words, --time 10 seconds, to one."""
     words = list(argv)
     for i in range(len(words) - 2, 0, -1):
         number, unit = words[i], words[i + 1]
@@ -39,7 +39,8 @@ def join_duration(argv: Sequence[str]) -> list[str]:
 
 
 def from_toml(path: Path, cls: type[RunConfig]) -> dict[str, Any]:
-    """The options in a TOML file. Numbers are accepted for texts (time = 100), and a text for a list of texts."""
+    """Read the options in a TOML file. Numbers are accepted where text is expected (time = 100), and a text for a list
+    of texts."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -56,6 +57,6 @@ def from_toml(path: Path, cls: type[RunConfig]) -> dict[str, Any]:
 
 
 def default_name(source: str) -> str:
-    """The name of a run after its first source: the file or, for a glob, its folder."""
+    """Return the default name of a run, after its first source: the file or, for a glob, its folder."""
     parts = (part for part in Path(source).parts if not {"*", "?"} & set(part))
     return "stdin" if source == "-" else Path(*parts).name.split(".")[0] or "run"

@@ -10,15 +10,15 @@ Say = Callable[[str | Text], None]  # prints a sentence, in the first process on
 
 
 class Requests:
-    """Requests by signals: SIGINT, SIGTERM and SIGHUP to save and stop, SIGUSR1 to save and go on. More SIGINT than
-    `interrupts` raise KeyboardInterrupt, to stop at once."""
+    """Requests that arrive as signals: SIGINT, SIGTERM and SIGHUP ask to save and stop, SIGUSR1 to save and continue.
+    More SIGINT than `interrupts` raise KeyboardInterrupt, which stops at once."""
 
     def __init__(self, say: Say, interrupts: int) -> None:
         self.say, self.interrupts = say, interrupts
         self.signal, self.saving = 0, False
 
     def note(self, number: int, _: object) -> None:
-        """Note a signal; handles it as `signal.signal` expects."""
+        """Record a signal; the handler for `signal.signal`."""
         if number == signal.SIGUSR1:
             self.saving = True
             return
@@ -31,18 +31,18 @@ class Requests:
         self.signal = number
 
     def stop(self) -> bool:
-        """Whether a signal asked to save and stop."""
+        """Return whether a signal has asked to save and stop."""
         return self.signal > 0
 
     def save(self) -> bool:
-        """Whether a signal asked to save; the request is then over."""
+        """Return whether a signal has asked to save, and clear this request."""
         wanted, self.saving = self.saving, False
         return wanted
 
 
 @contextmanager
 def signals(requests: Requests) -> Iterator[Requests]:
-    """Turn signals into requests."""
+    """Record signals in `requests` inside the `with` block, in place of the usual handlers."""
     before = {
         number: signal.signal(number, requests.note)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

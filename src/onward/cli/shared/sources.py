@@ -13,7 +13,7 @@ from onward.errors import UserError
 
 
 def announce(sources: Iterable[str]) -> None:
-    """Print the sources that the command waits for: pipes, and standard input on a terminal."""
+    """Print the sources for whose input the command waits: pipes, and standard input on a terminal."""
     for source in sources:
         if is_pipe(source):
             console.print(f"reading the pipe {source} until it is closed", markup=False, soft_wrap=True)
@@ -22,7 +22,8 @@ def announce(sources: Iterable[str]) -> None:
 
 
 def check_texts(sources: Sequence[str]) -> None:
-    """Raise a UserError for a run among the texts, or for the name of a new run."""
+    """Raise a UserError if a source of texts is the folder of a run, or a word that is probably meant as the name of a
+    new run."""
     for source in sources:
         if (Path(source) / "run.json").exists():
             raise UserError(
@@ -35,12 +36,13 @@ def check_texts(sources: Sequence[str]) -> None:
 
 
 def known(source: str) -> bool:
-    """Whether a source without a suffix is a path, standard input, or the name of a corpus."""
+    """Return whether a source without a suffix is a path, standard input, or the name of a corpus."""
     return os.path.exists(source) or source in ("-", "embedded", *corpora.DOWNLOADS)
 
 
 def skipped_in(source: str, out: Path) -> str:
-    """A sentence on the skipped files of a folder, except `out`, with an example of each kind; "" if there are none."""
+    """Return a sentence on the files of a folder that are not read as texts, with an example of each kind; "" if there
+    are none. The folder `out` is not counted."""
     if not Path(source).is_dir():
         return ""
     kinds = []

@@ -1,4 +1,4 @@
-"""Standard streams that are closed or take only ASCII, and Ctrl-C while modules are imported."""
+"""Standard streams that are closed or accept only ASCII, and Ctrl-C while modules are imported."""
 
 import errno
 import io
@@ -16,17 +16,17 @@ MOST_INPUT = 1 << 24  # bytes of a prompt, or characters of a message; more than
 
 
 class Closed(io.RawIOBase):
-    """A closed standard stream: using it is a UserError."""
+    """Replaces a closed standard stream: reading or writing it raises a UserError."""
 
     def __init__(self, name: str) -> None:
         self.error = f"{name} is closed: connect it to a terminal, a file or a pipe"
 
     def readable(self) -> bool:
-        """True, so that a read reaches `readinto`."""
+        """Return True, so that a read reaches `readinto`."""
         return True
 
     def writable(self) -> bool:
-        """True, so that a write reaches `write`."""
+        """Return True, so that a write reaches `write`."""
         return True
 
     def readinto(self, _: Any) -> int:
@@ -39,7 +39,7 @@ class Closed(io.RawIOBase):
 
 
 class ClosedInput(io.TextIOWrapper):
-    """Standard input where it is closed."""
+    """Replaces standard input if it is closed."""
 
     def __init__(self) -> None:
         super().__init__(io.BufferedReader(Closed("standard input")), encoding="utf-8")
@@ -66,14 +66,14 @@ def prepare() -> None:
 
 
 def read_text() -> str:
-    """The text on standard input without its last line break, which `echo` adds."""
+    """Return the text on standard input without its last line break, which `echo` adds."""
     with refused_input():
         text = within_limit(sys.stdin.buffer.read(MOST_INPUT + 1)).decode("utf-8-sig")
     return text.removesuffix("\n").removesuffix("\r")
 
 
 def read_line() -> str:
-    """The next line on standard input; an EOFError after the last one, as of `input`."""
+    """Return the next line of standard input. Raises EOFError after the last one, as `input` does."""
     with refused_input():
         line = within_limit(sys.stdin.readline(MOST_INPUT + 1))
     if not line:
@@ -83,7 +83,7 @@ def read_line() -> str:
 
 @contextmanager
 def refused_input() -> Iterator[None]:
-    """A UserError for input that is not UTF-8."""
+    """Convert a UnicodeDecodeError inside the `with` block to a UserError: the input is not UTF-8."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -91,7 +91,8 @@ def refused_input() -> Iterator[None]:
 
 
 def within_limit(text: AnyStr) -> AnyStr:
-    """Bytes or text; a UserError for more than MOST_INPUT of them, so that an endless input ends."""
+    """Return bytes or text unchanged. Raises a UserError if they are longer than MOST_INPUT, so that an endless input
+    ends."""
     if len(text) > MOST_INPUT:
         raise UserError(f"standard input is longer than {MOST_INPUT >> 20} MB, too long for a prompt: shorten it")
     return text
@@ -112,7 +113,8 @@ def drop_output() -> None:
 
 
 def interrupted(_: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; while a module is imported, end at once, since libraries do not expect it there."""
+    """Raise KeyboardInterrupt; while a module is imported, end the process at once, since libraries do not expect the
+    exception there."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os.write(2, b"\nonward: interrupted\n")
@@ -123,7 +125,7 @@ def interrupted(_: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def handled_interrupts() -> Iterator[None]:
-    """Handle Ctrl-C by `interrupted`, unless it is ignored."""
+    """Handle Ctrl-C by `interrupted` inside the `with` block, unless Ctrl-C is ignored."""
     before = signal.getsignal(signal.SIGINT)
     try:
         handled = callable(before) and signal.signal(signal.SIGINT, interrupted)

@@ -1,4 +1,4 @@
-"""A run with its display: start or resume it, train it, print its figures and the usual next commands."""
+"""Trains a run with its display: start or resume it, print its figures and the usual next commands."""
 
 import os
 import signal
@@ -30,7 +30,8 @@ OK, LOOK = ("ok    ", "green"), ("look  ", "red")
 
 
 def in_processes(command: Callable[[], int]) -> int:
-    """The exit status of a command that may run in several processes; their errors become one report."""
+    """Run a command that torchrun may have started in several processes; their errors become one report. Returns the
+    exit status."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return command()
@@ -61,7 +62,7 @@ def run_command(config: RunConfig | Path, as_json: bool) -> int:
 
 
 def next_commands(run: "Run") -> list[str]:
-    """The commands that usually follow a run."""
+    """Return the commands that usually follow a run."""
     named, imports = quote(str(run.folder)), fields.import_options(run.config.imports)
     method = run.config.method.kind if isinstance(run.config, FinetuneConfig) else ""
     if method == "reward":
@@ -75,7 +76,7 @@ def next_commands(run: "Run") -> list[str]:
 
 
 def continue_text(model: "Decoder", tokenizer: "Tokenizer") -> None:
-    """Generate the sample of a validation, as the display does, to time it."""
+    """Generate the text that the display samples at a validation, so that its time can be measured."""
     from onward.cli.shared.display import sample_text
     from onward.language_model import LanguageModel
 
@@ -113,7 +114,7 @@ def train(run: "Run") -> int:
 
 
 def in_words(result: dict[str, Any]) -> list[str]:
-    """The figures of a model on validation text, without counts."""
+    """Return the figures of a model on validation text as words, without counts."""
     figures = {name.replace("_", " "): value for name, value in result.items() if isinstance(value, float)}
     return [f"{name} {fields.decimal(value, 2 if name == 'perplexity' else 4)}" for name, value in figures.items()]
 
@@ -149,8 +150,7 @@ def describe(run: "Run", say: Say) -> None:
 
 
 def examine(run: "Run", say: Say) -> None:
-    """Before the first step, run the cheap half of the doctor's checks and print its failures, which do not stop the
-    run."""
+    """Run the doctor's fast checks before the first step, and print their failures, which do not stop the run."""
     if run.step:
         return
     import torch
@@ -168,7 +168,7 @@ def examine(run: "Run", say: Say) -> None:
 
 
 def follow(run: "Run", requests: "Requests", say: Say) -> None:
-    """Train, and show the events."""
+    """Train a run and show its events, until it ends or a signal asks to stop."""
     from onward.cli.shared.display import Display
     from onward.training.run.events import Notice, Rollback
 

@@ -41,13 +41,13 @@ class VariantOptions(RunConfig):
 
 
 def in_one_process(command: str) -> None:
-    """A UserError if torchrun has started several processes."""
+    """Raise a UserError if torchrun has started the command in several processes."""
     if (count := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise UserError(f"{command} trains in one process, and torchrun started {count}: call it without torchrun")
 
 
 def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about: str) -> dict[str, Any]:
-    """The given options, including those of a TOML file, as plain values."""
+    """Parse the options from a command line and its TOML file, as plain values."""
     values = read(cls, join_duration(argv), prog=prog, about=about)
     in_one_process(prog)
     toml = values.pop("config", "")
@@ -61,7 +61,7 @@ def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about
 
 
 def no_length(values: Mapping[str, Any], where: str) -> None:
-    """A UserError if a file gives a length of training."""
+    """Raise a UserError if the options of a file (`where`) include a length of training."""
     if given := next((name for name in ("time", "steps", "epochs") if values.get(name)), None):
         raise UserError(
             f"{where} has {given}, and all variants train equally long: give --time, --tokens, --flops or "
@@ -70,28 +70,29 @@ def no_length(values: Mapping[str, Any], where: str) -> None:
 
 
 def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, Any], "Length"]:
-    """Remove the command's own options from values; return them, and the length of training that they give."""
+    """Remove the options of the command itself from `values`; return them, and the length of training that they
+    give."""
     from onward.planning.tables import amount
     from onward.training.studies.variants import Length
 
     own = fields.hints(cls).keys() - fields.hints(RunConfig).keys()
-    taken = {name: values.pop(name) for name in own & values.keys()}
-    given = {name: taken.pop(name, None) or values.pop(name, None) for name in LENGTHS}
+    own_options = {name: values.pop(name) for name in own & values.keys()}
+    given = {name: own_options.pop(name, None) or values.pop(name, None) for name in LENGTHS}
     chosen = {name: value for name, value in given.items() if value}
     if len(chosen) != 1:
         which = f"{' and '.join(chosen)} are both given" if chosen else "it is not said how long to train"
         raise UserError(f"{which}: give one of --time, --tokens, --flops and --steps")
     ((name, value),) = chosen.items()
     if name == "time":
-        return taken, Length(time=value)
+        return own_options, Length(time=value)
     number = amount(str(value), name)
     if name == "steps":
-        return taken, Length(steps=fields.convert(int, number, name))
-    return taken, Length(tokens=number) if name == "tokens" else Length(flops=number)
+        return own_options, Length(steps=fields.convert(int, number, name))
+    return own_options, Length(tokens=number) if name == "tokens" else Length(flops=number)
 
 
 def variant(name: str, values: Mapping[str, Any]) -> "Variant":
-    """A variant from plain values; its name is made valid as a folder name."""
+    """Make a Variant from plain values; its name is changed to a valid folder name."""
     from onward.training.studies.variants import Variant
 
     plain = re.sub(r"[^\w.=+,()-]+", "-", name).strip(".-") or "variant"
@@ -103,7 +104,7 @@ def variant(name: str, values: Mapping[str, Any]) -> "Variant":
 
 
 def folder_of(values: Mapping[str, Any], kind: str) -> str:
-    """The default folder of the runs."""
+    """Return the folder of the runs: --out, by default a name made of the first source and `kind`, the command."""
     sources = values.get("sources") or RunConfig.sources
     return values.get("out") or f"runs/{default_name(sources[0])}-{kind}"
 
@@ -142,7 +143,8 @@ class Shown:
 
 
 def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "list[Outcome] | int":
-    """Train variants and show their progress. Returns the exit status if a signal ended the training."""
+    """Train each variant with `seeds` seeds, and show their progress. Returns the outcomes, or the exit status if a
+    signal ended the training."""
     from onward.cli.shared.progress import progress_bars
     from onward.training.studies.variants import prepare_variants, train_variants
 
@@ -158,8 +160,8 @@ def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "l
 
 
 def watched(train: "Callable[..., list[Outcome] | None]") -> "list[Outcome] | int":
-    """The outcomes of `train`, a partial of `train_variants`, with a display of its progress; the exit status if a
-    signal ended it."""
+    """Call `train`, a partial of `train_variants`, with a display of its progress. Returns the outcomes, or the exit
+    status if a signal ended the training."""
     say = partial(console.print, markup=False, soft_wrap=True)
     with signals(Requests(say, interrupts=1)) as requests, Shown() as shown:
         outcomes = train(watch=shown, stop=requests.stop)

@@ -1,9 +1,4 @@
-"""Attention of the tokens of a call over a contiguous or a paged cache. Only visible positions are read.
-
-In a contiguous cache, position p of row b is in slot p % S of the row; in a paged one, S is the size of a block, and
-position p is in slot p % S of block table[b, p // S]. `table` (B, P) is 0 for a contiguous cache.
-Shapes: B rows, T tokens in a call, S slots, H heads, K key/value heads, G = H / K, E d_head, F width of a value.
-"""
+"""Code of the kernels that write to a contiguous or a paged cache and attend to it. Only visible positions are read."""
 
 from __future__ import annotations
 
@@ -35,8 +30,9 @@ LOWEST = ir.Constant(FLOATS, [float("-inf")] * LANES)
 
 
 def write(width: int, dtype: str, paged: bool) -> Emit:
-    """The kernel of WriteArguments: writes the vectors (B, T, width) of the tokens at `positions` (B, T) to the slots
-    of an entry (B, S, width) or, paged, (blocks, S, width). An item is a token; T is `tokens`, P is `columns`."""
+    """Return the emitter of the kernel that writes the vectors (B, T, width) of the tokens at `positions` (B, T) to the
+    slots of a cache entry (B, S, width) or, paged, (blocks, S, width). The fields are those of WriteArguments, with
+    T as `tokens` and P as `columns`; an item is a token."""
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         with code.loop(first, end) as (token, _):
@@ -56,13 +52,14 @@ def write(width: int, dtype: str, paged: bool) -> Emit:
 
 
 def block_of(code: Code, given: Values, row: Any, column: Any) -> Any:
-    """The block of a row in a column of the table."""
+    """Emit code for the block that a row's block table has in a column."""
     return code.scalar(given.table, "int64", code.add(code.mul(row, given.columns), column))
 
 
 @dataclass(frozen=True)
 class Options:
-    """Attention to the last `window` positions (0: all), a scale, a cap of the scores, and sinks or none."""
+    """The options of attention: a window in positions (0: all), a scale, a cap of the scores, and whether there are
+    sinks."""
 
     window: int
     scale: float
@@ -72,7 +69,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Form:
-    """The constants of a kernel: H, K, E, F, the dtype of all tensors, the options, and the kind of cache."""
+    """The constants for which an attention kernel is compiled: H, K, E, F, the dtype of all tensors, the options, and
+    the kind of cache."""
 
     heads: int
     kv_heads: int
@@ -84,22 +82,23 @@ class Form:
 
     @property
     def group(self) -> int:
-        """G, the heads that share a key/value head."""
+        """G, the number of heads that share a key/value head."""
         return self.heads // self.kv_heads
 
     @property
     def parts(self) -> list[range]:
-        """The heads of a group, up to KEYS of them together."""
+        """The heads of a group, divided into ranges of up to KEYS heads that are computed together."""
         return [range(g, min(g + KEYS, self.group)) for g in range(0, self.group, KEYS)]
 
 
 def attend(form: Form) -> Emit:
-    """The kernel of AttentionArguments; an item is a key/value head and token.
+    """Return the emitter of the attention kernel with the fields of AttentionArguments; an item is a key/value head and
+    token.
 
     q (B, T, H, E), k (B or blocks, S, K, E), v (B or blocks, S, K, F), sinks (H,), positions (B, T), y (B, T, H, F);
     `queries` is B * T, `tokens` T, `slots` S, `columns` P. Rows of a contiguous cache are `row_slots` apart. `scratch`
-    has `length` floats for each thread and head of a group, at least the number of positions that a token sees. A
-    token sees positions up to its own.
+    has `length` floats for each thread and head of a group, at least the number of positions that a token sees. A token
+    sees positions up to its own.
     """
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
@@ -115,7 +114,7 @@ def attend(form: Form) -> Emit:
 
 
 class Run(NamedTuple):
-    """Visible slots that follow each other in memory."""
+    """A range of visible slots that are adjacent in memory."""
 
     offset: Any  # of the first one among the visible positions
     size: Any
@@ -123,7 +122,7 @@ class Run(NamedTuple):
 
 
 class Group:
-    """The code of one item: the G heads of a key/value head attend to the positions that one token sees.
+    """Emits the code of one item: the G heads that share a key/value head attend to the positions that one token sees.
 
     The scores of head g are in `scratch` from weights[g] on, and are replaced by the softmax weights, not normalized.
     """
@@ -143,8 +142,11 @@ class Group:
 
     @contextmanager
     def runs(self, width: int, carried: Sequence[Any]) -> Iterator[tuple[Run, list[Any]]]:
-        """A loop over the runs of visible slots: one or two in a contiguous cache, one in each block of a paged one.
-        `width` is that of the vectors, `carried` as in `Code.loop`."""
+        """Emit a loop over the ranges of visible slots that are adjacent in memory: one or two in a contiguous cache,
+        one per block of a paged one. The `with` body emits the code of a turn.
+
+        `width` is the size of a cached vector, `carried` as in `Code.loop`.
+        """
         code, slots = self.code, self.given.slots
         with code.loop(0, code.add(self.blocks_after, INT(1)) if self.form.paged else 2, 1, carried) as (run, values):
             initial = code.icmp_signed("==", run, INT(0))
@@ -159,8 +161,8 @@ class Group:
             yield Run(offset, size, code.mul(vector, INT(width))), values
 
     def prefetch(self, matrix: Any, size: int, width: int, place: Any, count: int) -> None:
-        """Prefetch `size` numbers of each of `count` vectors, AHEAD positions after the vector at `place`. Between them
-        are the vectors of the other key/value heads."""
+        """Emit prefetches of `size` numbers of each of `count` vectors, AHEAD positions after the vector at index
+        `place` of `matrix`. Vectors of this head are `kv_heads * width` numbers apart."""
         code, form = self.code, self.form
         for ahead in range(AHEAD, AHEAD + count):
             for start in range(0, size, LINE[form.dtype]):
@@ -168,12 +170,12 @@ class Group:
                 code.prefetch(code.at(matrix, form.dtype, index))
 
     def write_scores(self) -> list[Any]:
-        """Write the scores of all heads and visible positions; returns the greatest score of each head, or its sink if
-        that is greater."""
+        """Emit code that writes the scores of all heads and visible positions to `scratch`; return the greatest of each
+        head's scores and its sink."""
         code, form = self.code, self.form
         with self.runs(form.d_head, [LOWEST] * (2 * len(form.parts))) as (run, peaks):
-            whole = code.sub(run.size, code.urem(run.size, INT(KEYS)))
-            for i, (start, stop, keys) in enumerate(((INT(0), whole, KEYS), (whole, run.size, 1))):
+            full_end = code.sub(run.size, code.urem(run.size, INT(KEYS)))
+            for i, (start, stop, keys) in enumerate(((INT(0), full_end, KEYS), (full_end, run.size, 1))):
                 with code.loop(start, stop, keys, peaks[i::2]) as (index, carried):
                     place = code.add(run.place, code.mul(index, INT(form.kv_heads * form.d_head)))
                     self.prefetch(self.given.k, form.d_head, form.d_head, place, keys)
@@ -185,8 +187,8 @@ class Group:
         return self.with_sinks(self.greatest(peaks))
 
     def write_scores_of(self, part: range, keys: int, place: Any, index: Any) -> Any:
-        """Write the scores of some heads for the keys from `place` on, which are the visible positions from `index` on;
-        returns them in a vector, head by head."""
+        """Emit code that writes the scores of the heads `part` for `keys` keys, from index `place` of the keys on,
+        which are the visible positions from `index` on; return the scores in a vector, head by head."""
         code, form, given = self.code, self.form, self.given
         queries = [code.mul(code.add(self.head, INT(g)), INT(form.d_head)) for g in part]
         places = [code.add(place, INT(i * form.kv_heads * form.d_head)) for i in range(keys)]
@@ -202,8 +204,8 @@ class Group:
         return scores
 
     def greatest(self, peaks: Sequence[Any]) -> list[Any]:
-        """The greatest score of each head. `peaks` has two vectors for each part of the heads: of scores that were
-        computed for KEYS keys together, and for one key."""
+        """Emit code for the greatest score of each head. `peaks` has two vectors for each range of heads: maxima of
+        scores that were computed for KEYS keys together, and for one key."""
         code, highest = self.code, [FLOAT(float("-inf"))] * self.form.group
         for n, part in enumerate(self.form.parts):
             for keys, peak in (KEYS, peaks[2 * n]), (1, peaks[2 * n + 1]):
@@ -214,12 +216,12 @@ class Group:
         return highest
 
     def sink(self, g: int) -> Any:
-        """The sink of head g."""
+        """Emit code for the learned sink score of head g."""
         head = self.code.urem(self.code.add(self.head, INT(g)), INT(self.form.heads))
         return self.code.scalar(self.given.sinks, self.form.dtype, head)
 
     def with_sinks(self, greatest: list[Any]) -> list[Any]:
-        """The greatest of each head's number and its sink."""
+        """Emit code for the maximum of each head's number and its sink."""
         code = self.code
         if not self.form.options.sinks:
             return greatest
@@ -227,7 +229,8 @@ class Group:
         return [code.select(code.fcmp_unordered(">", sink, number), sink, number) for sink, number in pairs]
 
     def write_weights(self, peaks: Sequence[Any]) -> list[Any]:
-        """Replace scores s by exp(s - peak) of their head; returns the factor of each head that normalizes them."""
+        """Emit code that replaces each score s by exp(s - peak), with the peak of its head; return the factor that
+        normalizes the weights of each head."""
         code, factors = self.code, []
         vectors = code.sub(self.count, code.urem(self.count, INT(LANES)))
         for g, peak in enumerate(peaks):
@@ -243,19 +246,21 @@ class Group:
         return factors
 
     def write_exp(self, g: int, index: Any, peak: Any, totals: list[Any], read: Callable[..., Any]) -> None:
-        """Replace the scores of head g from `index` on by exp(score - peak), and add them to totals[0]."""
+        """Emit code that replaces the scores of head g from `index` on by exp(score - peak), and adds them to
+        totals[0]. `read` is the method of Code that reads one number or LANES."""
         code, place = self.code, self.code.add(self.weights[g], index)
         value = exp(code, code.fsub(read(self.given.scratch, "float32", place), peak))
         code.put(value, self.given.scratch, "float32", place)
         totals[0] = code.fadd(totals[0], value)
 
     def write_sums(self, factors: Sequence[Any]) -> None:
-        """Write y: the values of the visible positions summed with the weights, times the factor of each head."""
+        """Emit code that writes y: the values of the visible positions summed with the weights, times the factor of
+        each head."""
         for start, width, lanes in pieces(self.form.d_value):
             self.write_sums_of(start, width, lanes, factors)
 
     def write_sums_of(self, start: int, width: int, lanes: int, factors: Sequence[Any]) -> None:
-        """Write `width` numbers of y for each head, from `start` on, `lanes` at a time."""
+        """Emit code that writes `width` numbers of y for each head, from number `start` on, `lanes` at a time."""
         code, form, given = self.code, self.form, self.given
         zero = ZEROS if lanes > 1 else FLOAT(0.0)
         read, count = (code.floats if lanes > 1 else code.scalar), width // lanes
@@ -281,13 +286,14 @@ class Group:
 def attention(
     heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, options: Options, paged: bool
 ) -> Callable[..., None]:
-    """The kernel of `attend` as a function of its arguments."""
+    """Compile the attention kernel for these sizes and options; return it as a function of the fields of
+    AttentionArguments."""
     return callable_kernel(AttentionArguments, attend(Form(heads, kv_heads, d_head, d_value, dtype, options, paged)))
 
 
 def pieces(width: int) -> list[tuple[int, int, int]]:
-    """(start, width, lanes) of pieces of a value that fit into registers."""
-    whole = width - width % LANES
+    """Divide a value of `width` numbers into pieces (start, width, lanes) that fit into registers."""
+    full_end = width - width % LANES
     most = 4 * LANES
-    vectors = [(start, min(most, whole - start), LANES) for start in range(0, whole, most)]
-    return vectors + ([(whole, width - whole, 1)] if width > whole else [])
+    vectors = [(start, min(most, full_end - start), LANES) for start in range(0, full_end, most)]
+    return vectors + ([(full_end, width - full_end, 1)] if width > full_end else [])

@@ -1,4 +1,4 @@
-"""The code of kernels while it is emitted: LLVM's intermediate code with loops, vectors, and the dtypes of tensors."""
+"""The builder of kernel code: LLVM's intermediate code with loops, vectors, and the dtypes of tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ ELEMENTS = {
 
 
 class Code(ir.IRBuilder):
-    """A builder of LLVM code with loops, vectors of LANES fp32 numbers, and the dtypes of tensors."""
+    """A builder of LLVM code with loops, vectors of LANES fp32 numbers, and the dtypes of tensors. Its methods emit
+    code and return the LLVM value of the result."""
 
     thread: Any = INT(0)  # the index of the thread that runs a kernel, below their number
 
@@ -32,9 +33,11 @@ class Code(ir.IRBuilder):
     def loop(
         self, start: Any, end: Any, step: int = 1, carried: Sequence[Any] = ()
     ) -> Iterator[tuple[ir.Value, list[Any]]]:
-        """`for index in range(start, end, step)`, as `with code.loop(0, n) as (index, values):`.
+        """Emit `for index in range(start, end, step)`, as `with code.loop(0, n) as (index, values):`; the `with` body
+        emits the loop's body.
 
-        `values` begins as `carried`. What the body puts into it is there in the next turn, and after the loop.
+        `values` begins as `carried`. The elements that the body assigns are carried to the next turn, and are the
+        results after the loop.
         """
         before, head = self.block, self.append_basic_block("head")
         body, after = self.append_basic_block("body"), self.append_basic_block("after")
@@ -56,18 +59,19 @@ class Code(ir.IRBuilder):
         values[:] = phis
 
     def bytes(self, pointer: ir.Value, index: Any) -> ir.Value:
-        """LANES bytes from `index` on, as int32 from 0 to 255."""
+        """Read LANES bytes from `index` on, as int32 from 0 to 255."""
         source = self.bitcast(self.at(pointer, "int8", index), ir.VectorType(ir.IntType(8), LANES).as_pointer())
         return self.zext(self.load(source, align=1), INTS)
 
     def at(self, pointer: ir.Value, dtype: str, index: Any) -> ir.Value:
-        """A pointer to element `index` of a tensor of this dtype, given its address."""
+        """Return a pointer to element `index` of a tensor of this dtype whose address is `pointer`."""
         kind = ELEMENTS[dtype].as_pointer()
         base = self.inttoptr(pointer, kind) if pointer.type == INT else self.bitcast(pointer, kind)
         return self.gep(base, [number(index)])
 
     def vector(self, pointer: ir.Value, dtype: str, index: Any, count: int, left: Any = None) -> ir.Value:
-        """`count` elements from `index` on, as they are; those from `left` on are not read, and zeros."""
+        """Read `count` elements from `index` on, unconverted. With `left`, only the first `left` elements are read, and
+        the others are zeros."""
         kind = ir.VectorType(ELEMENTS[dtype], count)
         source = self.bitcast(self.at(pointer, dtype, index), kind.as_pointer())
         if left is None:
@@ -81,7 +85,7 @@ class Code(ir.IRBuilder):
         return self.intrinsic(name, kind, [source, ir.IntType(32)(1), mask, ir.Constant(kind, None)])
 
     def as_floats(self, numbers: ir.Value, dtype: str) -> ir.Value:
-        """A vector of elements of a dtype as fp32."""
+        """Convert a vector of elements of a dtype to fp32."""
         count = numbers.type.count
         kind, bits = (ir.VectorType(t, count) for t in (FLOAT, ir.IntType(32)))
         if dtype == "bfloat16":
@@ -89,25 +93,25 @@ class Code(ir.IRBuilder):
         return self.sitofp(numbers, kind) if dtype == "int8" else numbers
 
     def floats(self, pointer: ir.Value, dtype: str, index: Any) -> ir.Value:
-        """LANES elements from `index` on, as fp32."""
+        """Read LANES elements from `index` on, as fp32."""
         return self.as_floats(self.vector(pointer, dtype, index, LANES), dtype)
 
     def scalar(self, pointer: ir.Value, dtype: str, index: Any) -> ir.Value:
-        """One element as fp32, or as int64."""
+        """Read one element, as fp32 or as int64."""
         value = self.load(self.at(pointer, dtype, index), align=1)
         if dtype == "bfloat16":
             return self.bitcast(self.shl(self.zext(value, ir.IntType(32)), ir.IntType(32)(16)), FLOAT)
         return self.sitofp(value, FLOAT) if dtype == "int8" else value
 
     def put(self, value: ir.Value, pointer: ir.Value, dtype: str, index: Any) -> None:
-        """Write an fp32 number, or a vector of them, from element `index` on; rounded to bf16 half to even."""
+        """Write an fp32 number, or a vector of them, to the elements from `index` on; bf16 is rounded half to even."""
         if dtype == "bfloat16":
             bits, short = self.bfloat16(value), ir.IntType(16)
             value = self.trunc(bits, ir.VectorType(short, bits.type.count) if value.type != FLOAT else short)
         self.store(value, self.bitcast(self.at(pointer, dtype, index), value.type.as_pointer()), align=1)
 
     def bfloat16(self, value: ir.Value) -> ir.Value:
-        """The bits of an fp32 number, or of a vector of them, in bf16, as int32; rounded half to even."""
+        """Convert an fp32 number, or a vector of them, to the bits of bf16, as int32; rounded half to even."""
         count, word = getattr(value.type, "count", 0), ir.IntType(32)
         kind = ir.VectorType(word, count) if count else word
 
@@ -121,49 +125,49 @@ class Code(ir.IRBuilder):
         return self.lshr(rounded, constant(16))
 
     def rounded(self, value: ir.Value, dtype: str) -> ir.Value:
-        """A vector of LANES fp32 numbers, or one, rounded to a dtype."""
+        """Round an fp32 number, or a vector of LANES, to the values of a dtype; the result is fp32."""
         if dtype == "float32":
             return value
         shift = integers(16) if value.type == FLOATS else ir.IntType(32)(16)
         return self.bitcast(self.shl(self.bfloat16(value), shift), value.type)
 
     def prefetch(self, pointer: ir.Value) -> None:
-        """Move a line of memory to the second level of cache."""
+        """Prefetch the line of memory at `pointer` to the second level of cache."""
         kind = ir.IntType(32)
         self.intrinsic("llvm.prefetch.p0", ir.VoidType(), [self.bitcast(pointer, BYTES), kind(0), kind(2), kind(1)])
 
     def intrinsic(self, name: str, result: ir.Type, arguments: Sequence[ir.Value]) -> ir.Value:
-        """Call a function of LLVM by its full name."""
+        """Call an LLVM intrinsic by its full name, with this result type."""
         kind = ir.FunctionType(result, [argument.type for argument in arguments])
         return self.call(self.module.globals.get(name) or ir.Function(self.module, kind, name), arguments)
 
     def repeat(self, value: ir.Value) -> ir.Value:
-        """A vector of LANES times an fp32 number."""
+        """Return a vector with LANES copies of an fp32 number."""
         empty = ir.Constant(FLOATS, ir.Undefined)
         first = self.insert_element(empty, value, ir.IntType(32)(0))
         return self.shuffle_vector(first, empty, integers(0))
 
     def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-        """a * b + c, rounded once."""
+        """Compute a * b + c, rounded once."""
         return self.call(self.declare("llvm.fma", a.type, [a.type] * 3), [a, b, c])
 
     def sum(self, vector: ir.Value) -> ir.Value:
-        """The sum of a vector's numbers, in pairs."""
+        """Add the numbers of a vector, in pairs."""
         function = self.declare("llvm.vector.reduce.fadd", FLOAT, [FLOAT, FLOATS], FLOATS)
         return self.call(function, [FLOAT(0.0), vector], fastmath=["reassoc"])
 
     def declare(self, name: str, result: ir.Type, arguments: Sequence[ir.Type], kind: ir.Type | None = None) -> Any:
-        """A function of LLVM for a type: that of its result, or `kind`."""
+        """Declare the LLVM function `name` for a type, that of its result or `kind`."""
         kind = kind or result
         name += f".v{LANES}f32" if kind == FLOATS else ".f32"
         return self.module.globals.get(name) or ir.Function(self.module, ir.FunctionType(result, arguments), name)
 
 
 def number(value: Any) -> ir.Value:
-    """An int as a constant; values of the code as they are."""
+    """Return an int as an LLVM constant; any LLVM value unchanged."""
     return INT(value) if isinstance(value, int) else value
 
 
 def integers(value: int) -> ir.Constant:
-    """A constant vector of LANES times the same int32."""
+    """Return a constant vector with LANES copies of an int32."""
     return ir.Constant(INTS, [value] * LANES)

@@ -27,32 +27,36 @@ llvm.initialize_native_asmprinter()
 
 
 class Arguments(ctypes.Structure):
-    """The arguments of a kernel; `arguments` makes subclasses. A misspelled name is an AttributeError."""
+    """The arguments of a kernel as a C structure; `arguments` makes subclasses. A misspelled name is an
+    AttributeError."""
 
     __slots__ = ()
     names: ClassVar[tuple[str, ...]]  # of the fields, in their order
 
 
 def arguments(name: str, *fields: str) -> type[Arguments]:
-    """A class of Arguments with these fields, each an address or a number of 64 bits, followed by the number of `items`
-    and of `threads`. Callers set the fields by name, and emitters read them by name from `Values`."""
+    """Make a subclass of Arguments called `name` with these fields, each an address or a number of 64 bits, followed by
+    the number of `items` and of `threads`. Callers set the fields by name, and emitters read them by name from
+    `Values`."""
     names = *fields, "items", "threads"
     declared = [(field, ctypes.c_int64) for field in names]
     return type(name, (Arguments,), {"__slots__": (), "_fields_": declared, "names": names})
 
 
 class Values(SimpleNamespace):
-    """The arguments of a kernel in its code: LLVM values under the names of its Arguments, without `threads`."""
+    """The arguments of a kernel while its code is emitted: LLVM values under the field names of its Arguments, without
+    `threads`."""
 
 
 Emit = Callable[[Code, Values, ir.Value, ir.Value], None]  # (code, given, first, end): see `add_kernel`
 
 
 def add_kernel(module: ir.Module, name: str, structure: type[Arguments], emit: Emit) -> None:
-    """Add a loop over independent items, such as the rows of a weight, which threads divide among themselves.
+    """Add the kernel `name` to a module: a loop over independent items, such as the rows of a weight, which threads
+    divide among themselves.
 
-    `emit(code, given, first, end)` emits the code for items `first` to `end` - 1. The function `name` takes the address
-    of a `structure`.
+    `emit(code, given, first, end)` emits the code for items `first` to `end` - 1; `given` are the arguments. The
+    function `name` takes the address of a `structure`.
     """
     void, int32, task = ir.VoidType(), ir.IntType(32), ir.FunctionType(ir.VoidType(), [BYTES])
     if OPENMP[0] not in module.globals:
@@ -78,17 +82,18 @@ def add_kernel(module: ir.Module, name: str, structure: type[Arguments], emit: E
     kernel = ir.Function(module, task, name)
     code = Code(kernel.append_basic_block())
     threads = code.scalar(kernel.args[0], "int64", structure.names.index("threads"))
-    with code.if_else(code.icmp_signed(">", threads, INT(1))) as (several, one):
-        with several:
+    with code.if_else(code.icmp_signed(">", threads, INT(1))) as (multithreaded, single_threaded):
+        with multithreaded:
             code.call(parallel, [worker, kernel.args[0], code.trunc(threads, int32), int32(0)])
-        with one:
+        with single_threaded:
             code.call(share, [kernel.args[0], INT(0), INT(1)])
     code.ret_void()
 
 
 def load(module: ir.Module, cpu: str | None = None, folder: Path | None = None) -> Any:
-    """Compile a module for a CPU (LLVM's name of it, by default this one): its functions' addresses by
-    `get_function_address`. The machine code is kept in a folder, if one is given, and taken from there."""
+    """Compile a module for a CPU (LLVM's name of it, by default this one); return the engine whose
+    `get_function_address` gives the address of each function. With a `folder`, the machine code is kept there, and
+    read from there the next time."""
     for name in OPENMP:
         llvm.add_symbol(name, ctypes.cast(getattr(openmp(), name), ctypes.c_void_p).value)
     features, cpu = ("", cpu) if cpu else (llvm.get_host_cpu_features().flatten(), llvm.get_host_cpu_name())
@@ -111,7 +116,8 @@ def load(module: ir.Module, cpu: str | None = None, folder: Path | None = None) 
 
 
 def optimized(text: str, target: Any) -> Any:
-    """A module of LLVM from its text, optimized. A RuntimeError if it is invalid: LLVM would end the process later."""
+    """Parse and optimize the text of an LLVM module; return the module. Raises a RuntimeError if it is invalid, since
+    LLVM would end the process later."""
     parsed = llvm.parse_assembly(text)
     parsed.verify()
     passes = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=2))
@@ -120,7 +126,7 @@ def optimized(text: str, target: Any) -> Any:
 
 
 def callable_kernel(structure: type[Arguments], emit: Emit, cpu: str | None = None) -> Callable[..., None]:
-    """A kernel as a function of the fields of its structure, in their order or by name."""
+    """Compile a kernel; return it as a function of the fields of its structure, in their order or by name."""
     module = ir.Module()
     add_kernel(module, "kernel", structure, emit)
     engine = load(module, cpu)

@@ -16,8 +16,9 @@ CrossEntropyArguments = arguments("CrossEntropyArguments", "losses", "gradient",
 
 @cache
 def cross_entropy(width: int, dtype: str, ignored: int) -> Callable[..., None]:
-    """The kernel of CrossEntropyArguments; an item is a row: the losses (N,) of logits (N, width), and the
-    gradient of their sum (N, width) in the dtype of the logits; both are 0 where the target is `ignored`."""
+    """Compile the kernel with the fields of CrossEntropyArguments, for logits of `width` tokens. An item is a row: the
+    kernel writes its loss and the gradient of the losses' sum, (N, width) in the dtype of the logits; both are 0
+    where the target is `ignored`."""
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         gradient, logits = given.gradient, given.logits
@@ -45,15 +46,15 @@ def cross_entropy(width: int, dtype: str, ignored: int) -> Callable[..., None]:
 
 
 def greatest(code: Code, source: Any, dtype: str, start: Any, width: int) -> Any:
-    """The greatest of `width` numbers from `start` on."""
-    whole = width - width % LANES
+    """Emit code for the greatest of `width` numbers of the tensor `source` from index `start` on."""
+    full_end = width - width % LANES
 
     def larger(a: Any, b: Any) -> Any:
         return code.select(code.fcmp_ordered(">", a, b), a, b)
 
-    with code.loop(0, whole, LANES, [like(code, FLOATS([0.0] * LANES), LOWEST)]) as (index, tops):
+    with code.loop(0, full_end, LANES, [like(code, FLOATS([0.0] * LANES), LOWEST)]) as (index, tops):
         tops[0] = larger(code.floats(source, dtype, code.add(start, index)), tops[0])
     lanes = code.declare("llvm.vector.reduce.fmax", FLOAT, [FLOATS], FLOATS)
-    with code.loop(whole, width, 1, [code.call(lanes, [tops[0]])]) as (index, tops):
+    with code.loop(full_end, width, 1, [code.call(lanes, [tops[0]])]) as (index, tops):
         tops[0] = larger(code.scalar(source, dtype, code.add(start, index)), tops[0])
     return tops[0]

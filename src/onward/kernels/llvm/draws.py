@@ -1,9 +1,4 @@
-"""The draw of next tokens from logits in one pass: `kernels/draws.py`.
-
-Token v is drawn whose p_v / e_v is greatest, e_v being an exponential number of its own (`draw` there). As
--log(u) >= 1 - u, no token beats the best ratio r so far unless u >= 1 - p_v / r: few logarithms are computed.
-Shapes: N rows, V vocabulary.
-"""
+"""Code of the kernel that draws next tokens from logits in one pass, for `kernels/draws.py`."""
 
 from __future__ import annotations
 
@@ -26,7 +21,8 @@ DrawArguments = arguments("DrawArguments", "tokens", "logits", "allowed", "facto
 
 
 def emit(dtype: str, masked: bool) -> Emit:
-    """The kernel of DrawArguments; an item is a row.
+    """Return the emitter of the kernel with the fields of DrawArguments; an item is a row. `masked`: some tokens may be
+    forbidden.
 
     `factors` (N,) are the inverse temperatures, 0 for the likeliest token. The token is -1 where a logit is not finite,
     or none is allowed.
@@ -34,12 +30,12 @@ def emit(dtype: str, masked: bool) -> Emit:
 
     def kernel(code: Code, given: Values, first: Any, end: Any) -> None:
         size = given.vocab_size
-        whole = code.sub(size, code.urem(size, INT(LANES)))
+        full_end = code.sub(size, code.urem(size, INT(LANES)))
         with code.loop(first, end) as (row, _):
             start = code.mul(row, size)
 
             def logit(place: Any, vector: bool) -> tuple[Any, Any]:
-                """The logit of a token, LOWEST where it is not allowed, and whether it is."""
+                """Emit code for the logit of a token, LOWEST if it is not allowed, and for whether it is allowed."""
                 value = (code.floats if vector else code.scalar)(given.logits, dtype, code.add(start, place))
                 if not masked:
                     return value, None
@@ -53,13 +49,13 @@ def emit(dtype: str, masked: bool) -> Emit:
                 values[1] = code.fadd(values[1], code.fmul(value, like(code, value, 0.0)))  # NaN unless finite
 
             begin = [ir.Constant(FLOATS, [LOWEST] * LANES), ir.Constant(FLOATS, [0.0] * LANES)]
-            with code.loop(0, whole, LANES, begin) as (place, values):
+            with code.loop(0, full_end, LANES, begin) as (place, values):
                 scan(place, values, True)
             lanes = [code.extract_element(values[0], ir.IntType(32)(i)) for i in range(LANES)]
             while len(lanes) > 1:
                 pairs = list(zip(lanes[::2], lanes[1::2]))
                 lanes = [code.select(code.fcmp_ordered(">", a, b), a, b) for a, b in pairs]
-            with code.loop(whole, size, 1, [lanes[0], code.sum(values[1])]) as (place, values):
+            with code.loop(full_end, size, 1, [lanes[0], code.sum(values[1])]) as (place, values):
                 scan(place, values, False)
             top, finite = values[0], code.fcmp_ordered("==", values[1], FLOAT(0.0))
             finite = code.and_(finite, code.fcmp_ordered(">", top, FLOAT(LOWEST)))
@@ -76,39 +72,51 @@ def emit(dtype: str, masked: bool) -> Emit:
                         better = code.and_(equal, code.icmp_signed("<", place, code.load(result)))
                         code.store(code.select(better, place, code.load(result)), result)
 
-                    with code.loop(0, whole, LANES) as (place, _):
+                    with code.loop(0, full_end, LANES) as (place, _):
                         equal = code.fcmp_ordered("==", logit(place, True)[0], code.repeat(top))
                         some = code.icmp_unsigned("!=", code.bitcast(equal, ir.IntType(LANES)), ir.IntType(LANES)(0))
                         with code.if_then(some), code.loop(place, code.add(place, INT(LANES))) as (lane, _):
                             note(lane)
-                    with code.loop(whole, size) as (place, _):
+                    with code.loop(full_end, size) as (place, _):
                         note(place)
                 with random:
                     state = scramble(code, code.add(code.scalar(given.seeds, "int64", row), INT(GOLDEN)))
                     state = code.add(state, code.mul(code.scalar(given.index, "int64", row), INT(GOLDEN)))
-                    draw(code, scramble(code, scramble(code, state)), logit, top, factor, whole, size, result)
+                    draw(code, scramble(code, scramble(code, state)), logit, top, factor, full_end, size, result)
             code.store(code.load(result), code.at(given.tokens, "int64", row))
 
     return kernel
 
 
 def draw(
-    code: Code, state: Any, logit: Callable[..., Any], top: Any, factor: Any, whole: Any, size: Any, result: Any
+    code: Code,
+    state: Any,
+    logit: Callable[..., Any],
+    top: Any,
+    factor: Any,
+    full_end: Any,
+    size: Any,
+    result: Any,
 ) -> None:
-    """Store the token with the greatest ratio; `state` is the hash of the row's seed and index."""
+    """Emit code that stores the token with the greatest ratio p / e of `kernels.draws.draw` at `result`.
+
+    `state` is the hash of the row's seed and index, `logit(index, vector)` reads logits, `top` is the greatest logit
+    and `factor` the inverse temperature; `size` is the number of tokens, of which the first `full_end` are read LANES
+    at a time.
+    """
     best = code.alloca(DOUBLE)
     code.store(DOUBLE(0.0), best)
     log = code.module.globals.get("log") or ir.Function(code.module, ir.FunctionType(DOUBLE, [DOUBLE]), "log")
 
     def probability(place: Any, vector: bool) -> Any:
-        """Not normalized, which changes no draw."""
+        """Emit code for the probability of the tokens, not normalized, which changes no draw."""
         value, permitted = logit(place, vector)
         difference = code.fsub(value, like(code, value, top))
         p = exp(code, code.fmul(difference, like(code, difference, factor)))
         return p if permitted is None else code.select(permitted, p, like(code, p, 0.0))
 
     def number(place: Any) -> Any:
-        """The random number of each token, between 0 and 1."""
+        """Emit code for the uniform random number of each token, between 0 and 1."""
         constants = (lambda n: ir.Constant(place.type, [n] * HALF)) if place.type == LONGS else INT
         kind = DOUBLES if place.type == LONGS else DOUBLE
         repeated = (lambda x: ir.Constant(kind, [x] * HALF)) if kind == DOUBLES else DOUBLE
@@ -125,7 +133,7 @@ def draw(
         code.store(code.select(better, ratio, before), best)
         code.store(code.select(better, place, code.load(result)), result)
 
-    with code.loop(0, whole, LANES) as (place, _):
+    with code.loop(0, full_end, LANES) as (place, _):
         p, ratio = probability(place, True), spread(code, code.load(best), HALF)
         hits = []
         for part in range(2):
@@ -140,12 +148,12 @@ def draw(
         hit = code.icmp_unsigned("!=", code.or_(*hits), ir.IntType(HALF)(0))
         with code.if_then(hit), code.loop(place, code.add(place, INT(LANES))) as (lane, _):
             one(lane)
-    with code.loop(whole, size) as (place, _):
+    with code.loop(full_end, size) as (place, _):
         one(place)
 
 
 def scramble(code: Code, x: Any) -> Any:
-    """The output function of SplitMix64, for an int64 or a vector of them."""
+    """Emit code for the output function of SplitMix64, of an int64 or a vector of them."""
     constants = (lambda n: ir.Constant(x.type, [n] * HALF)) if x.type == LONGS else INT
     for bits, factor in zip((30, 27), MULTIPLIERS):
         x = code.mul(code.xor(x, code.lshr(x, constants(bits))), constants(factor))
@@ -153,7 +161,7 @@ def scramble(code: Code, x: Any) -> Any:
 
 
 def spread(code: Code, value: Any, count: int) -> Any:
-    """A vector of `count` times a number."""
+    """Emit code for a vector with `count` copies of a number."""
     empty = ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
     first = code.insert_element(empty, value, ir.IntType(32)(0))
     return code.shuffle_vector(first, empty, ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count))
@@ -161,5 +169,6 @@ def spread(code: Code, value: Any, count: int) -> Any:
 
 @cache
 def draws(dtype: str, masked: bool) -> Callable[..., None]:
-    """The kernel of `emit` as a function of its arguments, the number of rows, and that of threads."""
+    """Compile the kernel of `emit`; return it as a function of the fields of DrawArguments, the number of rows, and
+    that of threads."""
     return callable_kernel(DrawArguments, emit(dtype, masked))

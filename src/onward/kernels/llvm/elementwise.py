@@ -1,8 +1,4 @@
-"""Elementwise operations, norms and copies of a decoding step as kernels.
-
-An operation reads fp32, bf16 or int64 tensors of any strides, computes in fp32 (integers in int64), and rounds its
-result once, as PyTorch does.
-"""
+"""Code of the kernels for elementwise operations, norms and copies of a decoding step."""
 
 from __future__ import annotations
 
@@ -27,7 +23,8 @@ GatherArguments = arguments("GatherArguments", "out", "weight", "ids", "rows")
 
 @dataclass(frozen=True)
 class Layout:
-    """Shape, strides and dtype of an operand; the kernel is given its address."""
+    """The shape, strides and dtype of an operand, for which a kernel is compiled; the kernel is given the operand's
+    address."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -35,20 +32,23 @@ class Layout:
 
     @staticmethod
     def of(tensor: Tensor, shape: Sequence[int] | None = None) -> Layout:
-        """The layout of a tensor, broadcast to a shape."""
+        """Return the layout of a tensor, broadcast to a shape."""
         tensor = tensor if shape is None else tensor.expand(*shape)
         return Layout(tuple(tensor.shape), tensor.stride(), str(tensor.dtype).removeprefix("torch."))
 
 
 @cache
 def operands(count: int) -> type[Arguments]:
-    """The arguments of an elementwise kernel: `out` and the operands x0, x1, ..."""
+    """Return the class of the arguments of an elementwise kernel: `out` and `count` operands x0, x1, ..."""
     return arguments(f"Operands{count}", "out", *(f"x{i}" for i in range(count)))
 
 
 def elementwise(formula: Formula, layouts: Sequence[Layout]) -> Emit:
-    """The kernel of `operands` that computes a formula for every element. `layouts`, merged, are those of `out` and of
-    the operands. An item is an index of the first dimension; the code does not depend on its size."""
+    """Return the emitter of the kernel that computes a formula for every element.
+
+    `layouts`, from `merged`, are those of `out` and of the operands. An item is an index of the first dimension; the
+    code does not depend on the size of this dimension.
+    """
     shape, strides = layouts[0].shape, [layout.strides for layout in layouts]
     vectors = all(layout.dtype != "int64" and layout.strides[-1] < 2 for layout in layouts) and strides[0][-1] == 1
 
@@ -90,7 +90,8 @@ def elementwise(formula: Formula, layouts: Sequence[Layout]) -> Emit:
 
 
 def merged(layouts: Sequence[Layout]) -> list[Layout]:
-    """Layouts of one shape without dimensions of size 1, neighbors merged where no layout has a gap between them."""
+    """Simplify layouts of the same shape: drop dimensions of size 1, and merge neighboring dimensions between which no
+    layout has a gap."""
     dims = [d for d in range(len(layouts[0].shape)) if layouts[0].shape[d] != 1]
     shape = [layouts[0].shape[d] for d in dims] or [1]
     strides = [[layout.strides[d] for d in dims] or [0] for layout in layouts]
@@ -105,7 +106,8 @@ def merged(layouts: Sequence[Layout]) -> list[Layout]:
 
 
 def mean(x: Layout) -> Emit:
-    """The kernel of MeanArguments: the mean over the last dimension of x, contiguous, fp32; an item is a row."""
+    """Return the emitter of the kernel for the mean over the last dimension of x, contiguous, fp32; the fields are
+    those of MeanArguments, an item is a row."""
     width = x.shape[-1]
 
     def emit(code: Code, given: Values, first: Value, end: Value) -> None:
@@ -119,30 +121,33 @@ def mean(x: Layout) -> Emit:
 def row_sum(
     code: Code, source: Value, dtype: str, start: Value, width: int, term: Callable[[Value], Value] = lambda x: x
 ) -> Value:
-    """The sum of a function of `width` numbers from `start` on."""
+    """Emit code for the sum of term(x) over `width` numbers x of the tensor `source`, from index `start` on."""
     return total(code, width, lambda index, read: term(read(source, dtype, code.add(start, index))))
 
 
 def total(code: Code, width: int, term: Callable[[Value, Callable[..., Value]], Value]) -> Value:
-    """The sum of `width` terms, each given its index and the method of Code that reads numbers there, see `spans`."""
-    whole = width - width % LANES
-    with code.loop(0, whole, LANES, [ir.Constant(FLOATS, [0.0] * LANES)]) as (index, sums):
+    """Emit code for the sum of `width` terms. `term(index, read)` gets an index and the method of Code that reads
+    numbers there, see `spans`."""
+    full_end = width - width % LANES
+    with code.loop(0, full_end, LANES, [ir.Constant(FLOATS, [0.0] * LANES)]) as (index, sums):
         sums[0] = code.fadd(sums[0], term(index, code.floats))
-    with code.loop(whole, width, 1, [code.sum(sums[0])]) as (index, sums):
+    with code.loop(full_end, width, 1, [code.sum(sums[0])]) as (index, sums):
         sums[0] = code.fadd(sums[0], term(index, code.scalar))
     return sums[0]
 
 
 def spans(code: Code, width: int) -> Iterator[tuple[Value, Callable[..., Value]]]:
-    """The indices of `width` numbers, with the method of Code that reads there: LANES at once, then one by one."""
-    whole = width - width % LANES
-    for start, stop, step, read in (0, whole, LANES, code.floats), (whole, width, 1, code.scalar):
+    """Emit loops over `width` indices; yield the index and the method of Code that reads numbers there: first LANES at
+    a time, then one by one."""
+    full_end = width - width % LANES
+    for start, stop, step, read in (0, full_end, LANES, code.floats), (full_end, width, 1, code.scalar):
         with code.loop(start, stop, step) as (index, _):
             yield index, read
 
 
 def layer_norm(x: Layout, eps: float, weight: bool, bias: bool) -> Emit:
-    """The kernel of LayerNormArguments: a layer norm over the last dimension of x; an item is a row."""
+    """Return the emitter of the kernel for a layer norm over the last dimension of x; the fields are those of
+    LayerNormArguments, an item is a row. `weight` and `bias` say whether the norm has them."""
     width = x.shape[-1]
 
     def emit(code: Code, given: Values, first: Value, end: Value) -> None:
@@ -169,7 +174,8 @@ def layer_norm(x: Layout, eps: float, weight: bool, bias: bool) -> Emit:
 
 
 def gather(rows: Layout, index_dtype: str) -> Emit:
-    """The kernel of GatherArguments: an embedding; an item is an id. An id that is not below `rows` gives NaN."""
+    """Return the emitter of the kernel for an embedding lookup; the fields are those of GatherArguments, an item is a
+    token id. An id that is not below `rows` gives NaN."""
     width = rows.shape[-1]
 
     def emit(code: Code, given: Values, first: Value, end: Value) -> None:
@@ -187,14 +193,14 @@ def gather(rows: Layout, index_dtype: str) -> Emit:
 
 
 def like(code: Code, value: Value, number: Value) -> Value:
-    """A number in the shape of a value: as it is, or repeated in a vector."""
+    """Return `number` in the shape of `value`: unchanged for a scalar, repeated for a vector."""
     if isinstance(number, int | float):
         return ir.Constant(FLOATS, [float(number)] * LANES) if value.type == FLOATS else value.type(number)
     return code.repeat(number) if value.type == FLOATS else number
 
 
 def unary(name: str) -> Formula:
-    """A function of LLVM or of the library of C."""
+    """Return the formula that applies a one-argument function of LLVM or of the C library."""
 
     def formula(code: Code, x: Value) -> Value:
         return code.call(code.declare(name, x.type, [x.type]), [x])
@@ -206,7 +212,8 @@ root = unary("llvm.sqrt")
 
 
 def exp(code: Code, x: Value) -> Value:
-    """e ** x within 2 units in the last place: 2 ** n times a polynomial of the rest (Cody and Waite 1980)."""
+    """Emit code for e ** x within 2 units in the last place: 2 ** n times a polynomial of the rest (Cody and Waite
+    1980)."""
     x = clamp(code, x, -87.33, 88.72)
     n = unary("llvm.rint")(code, code.fmul(x, like(code, x, math.log2(math.e))))
     rest = code.fma(n, like(code, x, -0.693359375), x)
@@ -226,7 +233,7 @@ def exp(code: Code, x: Value) -> Value:
 
 
 def clamp(code: Code, x: Value, least: float | None, greatest: float | None) -> Value:
-    """x between two bounds; NaN stays NaN."""
+    """Emit code that limits x to two bounds (None: no bound); NaN stays NaN."""
     if x.type == INT:
         for bound, sign in (least, "<"), (greatest, ">"):
             if bound is not None:
@@ -244,7 +251,8 @@ def sigmoid(code: Code, x: Value) -> Value:
 
 
 def tanh(code: Code, x: Value) -> Value:
-    """1 - 2 / (e ** 2x + 1), and x - x³ / 3 + 2 x⁵ / 15 near 0, where that loses digits."""
+    """Emit code for tanh(x): 1 - 2 / (e ** 2x + 1), and x - x³ / 3 + 2 x⁵ / 15 near 0, where the first form loses
+    digits."""
     one, two = like(code, x, 1.0), like(code, x, 2.0)
     far = code.fsub(one, code.fdiv(two, code.fadd(exp(code, code.fmul(two, x)), one)))
     square = code.fmul(x, x)
@@ -266,7 +274,7 @@ def gelu_tanh(code: Code, x: Value) -> Value:
 
 
 def by_element(code: Code, name: str, x: Value) -> Value:
-    """A function of the library of C, of each number of a vector."""
+    """Emit calls of a function of the C library for each number of a vector."""
     function = code.module.globals.get(name) or ir.Function(code.module, ir.FunctionType(FLOAT, [FLOAT]), name)
     if x.type == FLOAT:
         return code.call(function, [x])

@@ -1,4 +1,5 @@
-"""Norms, rotations and gates of many tokens, each as one kernel. Numbers are rounded where PyTorch's operations do."""
+"""Code of kernels for norms, rotations and gates of many tokens, each as one kernel. Results are rounded at the same
+points as by PyTorch's separate operations."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ ACTIVATIONS: dict[Activation, Formula] = {
 
 @dataclass(frozen=True)
 class Norm:
-    """An RMSNorm of rows of x of a dtype: x / sqrt(mean(x ** 2) + eps) * (weight + offset), written in `out_dtype`."""
+    """The constants of an RMSNorm kernel for rows of x of a dtype: x / sqrt(mean(x ** 2) + eps) * (weight + offset),
+    written in `out_dtype`."""
 
     width: int
     dtype: str
@@ -51,14 +53,16 @@ class Norm:
     offset: float
 
     def scale(self, code: Code, weight: Any, index: Any, read: Callable[..., Any]) -> Any:
-        """The factor of the numbers at an index of a row."""
+        """Emit code for weight + offset at an index of a row; `read` is the method of Code that reads one number or
+        LANES."""
         scale = read(weight, self.weight_dtype, index)
         return code.fadd(scale, like(code, scale, self.offset)) if self.offset else scale
 
 
 @cache
 def rms_norm(norm: Norm) -> Callable[..., None]:
-    """The kernel of NormArguments; an item is a row. The factors 1 / sqrt(...) of the rows are fp32."""
+    """Compile the kernel of an RMSNorm with the fields of NormArguments; an item is a row. The factors 1 / sqrt(...) of
+    the rows are written in fp32."""
     width, dtype = norm.width, norm.dtype
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
@@ -79,8 +83,12 @@ def rms_norm(norm: Norm) -> Callable[..., None]:
 
 @cache
 def rms_norm_gradient(norm: Norm) -> Callable[..., None]:
-    """The kernel of NormGradientArguments; an item is a row. `out` is the gradient of x, `outer` that of the output:
-    with a row's factor r and g the gradient of the output times the scale, r g - x r ** 3 mean(g x)."""
+    """Compile the kernel for the gradient of an RMSNorm with respect to x, with the fields of NormGradientArguments; an
+    item is a row.
+
+    `out` is the gradient of x, `outer` that of the output: r g - x r ** 3 mean(g x), with a row's factor r, and g the
+    gradient of the output times the scale.
+    """
     width = norm.width
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
@@ -104,8 +112,11 @@ def rms_norm_gradient(norm: Norm) -> Callable[..., None]:
 
 @cache
 def rms_norm_weight_gradient(norm: Norm) -> Callable[..., None]:
-    """The kernel of NormWeightGradientArguments; an item is LANES columns, or one of the remaining columns. `out` is
-    the gradient of the weight in fp32, `outer` that of the output."""
+    """Compile the kernel for the gradient of an RMSNorm with respect to its weight, with the fields of
+    NormWeightGradientArguments; an item is LANES columns, or one of the remaining columns.
+
+    `out` is the gradient of the weight in fp32, `outer` that of the output.
+    """
     width, blocks = norm.width, norm.width // LANES
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
@@ -129,13 +140,14 @@ def rms_norm_weight_gradient(norm: Norm) -> Callable[..., None]:
 
 
 def column_items(width: int) -> int:
-    """The number of items of `rms_norm_weight_gradient`."""
+    """Return the number of items of `rms_norm_weight_gradient`."""
     return width // LANES + width % LANES
 
 
 @cache
 def rotation(heads: int, d_head: int, half: int, dtype: str) -> Callable[..., None]:
-    """The kernel of RotationArguments for `positions.rotate`; an item is a token."""
+    """Compile the kernel of RotationArguments for `positions.rotate`; an item is a token. `half` is the number of
+    rotated pairs of a head."""
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         with code.loop(first, end) as (token, _), code.loop(0, heads) as (head, _):
@@ -156,7 +168,7 @@ def rotation(heads: int, d_head: int, half: int, dtype: str) -> Callable[..., No
 
 @cache
 def gate(activation: Activation, dtype: str) -> Callable[..., None]:
-    """The kernel of `operands(2)`, x and y, that writes activation(x) * y; an item is a number."""
+    """Compile the kernel of `operands(2)`, x and y, that writes activation(x) * y; an item is a number."""
 
     def formula(code: Code, x: Any, y: Any) -> Any:
         return code.fmul(code.rounded(ACTIVATIONS[activation](code, x), dtype), y)

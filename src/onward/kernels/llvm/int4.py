@@ -1,5 +1,5 @@
-"""int4 weights in products: two in a byte, the first half of a GROUP in the low bits, the second half in the high bits,
-each plus 8; a bf16 scale for each group.
+"""Code of products with int4 weights. Two weights are in a byte: the first half of a GROUP in the low bits, the second
+half in the high bits, each plus 8; a group has a bf16 scale.
 
 Shapes: N rows, I inputs, O outputs; x (N, I), codes (O, I / 2), scales (O, I / 32).
 """
@@ -22,21 +22,23 @@ SCALES = [place for lane in range(LANES) for place in (4, lane // 4)]  # a zero,
 
 
 class Prepared(NamedTuple):
-    """x in the order in which `dot` reads it."""
+    """A copy of x with its numbers in the order in which `dot` reads them."""
 
     address: Any
     stride: Any  # numbers of a row
 
 
 def halves(code: Code, codes: Any, place: Any) -> tuple[Any, Any]:
-    """The codes of the two halves of the group from `place` on, as fp32 numbers from 0 to 15."""
+    """Emit code that reads the codes of the group that begins at weight `place`: its two halves as fp32 numbers from 0
+    to 15."""
     bits = code.bytes(codes, code.lshr(place, INT(1)))
     low, high = code.and_(bits, integers(15)), code.lshr(bits, integers(4))
     return code.uitofp(low, FLOATS), code.uitofp(high, FLOATS)
 
 
 def unpack(code: Code, unit: Unit, codes: Any, scales: Any, place: Any) -> list[Any]:
-    """The weights of the group from `place` on, in vectors of the unit, to whose dtype they are rounded."""
+    """Emit code that dequantizes the group that begins at weight `place`, into vectors of the unit, rounded to the
+    unit's dtype."""
     low, high = halves(code, codes, place)
     scale = code.repeat(code.scalar(scales, "bfloat16", code.lshr(place, INT(5))))
     offset = code.fmul(scale, ir.Constant(FLOATS, [-8.0] * LANES))
@@ -44,7 +46,7 @@ def unpack(code: Code, unit: Unit, codes: Any, scales: Any, place: Any) -> list[
 
 
 def prepare(code: Code, unit: Unit, x: Any, dtype: str, rows: Any, inputs: Any) -> Prepared:
-    """x as `dot` reads it. Each thread prepares its own."""
+    """Emit code that copies x in the order in which `dot` reads it. Each thread makes its own copy."""
     wide = isinstance(unit, DotUnit)
     step, width = (WIDE, WIDE) if wide else (GROUP, GROUP + LANES)
     stride = code.mul(code.udiv(code.add(inputs, INT(step - 1)), INT(step)), INT(width))
@@ -66,13 +68,15 @@ def prepare(code: Code, unit: Unit, x: Any, dtype: str, rows: Any, inputs: Any) 
 
 
 def met(shift: int) -> list[int]:
-    """Which of WIDE numbers of x meet the lowest code in each 16 bits of 64 bytes moved by 4 * shift bits."""
+    """Return the indices, among WIDE numbers of x, whose weights are the low 4 bits of each 16-bit word of 64 bytes of
+    codes, after these are shifted right by 4 * shift bits."""
     first = shift // 2 + GROUP // 2 * (shift % 2)
     return [GROUP * (lane // 4) + 4 * (lane % 4) + first + more for lane in range(LANES) for more in (0, 2)]
 
 
 def dot(code: Code, unit: Unit, x: Prepared, row: Any, codes: Any, scales: Any, output: Any, inputs: Any) -> Any:
-    """The partial sums of a row of x and a row of the weight: those of a group times its scale, summed over groups."""
+    """Emit code for the product of row `row` of x and row `output` of the weight, as a vector of partial sums: each
+    group's sum times its scale, added over groups."""
     begin, start = code.mul(output, inputs), code.mul(row, x.stride)
     if isinstance(unit, DotUnit):
         return wide_dot(code, unit, x.address, start, codes, scales, begin, inputs)
@@ -88,12 +92,13 @@ def dot(code: Code, unit: Unit, x: Prepared, row: Any, codes: Any, scales: Any, 
 
 
 def wide_dot(code: Code, unit: DotUnit, x: Any, start: Any, codes: Any, scales: Any, begin: Any, inputs: Any) -> Any:
-    """As `dot`, WIDE weights at a time: a table gives the bf16 number of each code."""
+    """Emit code as `dot` does, WIDE weights at a time: a table gives the bf16 number of each code. x begins at index
+    `start`, the weight at `begin`."""
     table = ir.Constant(WORDS, NUMBERS * 2)
-    whole = code.sub(inputs, code.urem(inputs, INT(WIDE)))
+    full_end = code.sub(inputs, code.urem(inputs, INT(WIDE)))
 
     def add(index: Any, total: Any, left: Any) -> Any:
-        """Add the products from `index` on, of `left` weights or of WIDE."""
+        """Emit code that adds the products from `index` on, of `left` weights (None: WIDE), to `total`."""
         place = code.add(begin, index)
         groups, words = (None, None) if left is None else (code.lshr(left, INT(5)), code.lshr(left, INT(3)))
         bits = code.vector(code.add(codes, code.lshr(place, INT(1))), "int32", 0, LANES, words)
@@ -107,8 +112,8 @@ def wide_dot(code: Code, unit: DotUnit, x: Any, start: Any, codes: Any, scales: 
         scale = shuffle(code, SCALES, four, ir.Constant(four.type, [0] * 4))
         return code.fma(part, code.bitcast(scale, FLOATS), total)
 
-    with code.loop(0, whole, WIDE, [ZERO]) as (index, total):
+    with code.loop(0, full_end, WIDE, [ZERO]) as (index, total):
         total[0] = add(index, total[0], None)
-    with code.loop(whole, inputs, WIDE, [total[0]]) as (index, total):
+    with code.loop(full_end, inputs, WIDE, [total[0]]) as (index, total):
         total[0] = add(index, total[0], code.sub(inputs, index))
     return total[0]

@@ -1,9 +1,4 @@
-"""Machine code that is kept in a folder for the next start.
-
-Kept code is executed, so no other user may be able to write it. The folder belongs to this user, who alone may enter
-it, and no other user can replace the folders above it; a file belongs to this user, who alone may write it. What
-differs is compiled, as if nothing had been kept.
-"""
+"""Machine code kept in a folder for the next start of the program."""
 
 from __future__ import annotations
 
@@ -29,12 +24,12 @@ FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no symlink
 
 
 class NotKept(UserWarning):
-    """Machine code cannot be kept in a folder."""
+    """Warns that machine code cannot be kept in a folder."""
 
 
 def private_folder(folder: str | Path) -> Path | None:
-    """The absolute path of a folder to which no other user has access, made where it is missing; None, with a warning
-    that says why, for any other.
+    """Return the absolute path of a folder to which no other user has access; create it if it is missing. Returns None,
+    with a warning that gives the reason, if others have access.
 
     Symlinks above the folder are resolved. From the root down, each folder lets no other user rename the next one, so
     that the path leads to the same folder later.
@@ -52,8 +47,12 @@ def private_folder(folder: str | Path) -> Path | None:
 
 
 def unsafe(place: Path, private: bool) -> str:
-    """Why another user could put code below a folder, which is made where it is missing; "" where none could. A
-    `private` folder is open to this user alone; others may enter one above it, and write to it if it is sticky."""
+    """Return the reason why another user could put code below the folder `place`, which is created if it is missing; ""
+    if none could.
+
+    A `private` folder must be open to this user alone. Others may enter a folder above it, and write to that folder if
+    it is sticky.
+    """
     with suppress(FileExistsError):  # another process may make it at the same time
         if not os.path.lexists(place):
             place.mkdir(0o700)
@@ -77,7 +76,7 @@ def warn(reason: str) -> None:
 
 
 def read(path: Path) -> bytes | None:
-    """The machine code in a file of a private folder; None where there is none, or not as `write` has written it."""
+    """Read the machine code in a file of a private folder; None if the file is missing, or its checksum is wrong."""
     try:
         with open(path, "rb", opener=lambda name, _: os.open(name, FLAGS)) as file:
             status = os.fstat(file.fileno())
@@ -91,7 +90,7 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, code: bytes) -> None:
-    """Keep machine code in a file of a private folder; a warning where the disk does not take it."""
+    """Write machine code to a file of a private folder, with a checksum; warn if the disk does not take it."""
     try:
         with written_whole(path) as new:
             new.touch(0o600)
@@ -101,12 +100,12 @@ def write(path: Path, code: bytes) -> None:
 
 
 def checksum(path: Path, code: bytes) -> bytes:
-    """The SHA-256 of code and of the name of its file, which stands for its source."""
+    """Return the SHA-256 of machine code and of the name of its file, which is a hash of the code's source."""
     return hashlib.sha256(path.name.encode() + code).digest()
 
 
 def is_loadable(code: bytes, functions: Sequence[str]) -> bool:
-    """Whether LLVM loads machine code and finds these functions in it, tried by a process of its own."""
+    """Return whether LLVM can load machine code that contains these functions; tried in a separate process."""
     import llvmlite
 
     folder = str(Path(llvmlite.__file__).parents[1])

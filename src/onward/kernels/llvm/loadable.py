@@ -1,9 +1,5 @@
-"""Loads machine code from the standard input as `compiler.load` does, in a process of its own, since LLVM ends its
-process where the code is malformed.
-
-`python -I -S loadable.py LLVMLITE DECLARED DEFINED` gets the folder in which llvmlite is, and the names of the
-functions that the code may call and must define, joined by commas. It prints LOADABLE where it has loaded the code.
-"""
+"""A script that loads machine code from the standard input as `compiler.load` does. It runs in a separate process,
+since LLVM ends the process if the code is malformed."""
 
 import resource
 import sys

@@ -1,11 +1,4 @@
-"""Products with a weight, y = x Wᵀ + bias: at the speed of the memory for a few rows of x, of the arithmetic for many.
-
-Fewer than TILE rows take each row of the weight in turn, from its beginning to its end. More rows are computed in tiles
-of TILE rows of x and TILE of the weight, whose integers are unpacked first. The order in which products are added
-depends neither on the number of rows nor on that of threads; but integers in a tile are multiplied as numbers of the
-dtype of x, to which int4 weights are rounded, so that a tile of them may round differently.
-Shapes: N rows, I inputs, O outputs; x (N, I), weight (O, I), y (N, O).
-"""
+"""Code of products with a weight, y = x Wᵀ + bias: limited by memory for few rows of x, by arithmetic for many."""
 
 from __future__ import annotations
 
@@ -26,7 +19,7 @@ ProductArguments = arguments("ProductArguments", "x", "weight", "scales", "bias"
 
 
 class Matrix(NamedTuple):
-    """Rows of contiguous numbers of a dtype, from an address on."""
+    """The address and dtype of contiguous rows of numbers."""
 
     address: Any
     dtype: str
@@ -34,7 +27,8 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class Product:
-    """The code of products for a format of the weight (float32, bfloat16, int8, int4), and x, bias and y of a dtype."""
+    """Emits the code of products for a format of the weight (float32, bfloat16, int8, int4), and x, bias and y of a
+    dtype."""
 
     weight_format: str
     dtype: str
@@ -42,7 +36,8 @@ class Product:
     unit: Unit
 
     def few_rows(self, code: Code, given: Values, first: Any, end: Any) -> None:
-        """All rows of x times the rows of the weight from `first` to `end` - 1, one after the other."""
+        """Emit code that multiplies all rows of x with the rows of the weight from `first` to `end` - 1, one after the
+        other."""
         x, weight, unit = Matrix(given.x, self.dtype), Matrix(given.weight, self.weight_format), self.unit
         rows, inputs, prepared, chains = given.rows, given.inputs, None, 4 if self.weight_format == "int8" else 1
         if self.weight_format == "int4":
@@ -58,16 +53,17 @@ class Product:
             self.store(code, given, partials, row, 1, output, 1)
 
     def many_rows(self, code: Code, given: Values, first: Any, end: Any) -> None:
-        """As `few_rows`, in tiles. The rows of x are divided into blocks; all rows of the weight pass each block."""
+        """Emit code for the products of `few_rows` in tiles: the rows of x are divided into blocks, and each block is
+        multiplied with all rows of the weight."""
         rows, inputs, weight = given.rows, given.inputs, Matrix(given.weight, self.weight_format)
         block = code.mul(code.add(code.udiv(INT(BLOCK // TILE), inputs), INT(1)), INT(TILE))
         if unpacked := self.weight_format in ("int8", "int4"):
             vectors = code.udiv(code.add(code.mul(inputs, INT(TILE)), INT(2 * self.unit.step)), INT(self.unit.step))
             weight = Matrix(code.ptrtoint(code.alloca(self.unit.vector, size=vectors), INT), self.unit.dtype)
-        whole = code.sub(end, code.urem(code.sub(end, first), INT(TILE)))
+        full_end = code.sub(end, code.urem(code.sub(end, first), INT(TILE)))
         with code.loop(0, rows, block) as (begin, _):
             stop = least(code, code.add(begin, block), rows)
-            for start, to, outputs in (first, whole, TILE), (whole, end, 1):
+            for start, to, outputs in (first, full_end, TILE), (full_end, end, 1):
                 with code.loop(start, to, outputs) as (output, _):
                     if unpacked:
                         self.unpack(code, given, weight.address, output, outputs)
@@ -75,12 +71,13 @@ class Product:
                     self.tiles(code, given, weight, place, (begin, stop), output, outputs)
 
     def unpack(self, code: Code, given: Values, target: Any, output: Any, outputs: int) -> None:
-        """Write the numbers of rows of the weight that are integers, as the unit reads them."""
+        """Emit code that converts `outputs` rows of an int8 or int4 weight, from row `output` on, to the unit's dtype,
+        and writes them at the address `target`."""
         inputs, unit = given.inputs, self.unit
         width = int4.GROUP if self.weight_format == "int4" else unit.step
         begin, size = code.mul(output, inputs), code.mul(inputs, INT(outputs))
-        whole = code.sub(size, code.urem(size, INT(width)))
-        for start, end, ragged in (INT(0), whole, False), (whole, size, True):
+        full_end = code.sub(size, code.urem(size, INT(width)))
+        for start, end, ragged in (INT(0), full_end, False), (full_end, size, True):
             with code.loop(start, end, width) as (index, _):
                 place = code.add(begin, index)
                 if self.weight_format == "int4":
@@ -95,7 +92,8 @@ class Product:
     def tiles(
         self, code: Code, given: Values, weight: Matrix, place: Any, rows: tuple[Any, Any], output: Any, outputs: int
     ) -> None:
-        """Rows of x times the rows of the weight that begin at `place`."""
+        """Emit code that multiplies the rows (begin, end) of x with `outputs` rows of the weight, which begin at index
+        `place` and are the outputs from `output` on."""
         inputs, (begin, stop) = given.inputs, rows
         tiled = code.sub(stop, code.urem(code.sub(stop, begin), INT(TILE)))
         passes = code.udiv(code.sub(tiled, begin), INT(TILE))
@@ -117,7 +115,8 @@ class Product:
     def store(
         self, code: Code, given: Values, vectors: Sequence[Any], row: Any, rows: int, output: Any, outputs: int
     ) -> None:
-        """Write a tile of y, given the partial sums of its numbers, those of a row after each other."""
+        """Emit code that writes a tile of y, `rows` rows and `outputs` columns from (row, output) on, given a vector of
+        partial sums for each number, row by row."""
         totals = sums(code, vectors)
         if self.weight_format == "int8":
             totals = code.fmul(totals, repeated(code, given.scales, "float32", output, outputs))
@@ -140,13 +139,15 @@ def tile(
     prefetched: tuple[Any, Any] | None = None,
     chains: int = 1,
 ) -> list[Any]:
-    """The partial sums of the products of rows of x with rows of the weight, which begin at these places.
+    """Emit code that multiplies rows of x with rows of the weight, which begin at the indices `x_places` and `places`;
+    return the vectors of partial sums.
 
-    `prefetched`: where the weight is prefetched, and the number of vectors for each that is multiplied. A sum waits for
-    the one before it: where few are computed at a time, each is divided into `chains` sums.
+    `prefetched`: the index from which on the weight is prefetched, and the number of vectors to prefetch for each one
+    that is multiplied. An addition waits for the previous one of its sum: where a tile has few sums, each is divided
+    into `chains` sums.
     """
     count = len(x_places) * len(places)
-    wide, whole = (code.sub(inputs, code.urem(inputs, INT(n))) for n in (unit.step * chains, unit.step))
+    wide, full_end = (code.sub(inputs, code.urem(inputs, INT(n))) for n in (unit.step * chains, unit.step))
 
     def add(index: Any, totals: list[Any], left: Any) -> None:
         weights = [unit.read(code, weight.address, weight.dtype, code.add(place, index), left) for place in places]
@@ -169,15 +170,15 @@ def tile(
         half = len(totals) // 2
         totals = [code.fadd(a, b) for a, b in zip(totals[:half], totals[half:])]
     if chains > 1:
-        with code.loop(wide, whole, unit.step, totals) as (index, totals):
+        with code.loop(wide, full_end, unit.step, totals) as (index, totals):
             add(index, totals, None)
-    with code.loop(whole, inputs, unit.step, totals) as (index, totals):
+    with code.loop(full_end, inputs, unit.step, totals) as (index, totals):
         add(index, totals, code.sub(inputs, index))
     return totals
 
 
 def widened(code: Code, x: Matrix, size: Any) -> Any:
-    """The address of a copy of `size` numbers in fp32."""
+    """Emit code that copies the first `size` numbers of x as fp32; return the address of the copy."""
     unit = Unit()
     copy = code.ptrtoint(code.alloca(FLOATS, size=code.add(code.udiv(size, INT(LANES)), INT(1))), INT)
     with code.loop(0, size, LANES) as (index, _):
@@ -187,7 +188,7 @@ def widened(code: Code, x: Matrix, size: Any) -> Any:
 
 
 def repeated(code: Code, address: Any, dtype: str, index: Any, count: int) -> Any:
-    """`count` numbers from `index` on, repeated in a vector of LANES."""
+    """Emit code that reads `count` numbers from `index` on, and repeats them to fill a vector of LANES."""
     numbers = code.as_floats(code.vector(address, dtype, index, count), dtype)
     return shuffle(code, [i % count for i in range(LANES)], numbers)
 
@@ -197,7 +198,8 @@ def least(code: Code, a: Any, b: Any) -> Any:
 
 
 def emit(weight_format: str, dtype: str, biased: bool, bf16_dots: bool | None = None) -> Emit:
-    """The kernel of ProductArguments; an item is an output. `bf16_dots` as in `unit_for`."""
+    """Return the emitter of the kernel with the fields of ProductArguments; an item is an output. `bf16_dots` as in
+    `unit_for`."""
     product = Product(weight_format, dtype, biased, unit_for(dtype, bf16_dots))
 
     def kernel(code: Code, given: Values, first: Any, end: Any) -> None:
@@ -212,6 +214,6 @@ def emit(weight_format: str, dtype: str, biased: bool, bf16_dots: bool | None = 
 
 @cache
 def products(weight_format: str, dtype: str, biased: bool, cpu: str | None = None) -> Callable[..., None]:
-    """The kernel as a function of its arguments, for weights of a format (float32, bfloat16, int8 or int4) and x, bias
-    and y of a dtype (float32 or bfloat16)."""
+    """Compile the kernel for weights of a format (float32, bfloat16, int8 or int4), and x, bias and y of a dtype
+    (float32 or bfloat16); return it as a function of the fields of ProductArguments."""
     return callable_kernel(ProductArguments, emit(weight_format, dtype, biased, False if cpu else None), cpu)

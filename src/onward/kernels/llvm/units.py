@@ -1,4 +1,5 @@
-"""The arithmetic of products: what a CPU multiplies and adds in one instruction, and sums of the results."""
+"""The arithmetic units of products: the multiply-add instructions of a CPU and the vectors that they take, and sums of
+vectors."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ ZERO = ir.Constant(FLOATS, [0.0] * LANES)
 
 
 class BFloat(ir.Type):
-    """bf16 as LLVM has it, which llvmlite lacks."""
+    """LLVM's type bfloat (bf16), which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -28,25 +29,26 @@ class BFloat(ir.Type):
 
 
 class Unit:
-    """Products in fp32, LANES at a time."""
+    """Emits multiply-adds in fp32, LANES numbers at a time. `step` is the number of elements in one of its vectors."""
 
     dtype, step, vector = "float32", LANES, FLOATS
 
     def read(self, code: Code, address: Any, dtype: str, index: Any, left: Any = None) -> Any:
-        """`step` numbers of a dtype from `index` on, of which those from `left` on are zeros."""
+        """Read `step` numbers of a dtype from `index` on; with `left`, only the first `left` are read, and the others
+        are zeros."""
         return code.as_floats(code.vector(address, dtype, index, self.step, left), dtype)
 
     def add(self, code: Code, a: Any, b: Any, total: Any) -> Any:
-        """The products of two vectors, added to a vector of LANES partial sums."""
+        """Add the products of two vectors to `total`, a vector of LANES partial sums."""
         return code.fma(a, b, total)
 
     def of_floats(self, code: Code, low: Any, high: Any) -> list[Any]:
-        """Two vectors of LANES fp32 numbers as vectors of `step` numbers."""
+        """Convert two vectors of LANES fp32 numbers to vectors of `step` numbers."""
         return [low, high]
 
 
 class DotUnit(Unit):
-    """Products of bf16 numbers, 2 * LANES at a time, which are added to fp32 sums in pairs (AVX512-BF16)."""
+    """Emits multiply-adds of bf16 numbers, 2 * LANES at a time, added to fp32 sums in pairs (AVX512-BF16)."""
 
     dtype, step, vector = "bfloat16", PAIRS, ir.VectorType(BFloat(), PAIRS)
 
@@ -64,14 +66,16 @@ class DotUnit(Unit):
 
 
 def unit_for(dtype: str, bf16_dots: bool | None = None) -> Unit:
-    """The unit for numbers x of a dtype. `bf16_dots`: whether the CPU has AVX512-BF16; by default as this one."""
+    """Return the fastest unit for x of a dtype. `bf16_dots`: whether the CPU has AVX512-BF16; by default, whether this
+    CPU has it."""
     if bf16_dots is None:
         bf16_dots = bool(llvm.get_host_cpu_features().get("avx512bf16"))
     return DotUnit() if bf16_dots and dtype == "bfloat16" else Unit()
 
 
 def sums(code: Code, vectors: Sequence[Any]) -> Any:
-    """The sums of up to LANES vectors of LANES numbers, as the first numbers of a vector.
+    """Emit code that adds up each of up to LANES vectors of LANES numbers; return the sums as the first numbers of a
+    vector.
 
     Each sum is computed in the same order, whatever the number of vectors: number i and i + 8 first, then i + 4, ...
     """
@@ -95,6 +99,6 @@ def sums(code: Code, vectors: Sequence[Any]) -> Any:
 
 
 def shuffle(code: Code, places: Sequence[int], a: Any, b: Any = None) -> Any:
-    """The numbers at these places of two vectors one after the other."""
+    """Return a vector of the numbers at the indices `places` of a and b concatenated."""
     lanes = ir.Constant(ir.VectorType(ir.IntType(32), len(places)), list(places))
     return code.shuffle_vector(a, ir.Constant(a.type, ir.Undefined) if b is None else b, lanes)

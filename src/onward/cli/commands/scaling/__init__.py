@@ -29,7 +29,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is given, and how it is shown."""
+    """The options of `onward scaling`, except `onward scaling run`."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "runs")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -52,7 +52,7 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The action; a UserError for `run`, which is parsed apart."""
+        """The action. Raises a UserError for `run`, which has its own parser."""
         if self.action == "run":
             raise UserError("the word run comes first: onward scaling run DATA --budget 10m")
         return self.action
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int | None:
 
 
 def optimum(options: Options) -> dict[str, Any]:
-    """The best sizes by each law."""
+    """Compute the best sizes of model and data by each law."""
     from onward.planning.devices import device_flops
     from onward.planning.laws import LAWS, NEWEST, REFIT, flops_for, smaller_models
     from onward.planning.laws import optimum as best
@@ -145,7 +145,7 @@ def show_optimum(result: dict[str, Any], options: Options) -> None:
 
 
 def fit(options: Options) -> dict[str, Any]:
-    """A law of runs."""
+    """Fit a law to runs; return its constants and the forecast."""
     from onward.cli.shared.laws import fit_with_picture, show_fit
     from onward.planning.tables import read_table
     from onward.reports.runs.record import finished_runs

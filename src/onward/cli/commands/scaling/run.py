@@ -40,7 +40,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options(RunConfig):
-    """The grid."""
+    """The options of `onward scaling run`."""
 
     positional: ClassVar[tuple[str, ...]] = ("sources",)
     fixed: ClassVar[tuple[str, ...]] = ("steps", "time", "epochs", "base", "batch_size", "validate_every", "weights")
@@ -89,7 +89,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(config: RunConfig, given: dict[str, Any]) -> dict[str, Any] | int:
-    """Plan, train, fit, forecast and check; the exit status where a signal ended it."""
+    """Plan and train the grid, fit the law, forecast the larger run and check the forecast. Returns the result, or the
+    exit status if a signal ended the training."""
     from onward.training.studies.scaling_study import compared, law_figures, open_study, train_cells
 
     budget, flops, check = given["budget"] or "", given["grid_flops"] or "", bool(given["check"])
@@ -146,7 +147,7 @@ def show_check(result: dict[str, Any]) -> None:
 
 
 def table(runs: "Sequence[Run]") -> None:
-    """Print the runs of a grid."""
+    """Print the runs of the grid as a table."""
     rows = [
         {
             "FLOPs": f"{one.flops:.2e}",
