@@ -33,12 +33,10 @@ class Part:
     """A choice among alternatives, with fields of its own: a frozen dataclass, registered under its `kind`.
 
     A direct subclass without a kind is a type of part (`class Norm(Part)`), which a field of a configuration may have
-    as its type; a subclass of it with a kind is one of its choices (`class RMSNorm(Norm, kind="rms")`), and with kind ""
-    only a base class of choices. As text a choice is `rms` or `rms(eps=1e-6)`, as JSON or TOML `{"kind": "rms", "eps":
-    1e-6}`. An `internal` choice exists to read published files and is not offered to users.
-    Where a type has a choice of kind `sum`, `dpo + 0.2 * sft` is that choice, with the pairs (1.0, dpo) and (0.2, sft)
-    as its `terms`.
-    """
+    as its type; a subclass of it with a kind is one of its choices (`class RMSNorm(Norm, kind="rms")`), and with kind
+    "" only a base class of choices. As text a choice is `rms` or `rms(eps=1e-6)`, as JSON or TOML `{"kind": "rms",
+    "eps": 1e-6}`. An `internal` choice exists to read published files and is not offered to users. Where a type has a
+    choice of kind `sum`, `dpo + 0.2 * sft` is that choice, with the pairs (1.0, dpo) and (0.2, sft) as its `terms`."""
 
     kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Any]]]
@@ -64,8 +62,8 @@ class Part:
 
     @classmethod
     def shorthand(cls, value: Any) -> Any:
-        """Return the table of a part for a value that stands for one, such as 16 for lora(rank=16); None for other values.
-        A type of part may override this method; by default no value stands for a part."""
+        """Return the table of a part for a value that stands for one, such as 16 for lora(rank=16); None for other
+        values. A type of part may override this method; by default no value stands for a part."""
         return None
 
     @classmethod
@@ -192,8 +190,8 @@ def convert(kind: Any, value: Any, where: str) -> Any:
 
 
 def part(slot: type[Part], value: Any, where: str) -> Part:
-    """Make a part of the type `slot` from its text (`rotary(theta=5e5)`), its table (`{"kind": "rotary", "theta": 5e5}`)
-    or a shorthand of its type. Errors begin with `where`."""
+    """Make a part of the type `slot` from its text (`rotary(theta=5e5)`), its table (`{"kind": "rotary", "theta":
+    5e5}`) or a shorthand of its type. Errors begin with `where`."""
     value = slot.shorthand(value) or (parse(value, where) if isinstance(value, str) else value)
     if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
         raise UserError(f"{where} is {shown(value)}: {nearest('', slot.choices())}")
@@ -251,8 +249,8 @@ def trusted(modules: abc.Iterable[str]) -> str:
 
 
 def parse(text: str, where: str) -> Any:
-    """Parse text in Python's notation to plain values; names and calls become tables with a `kind`, and weighted sums of
-    them a table of the kind "sum". Errors begin with `where`."""
+    """Parse text in Python's notation to plain values; names and calls become tables with a `kind`, and weighted sums
+    of them a table of the kind "sum". Errors begin with `where`."""
 
     def read(node: ast.expr) -> Any:
         match node:
