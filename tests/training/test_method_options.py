@@ -13,6 +13,7 @@ from onward.files import file_sha256
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.methods import Method
 from onward.training.methods.policy import PolicyMethod
+from onward.training.methods.reference import Kept
 from onward.training.run.run import Run
 
 from support.finetuning import base_model, config, write_rows
@@ -31,7 +32,7 @@ VALUES: dict[str, Any] = {  # of each field, a value that is not its default
     "gamma": 9.0,
     "desirable": 3.0,
     "undesirable": 3.0,
-    "reference": "kept",
+    "reference": Kept(),
     "center": 0.5,
     "lm_weight": 0.0,
     "teacher": "teacher",
@@ -91,7 +92,8 @@ def test_an_option_is_a_field_of_the_method_or_refused_with_its_readers(kind: st
         options |= {"on_policy": 0.5} if (kind, name) == ("distill", "completion_length") else {}
         if kind in READERS[name]:
             beside = FinetuneConfig.of(**options)
-            inside = {"kind": kind} | {key: options[key] for key in options if key not in ("base", "method")}
+            own = {key: fields.plain(option) for key, option in options.items() if key not in ("base", "method")}
+            inside = {"kind": kind} | own
             assert beside == FinetuneConfig.of(base="base", method=inside)
             assert getattr(beside.method, name) == value
             assert fields.part(Method, fields.notation(beside.method), "") == beside.method

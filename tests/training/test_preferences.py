@@ -34,9 +34,11 @@ from onward.transforms.lora import add_lora
 from support.finetuning import base_in, base_model, config, pairs, sums, tokenizer, write_rows
 from support.finetuning import method as method_of
 from support.grids import first
+from support.runs import assert_same_run
 
 PAIRS = [name for name, one in Method.choices().items() if issubclass(one, PairMethod)]
-COMPARED = sorted((name for name, one in Method.choices().items() if one.reference == "online"), key="kto".__ne__)
+REFERENCED = [name for name, one in Method.choices().items() if "reference" in fields.hints(one)]
+COMPARED = sorted(REFERENCED, key="kto".__ne__)
 
 
 @pytest.fixture(scope="module")
@@ -402,3 +404,27 @@ def test_loss_and_gradient_equal_those_of_trl(name: str, adapter: bool, base: Pa
     ours, wanted = (torch.autograd.grad(loss, trained) for loss in losses)
     for got, other in zip(ours, wanted):
         assert (got - other).abs().max() <= 1e-5 * other.abs().max() + 1e-7
+
+
+def test_a_synced_reference_moves_towards_the_model(base: Path, batch: ExampleBatch) -> None:
+    loss, model = of("dpo(reference=synced(every=2, share=0.25))").loss(base_in(base)), changed(base)
+    start = [p.clone() for p in onward.load(base).model.parameters()]
+    loss(model, batch)
+    for step in range(3):
+        assert loss.prepare(model, [batch])[0] is batch
+        moved = 0.25 if step == 2 else 0.0
+        for own, before, new in zip(loss.reference.model.parameters(), start, model.parameters()):
+            torch.testing.assert_close(own, before + moved * (new - before))
+
+
+def test_a_run_with_a_synced_reference_resumes_exactly(base: Path, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "pairs.jsonl", pairs())
+    options = {"method": "dpo(reference=synced(every=2))", "template": "", "batch_size": 2, "validation": "none"}
+    list(Run.start(config(base, data, tmp_path / "whole", **options)).train())
+    run = Run.start(config(base, data, tmp_path / "run", **options))
+    for _ in run.train(stop=lambda: run.step == 3):
+        pass
+    list(Run.resume(tmp_path / "run").train())
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    with pytest.raises(UserError, match="synced, which follows weights and not adapters: leave out lora"):
+        config(base, data, tmp_path / "lora", **options, lora=2)

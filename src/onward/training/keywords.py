@@ -5,6 +5,7 @@ from typing import Any, Literal, TypedDict
 
 from onward.config.lora import Adapters
 from onward.training.methods import Method
+from onward.training.methods.reference import ReferenceModel
 from onward.training.reinforcement.policy_losses import Reduction, Scale
 
 
@@ -75,7 +76,7 @@ class FinetuneKeywords(CommonKeywords, total=False):
     first: Literal["", "merged", "frozen"]
     quantize: Literal["", "int8", "int4"]
     beta: float
-    reference: Literal["online", "kept"]
+    reference: str | ReferenceModel
     tail: float
     normalized: bool
     variant: Literal["zero", "down"]

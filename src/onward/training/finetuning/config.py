@@ -14,6 +14,7 @@ from onward.errors import UserError
 from onward.fields import changed_fields
 from onward.training.config import NotNegative, RunConfig
 from onward.training.methods import Method
+from onward.training.methods.reference import Synced
 from onward.training.methods.sft import SFT
 
 NOT_WITH_ADAPTERS = {"average": "which are not averaged", "balance_bias": "beside which routers stay as they are"}
@@ -61,6 +62,8 @@ class FinetuneConfig(RunConfig, ExampleOptions):
             raise UserError(f"first is {self.first!r} without adapters on top of it: give lora, or leave it out")
         if self.adapters and self.adapters.dropout and not self.method.dropout:
             raise UserError(f"lora.dropout is given, and {self.method.kind} computes without dropout: leave it out")
+        if self.lora and isinstance(self.method.reference, Synced):
+            raise UserError("reference is synced, which follows weights and not adapters: leave out lora, or synced")
         for name, reason in NOT_WITH_ADAPTERS.items():
             if self.lora and name in changed_fields(self):
                 raise UserError(f"{name} is given with adapters, {reason}: leave it out")

@@ -31,6 +31,7 @@ from onward.training.inputs.texts import Inputs, share
 from onward.training.losses.answers import REFERENCE
 from onward.training.methods.distill import Distill
 from onward.training.methods.policy import PolicyMethod
+from onward.training.methods.reference import Kept
 from onward.training.reinforcement.rewards import COMPARING
 from onward.training.step.loss import Loss, mean_figures
 
@@ -116,7 +117,7 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         files[VALIDATION] = table([config.validation])
     check_labels(files[TRAIN], config)
     for name, examples in files.items():
-        (with_reference(examples, config) if method.reference == "kept" else examples).save(folder / name)
+        (with_reference(examples, config) if isinstance(method.reference, Kept) else examples).save(folder / name)
     tokenizer.save(folder)
     record = {
         "train": [(TRAIN, None)],
@@ -124,7 +125,7 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         "data": {name: file_sha256(folder / name) for name in files},
         "tokenizer": file_sha256(folder / "tokenizer.json"),
         "model": fields.plain(config.decoder(tokenizer.vocab_size)),
-        "base": base_checksum(config) if method.reference == "online" else "",
+        "base": base_checksum(config) if method.reference and not isinstance(method.reference, Kept) else "",
         "labels": encoder.labels or method.labels,
     }
     write_json(folder / "inputs.json", record)

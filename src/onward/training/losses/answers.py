@@ -3,9 +3,10 @@
 Shapes: B rows, T tokens of each, N targets, S sequences, M examples, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -140,6 +141,16 @@ class Reference(Frozen):
         else:
             yield self.on(policy.device)
 
+    def follow(self, policy: Decoder) -> None:
+        """Move towards the policy if a step is due; called before each step. By default nothing moves."""
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Return the tensors that are saved with a run; by default none."""
+        return {}
+
+    def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+        """Go on from a `state`; by default nothing."""
+
     def totals(self, policy: Decoder, batch: ExampleBatch, tail: float = 1.0) -> Tensor:
         """Return the log-probabilities (S,) of a batch's sequences, without gradient; stored ones if the batch has
         them."""
@@ -156,8 +167,56 @@ def trains_weights(model: Decoder) -> bool:
     return any("_lora." not in name and not name.startswith(f"{NAME}.") for name in trained)
 
 
+class SyncedReference(Reference):
+    """A reference that follows the policy: every `every` steps, its trained parameters become `share` times the
+    policy's plus 1 - `share` times its own."""
+
+    def __init__(self, load: Callable[[], Decoder], every: int, share: float) -> None:
+        super().__init__(load)
+        self.every, self.share, self.steps = every, share, 0
+
+    @torch.no_grad()
+    def follow(self, policy: Decoder) -> None:
+        if self.steps and self.steps % self.every == 0:
+            for own, new in self.pairs(policy):
+                own.lerp_(new.to(own.dtype), self.share)
+        self.steps += 1
+
+    def pairs(self, policy: Decoder) -> list[tuple[Tensor, Tensor]]:
+        """The trained parameters of the policy, each after the reference's parameter of the same name."""
+        own = dict(self.on(policy.device).named_parameters())
+        return [(own[name], p) for name, p in policy.named_parameters() if p.requires_grad and name in own]
+
+    def state(self) -> Mapping[str, Tensor]:
+        weights = dict(self.model.named_parameters()) if self.model else {}
+        return {**weights, "steps": torch.tensor(self.steps)}
+
+    def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+        self.steps = int(tensors.get("steps", 0))
+        for name, parameter in self.on(device).named_parameters() if tensors.keys() - {"steps"} else ():
+            parameter.data.copy_(tensors[name])
+
+
+class ReferencedLoss(Loss):
+    """A loss that may compare the model with a `reference`."""
+
+    reference: Reference | None
+
+    def prepare(self, model: Any, batches: Sequence[Any]) -> Sequence[Any]:
+        if self.reference is not None:
+            self.reference.follow(model)
+        return batches
+
+    def state(self) -> Mapping[str, Tensor]:
+        return {} if self.reference is None else self.reference.state()
+
+    def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+        if self.reference is not None:
+            self.reference.load_state(tensors, device)
+
+
 @dataclass(frozen=True)
-class PairLoss(Loss):
+class PairLoss(ReferencedLoss):
     """A loss of pairs of a chosen and a rejected answer, in this order."""
 
     of_pairs: Callable[[Answers, Answers], Tensor]  # of the chosen and the rejected answers -> (M,)
@@ -194,7 +253,7 @@ def preference_figures(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class JudgedLoss(Loss):
+class JudgedLoss(ReferencedLoss):
     """A loss of single answers with a `label`: 1 for a wanted answer, 0 for an unwanted one. The second sequence of an
     example is an answer to another prompt; its log-probabilities estimate the divergence from the reference."""
 

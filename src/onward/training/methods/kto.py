@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from onward.training.methods.method import Base, Method, NotNegative, Positive
+from onward.training.methods.reference import Online, ReferenceModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +32,7 @@ class KTO(Method, kind="kto"):
     reports: ClassVar[tuple[str, ...]] = ("accuracy", "kl", "reward")
 
     beta: Positive = 0.1  # the larger, the nearer the model is held to the reference
-    reference: Literal["online", "kept"] = "online"  # kept: its log-probabilities are computed once, before training
+    reference: ReferenceModel = Online()  # online, kept (computed once, before training) or synced(every=512)
     desirable: NotNegative = 1.0  # w of wanted answers
     undesirable: NotNegative = 1.0  # w of other answers
 
@@ -47,6 +48,6 @@ class KTO(Method, kind="kto"):
         return weight * (1 - (sign * self.beta * (ratio - kl)).sigmoid())
 
     def loss(self, base: Base) -> JudgedLoss:
-        from onward.training.losses.answers import JudgedLoss, Reference
+        from onward.training.losses.answers import JudgedLoss
 
-        return JudgedLoss(self.of_answers, self.beta, Reference(base.load))
+        return JudgedLoss(self.of_answers, self.beta, self.reference.open(base))

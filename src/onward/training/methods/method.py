@@ -46,10 +46,9 @@ class Method(Part):
     reports: ClassVar[tuple[str, ...]] = ()  # the names of its figures in the log, beside the loss
 
     @property
-    def reference(self) -> str:
-        """Whether the loss compares the model with the one that it began from: "online" if that is computed in each
-        step, "kept" if its log-probabilities are computed once, before training; "" without a reference."""
-        return ""
+    def reference(self) -> Part | None:
+        """The reference that the loss compares the model with, a `reference.ReferenceModel`; None without one."""
+        return None
 
     @property
     def samples_itself(self) -> bool:

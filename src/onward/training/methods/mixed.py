@@ -10,6 +10,7 @@ from onward.errors import UserError
 from onward.fields import SUM
 from onward.training.methods.method import Base, Method
 from onward.training.methods.pairs import PairMethod
+from onward.training.methods.reference import ReferenceModel
 from onward.training.methods.sft import SFT
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ class Mixed(Method, kind=SUM, internal=True):
         return [method for _, method in self.terms if isinstance(method, PairMethod)]
 
     @property
-    def reference(self) -> str:
-        return next((method.reference for method in self.pairs if method.reference), "")
+    def reference(self) -> ReferenceModel | None:
+        return next((method.reference for method in self.pairs if method.reference), None)
 
     def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
         return self.pairs[0].examples(encoder, records)
@@ -59,8 +60,8 @@ class Mixed(Method, kind=SUM, internal=True):
         return sum(losses[1:], losses[0])
 
     def loss(self, base: Base) -> PairLoss:
-        from onward.training.losses.answers import PairLoss, Reference
+        from onward.training.losses.answers import PairLoss
 
-        reference = Reference(base.load) if self.reference else None
+        reference = self.reference.open(base) if self.reference else None
         tail = next((method.tail for method in self.pairs if method.reference), 1.0)
         return PairLoss(self.of_pairs, self.pairs[0].beta, reference, tail)

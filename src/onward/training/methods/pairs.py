@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from onward.training.methods.method import Base, Method, Positive
+from onward.training.methods.reference import Online, ReferenceModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +34,11 @@ class PairMethod(Method, kind=""):
     beta: Positive = 0.1  # factor of the log-probabilities in the loss, and of the rewards in the log
 
     @property
+    def reference(self) -> ReferenceModel | None:
+        """The reference that the loss compares the model with; None without one."""
+        return None
+
+    @property
     def tail(self) -> float:
         """The weight of the tokens of the longer answer that lie beyond the length of the shorter one."""
         return 1.0
@@ -47,9 +53,9 @@ class PairMethod(Method, kind=""):
         raise NotImplementedError
 
     def loss(self, base: Base) -> PairLoss:
-        from onward.training.losses.answers import PairLoss, Reference
+        from onward.training.losses.answers import PairLoss
 
-        reference = Reference(base.load) if self.reference else None
+        reference = self.reference.open(base) if self.reference else None
         return PairLoss(self.of_pairs, self.beta, reference, self.tail)
 
 
@@ -61,4 +67,4 @@ class ComparedPairs(PairMethod, kind=""):
     """
 
     beta: Positive = 0.1  # the larger, the nearer the model is held to the reference
-    reference: Literal["online", "kept"] = "online"  # kept: its log-probabilities are computed once, before training
+    reference: ReferenceModel = Online()  # online, kept (computed once, before training) or synced(every=512)

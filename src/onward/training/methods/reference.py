@@ -1,0 +1,49 @@
+"""The reference that a method compares the model with: when it is computed, and whether it moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from onward.arguments import Range
+from onward.config.part_types import Size
+from onward.fields import Part
+from onward.training.methods.method import Base
+
+if TYPE_CHECKING:
+    from onward.training.losses.answers import Reference
+
+
+class ReferenceModel(Part):
+    """The type of references of a method: all begin as the model at the start of the run."""
+
+    def open(self, base: Base) -> Reference:
+        """Return the reference for the loss; `base` is the model that the run begins from."""
+        from onward.training.losses.answers import Reference
+
+        return Reference(base.load)
+
+
+@dataclass(frozen=True)
+class Online(ReferenceModel, kind="online"):
+    """The model at the start, computed in each step."""
+
+
+@dataclass(frozen=True)
+class Kept(ReferenceModel, kind="kept"):
+    """The model at the start, whose log-probabilities are computed once, before training, and stored with the
+    examples."""
+
+
+@dataclass(frozen=True)
+class Synced(ReferenceModel, kind="synced"):
+    """A model that follows the one that is trained (TR-DPO, Gorbatovski et al. 2024): every so many steps its weights
+    become share times the model's plus 1 - share times its own. For runs that train the weights, not adapters."""
+
+    every: Size = 512  # steps between two moves
+    share: Annotated[float, Range(1e-6, 1)] = 0.6  # how far it moves: 1 to the model
+
+    def open(self, base: Base) -> Reference:
+        from onward.training.losses.answers import SyncedReference
+
+        return SyncedReference(base.load, self.every, self.share)
