@@ -38,7 +38,7 @@ VALUES: dict[str, Any] = {  # of each other option, one that is not its default
     "on_policy": 1.0,
     "temperature": 3.0,
     "completion_length": 4,
-    "reward": "length:3",
+    "reward": "length(characters=3)",
     "samples": 4,
     "kl": 1.0,
     "clip_low": 0.0,
@@ -67,7 +67,11 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 
 def needed(method: str) -> dict[str, Any]:
     """What a method cannot do without."""
-    return {name: {"teacher": "other", "reward": "length:5"}[name] for name, by in REQUIRED.items() if method in by}
+    return {
+        name: {"teacher": "other", "reward": "length(characters=5)"}[name]
+        for name, by in REQUIRED.items()
+        if method in by
+    }
 
 
 def test_every_option_is_read_by_all_methods_or_has_its_readers() -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,8 +18,7 @@ from onward.training.finetuning.config import FinetuneConfig
 from onward.training.finetuning.distillation import Distillation, OnPolicy
 from onward.training.finetuning.scoring import ClassLoss, RewardLoss
 from onward.training.reinforcement.policy import PolicyGradient, PolicyOptions
-from onward.training.reinforcement.reward_model import RewardModel
-from onward.training.reinforcement.rewards import reward_of
+from onward.training.rewards.reward import reward_of
 from onward.training.step.loss import CrossEntropy, Loss
 from onward.transforms.heads import REWARD, VALUE
 
@@ -111,9 +109,10 @@ def policy_gradient(config: FinetuneConfig) -> Loss:
         gae_lambda=config.gae_lambda,
         value_weight=config.value_weight,
     )
-    tokenizer, folder = base_tokenizer(config), Path(config.reward)
-    reward = RewardModel(folder, tokenizer, config.device) if folder.is_dir() else reward_of(config.reward)
-    return PolicyGradient(options, tokenizer, reward, Reference(partial(base, config)))
+    tokenizer = base_tokenizer(config)
+    return PolicyGradient(
+        options, tokenizer, reward_of(config.reward), Reference(partial(base, config)), device=config.device
+    )
 
 
 METHODS: dict[str, Method] = {

@@ -58,7 +58,8 @@ class Record(Shown):
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
-        """The rows of samples.jsonl: step, prompt, text, and the reward of rewarded texts."""
+        """The rows of samples.jsonl: step, prompt, text, the reward of rewarded texts, and the scores
+        by its terms."""
         return read_lines(self.folder / "samples.jsonl")
 
     @cached_property

@@ -102,7 +102,7 @@ class MethodOptions:
     temperature: Positive = 1.0  # by which logits are divided in distill, grpo, rloo and ppo
     on_policy: Share = 0.0  # share of the batches of distill whose answers the student writes itself
     reference: Literal["online", "kept"] = "online"  # kept: its log-probabilities are computed once, before training
-    reward: str = ""  # exact, arithmetic, regex:PATTERN, length:N, json:FILE, FILE.py:FUNCTION or a reward model
+    reward: str = ""  # such as exact, number + 0.2 * length(tokens=50), FILE.py:FUNCTION or a reward model's folder
     samples: Annotated[int, Range(2, 4096)] = 8  # completions of each prompt, of grpo, rloo and ppo
     completion_length: Size = 256  # the most tokens of a completion that the model writes itself
     reduction: Reduction = "dapo"  # what the mean loss of grpo is over: dapo all tokens, grpo completions

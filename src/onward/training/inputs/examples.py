@@ -16,7 +16,7 @@ from onward.checkpoint.huggingface.folder import read_config
 from onward.checkpoint.load import open_source
 from onward.checkpoint.peft.bases import weights_checksum
 from onward.data.examples import Encoder, Examples, held_out, tabulated
-from onward.data.forms import answered
+from onward.data.forms import with_fields
 from onward.data.packing import PackedExamples, batch_of
 from onward.data.progress import Progress, silent
 from onward.data.records import Record, read_records
@@ -33,7 +33,7 @@ from onward.training.finetuning.config import FinetuneConfig
 from onward.training.inputs.record import read_record
 from onward.training.inputs.texts import Inputs, share
 from onward.training.methods import METHODS
-from onward.training.reinforcement.rewards import COMPARING
+from onward.training.rewards.reward import reward_of
 from onward.training.step.loss import Loss, mean_figures
 
 TRAIN, VALIDATION = "data/train.safetensors", "data/validation.safetensors"
@@ -115,8 +115,8 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
     def table(sources: Sequence[str]) -> Examples:
         progress("reading examples", 0, 0)
         records: Iterable[Record] = (record for source in sources for record in read_records(source))
-        if config.reward in COMPARING:
-            records = answered(records, config.reward)
+        if config.reward:
+            records = with_fields(records, reward_of(config.reward).needs, config.reward)
         return tabulated(method.form(encoder, records), length, config.too_long)[0]
 
     train, part = table(config.sources), share(config.validation) if config.validation != "none" else None
