@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import secrets
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from onward.arguments import Range, shown
-from onward.data.workers import available_cores
 from onward.errors import UserError
 from onward.training.rewards.reward import Completion, Reward, Seconds, column
 
 FENCED = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
-SANDBOX = Path(__file__).with_name("sandbox.py")
-RESULTS = 1 << 20  # bytes of results that are read
-GIGABYTE = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -47,10 +33,16 @@ class Code(Reward, kind="code"):
         return frozenset({self.tests})
 
     def scores(self, completions: Sequence[Completion]) -> list[float]:
+        from concurrent.futures import ThreadPoolExecutor
+
+        from onward.data.workers import available_cores
+
         with ThreadPoolExecutor(available_cores()) as threads:
             return list(threads.map(self.score, completions))
 
     def score(self, completion: Completion) -> float:
+        from onward.training.rewards.passing import num_passed
+
         tests = tests_of(column(completion, self.tests, self.kind), self.tests)
         return num_passed(code_of(completion.text), tests, self.seconds, self.gigabytes) / len(tests)
 
@@ -67,34 +59,3 @@ def tests_of(value: Any, name: str) -> list[str]:
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
         raise UserError(f"{name} is {shown(value)}: give a text or a list of texts, tests in Python")
     return tests
-
-
-def num_passed(code: str, tests: Sequence[str], seconds: float, gigabytes: float) -> int:
-    """The number of tests that code passes in a process of its own, which is ended after `seconds`."""
-    secret = secrets.token_hex(16)
-    job = {"code": code, "tests": tests, "secret": secret, "seconds": seconds, "memory": int(gigabytes * GIGABYTE)}
-    with (
-        tempfile.TemporaryDirectory(prefix="onward-", ignore_cleanup_errors=True) as folder,
-        tempfile.TemporaryFile() as results,
-    ):
-        process = subprocess.Popen(
-            [sys.executable, "-I", str(SANDBOX)],
-            stdin=subprocess.PIPE,
-            stdout=results,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            env={},
-            start_new_session=True,
-        )
-        try:
-            process.communicate(json.dumps(job).encode(), timeout=seconds)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.kill()
-            process.wait()
-        results.seek(0)
-        lines = {*results.read(RESULTS).splitlines()}
-    return sum(f"{secret} {number}".encode() in lines for number in range(len(tests)))

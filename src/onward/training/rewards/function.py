@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from onward.arguments import Range
 from onward.training.rewards.reward import Completion, Reward, Scorer, Seconds
-from onward.training.rewards.worker import Worker
 
 if TYPE_CHECKING:
     from onward.text.tokenizer import Tokenizer
@@ -35,6 +33,10 @@ class Function(Reward, kind="function"):
         return self.name
 
     def open(self, tokenizer: Tokenizer | None = None, device: str = "auto") -> Scorer:
+        from concurrent.futures import ThreadPoolExecutor
+
+        from onward.training.rewards.worker import Worker
+
         workers = [Worker(self.file, self.name) for _ in range(self.processes)]
 
         def scores(completions: Sequence[Completion]) -> list[Any]:

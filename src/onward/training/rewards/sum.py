@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,6 +55,8 @@ class OpenReward:
     def terms(self, completions: Sequence[Completion]) -> list[list[float]]:
         """The scores of completions by each term, K lists of finite numbers. Terms wait for their processes and servers
         at the same time."""
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(len(self.scorers)) as threads:
             scores = list(threads.map(lambda scorer: scorer(completions), self.scorers))
         return [finite(some, completions, name) for some, name in zip(scores, self.names)]
