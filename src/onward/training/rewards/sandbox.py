@@ -4,10 +4,11 @@
 
 It prints the secret with the number of each test that passes. Before the code runs, the process limits itself:
 
-- processor time, memory, the size of a file, open files and processes, by setrlimit on every POSIX system;
+- processor time, memory, the size of a file and open files, by setrlimit on every POSIX system;
 - files, by Landlock (Linux 5.13 and later): it can read the folders of Python and of the system's libraries, and write
   files in the current folder; it can read nothing of a home folder, and write nowhere else;
 - other processes and programs, signals, sockets and the attributes of files, by seccomp (Linux on x86-64 and ARM64);
+  elsewhere other processes and threads by setrlimit, unless the user is root;
 - the capabilities of root are dropped.
 
 Where the system lacks one of these, the others hold. This is no virtual machine: defects of the kernel stay open, and
@@ -22,6 +23,7 @@ import resource
 import signal
 import struct
 import sys
+from contextlib import suppress
 from typing import Any
 
 FILE_SIZE, OPEN_FILES = 1 << 24, 64  # bytes of each file, number
@@ -59,20 +61,22 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def limit_resources(seconds: float, memory: int) -> None:
-    """Limit processor time, memory, files and processes. Processes of root are not counted by the system."""
+    """Limit processor time, memory and files."""
     limits = {
         "RLIMIT_CPU": int(seconds) + 1,
         "RLIMIT_AS": memory,
         "RLIMIT_FSIZE": FILE_SIZE,
         "RLIMIT_NOFILE": OPEN_FILES,
-        "RLIMIT_NPROC": 0,
         "RLIMIT_CORE": 0,
     }
     for name, limit in limits.items():
-        try:
-            resource.setrlimit(getattr(resource, name), (limit, limit))
-        except (AttributeError, ValueError, OSError):  # a system without this limit
-            continue
+        set_limit(name, limit)
+
+
+def set_limit(name: str, limit: int) -> None:
+    """Set a limit, unless the system lacks it."""
+    with suppress(AttributeError, ValueError, OSError):
+        resource.setrlimit(getattr(resource, name), (limit, limit))
 
 
 def limit_files() -> None:
@@ -88,12 +92,10 @@ def limit_files() -> None:
     allowed[os.getcwd()] = read | WRITE_FILE | REMOVE_FILE | MAKE_FILE | TRUNCATE
     allowed |= {"/dev/null": READ_FILE | WRITE_FILE, "/dev/urandom": READ_FILE, "/etc/localtime": READ_FILE}
     for path, rights in allowed.items():
-        try:
+        with suppress(OSError):  # there is none
             descriptor = os.open(path, os.O_PATH)
-        except OSError:
-            continue
-        libc.syscall(ADD_RULE, rules, 1, struct.pack("=Qi", rights & all_rights, descriptor), 0)
-        os.close(descriptor)
+            libc.syscall(ADD_RULE, rules, 1, struct.pack("=Qi", rights & all_rights, descriptor), 0)
+            os.close(descriptor)
     libc.syscall(RESTRICT_SELF, rules, 0)
     os.close(rules)
 
@@ -103,10 +105,10 @@ def drop_capabilities() -> None:
     libc.capset(struct.pack("Ii", CAPABILITY_VERSION, 0), bytes(24))
 
 
-def limit_system_calls() -> None:
-    """Refuse the system calls above, and clone unless it makes a thread."""
+def limit_system_calls() -> bool:
+    """Refuse the system calls above, and clone unless it makes a thread. Returns whether the system can."""
     if platform.machine() not in MACHINES:
-        return
+        return False
     machine, column, clone = MACHINES[platform.machine()]
     numbers = [pair[column] for calls in REFUSED.values() for pair in calls if pair[column] >= 0]
     load, equal, at_least, has_bits, answer = 0x20, 0x15, 0x35, 0x45, 0x06  # instructions of the filter
@@ -118,7 +120,7 @@ def limit_system_calls() -> None:
     program += [(equal, 0, 3, clone), (load, 0, 0, 16), (has_bits, 1, 0, CLONE_THREAD)]
     program += [(answer, 0, 0, refuse), (answer, 0, 0, allow)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in program))
-    libc.prctl(SET_SECCOMP, FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)), 0, 0)
+    return libc.prctl(SET_SECCOMP, FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)), 0, 0) == 0
 
 
 def run(job: dict[str, Any], results: int) -> None:
@@ -145,7 +147,8 @@ def main() -> None:
         libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         limit_files()
         drop_capabilities()
-        limit_system_calls()
+    if sys.platform != "linux" or not limit_system_calls():
+        set_limit("RLIMIT_NPROC", 0)
     try:
         run(job, results)
     finally:
