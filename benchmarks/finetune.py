@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -27,6 +28,7 @@ import onward
 from onward.text.tokenizer import train_tokenizer
 from onward.training.methods.grpo import GRPO
 from onward.training.reinforcement.policy import PolicyGradient
+from onward.training.rewards.reward import Completion, Reward
 from onward.training.step.optimizer import optimizers
 from onward.training.step.trainer import StepConfig, StepPlan, Trainer
 
@@ -91,6 +93,14 @@ def print_table(found: dict[tuple[str, str], list[dict[str, float]]]) -> None:
         print(f"{f'{name} ({unit})':24}{shown}{ratio}{memory:>22}")
 
 
+@dataclass(frozen=True)
+class Characters(Reward, kind="characters"):
+    """The number of characters of a completion."""
+
+    def score(self, completion: Completion) -> float:
+        return float(len(completion.text))
+
+
 def sequences() -> torch.Tensor:
     """The batch of SFT, (ROWS, LENGTH + 1): the first token is no target."""
     return torch.randint(256, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(0))
@@ -102,8 +112,8 @@ def ours(task: str, folder: str, steps: int, precision: str) -> Iterator[float]:
     if task == "lora":
         onward.add_lora(lm.model, onward.LoRA(16))
     if task == "grpo":
-        options = GRPO(samples=SAMPLES, completion_length=COMPLETION)
-        loss = PolicyGradient(options, lm.text(), lambda prompts, texts, answers: [float(len(t)) for t in texts])
+        rule = GRPO(samples=SAMPLES, completion_length=COMPLETION)
+        loss = PolicyGradient(rule, lm.text(), Characters())
         rows = torch.tensor([[*lm.text().encode(PROMPT), 0]] * PROMPTS)
         targets = torch.full_like(rows[:, 1:], -100)
         targets[:, -1] = 0

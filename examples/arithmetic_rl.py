@@ -21,7 +21,7 @@ from onward.reports.pictures.picture import Picture
 from onward.text.tokenizer import train_tokenizer
 from onward.training.methods.grpo import GRPO
 from onward.training.reinforcement.policy import PolicyGradient
-from onward.training.reinforcement.rewards import reward_of
+from onward.training.rewards.reward import reward_of
 from onward.training.step.loss import Loss
 from onward.training.step.optimizer import optimizers
 from onward.training.step.trainer import StepConfig, StepPlan, Trainer

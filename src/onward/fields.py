@@ -309,7 +309,7 @@ def notation(value: Any) -> str:
 
 def weighted(weight: float, part: Any) -> str:
     """Format a term of a sum of parts: 0.2 * sft; sft for the weight 1."""
-    return notation(part) if weight == 1 else f"{weight:g} * {notation(part)}"
+    return notation(part) if weight == 1 else f"{repr(weight).removesuffix('.0')} * {notation(part)}"
 
 
 def decimal(number: float, digits: int) -> str:

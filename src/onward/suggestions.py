@@ -62,7 +62,10 @@ SYNONYMS: dict[str, str] = {  # names used elsewhere -> the last component of ou
     **dict.fromkeys(("num_return_sequences", "best_of", "num_samples", "samples"), "n"),
     **dict.fromkeys(("num_beams", "beam", "beam_size"), "beams"),
     **dict.fromkeys(("repeat_penalty", "rep_penalty"), "repetition_penalty"),
-    **dict.fromkeys(("schema", "grammar"), "json_schema"),
+    **dict.fromkeys(("schema", "grammar", "json"), "json_schema"),
+    # rewards
+    "arithmetic": "number",
+    "reward_model": "model",
     **dict.fromkeys(("nucleus", "p"), "top_p"),
     "k": "top_k",
     # weights

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onward.data.examples import Encoder, Example, TokenSequence, held_out, tabulated
+from onward.data.examples import Encoder, Example, Examples, TokenSequence, held_out, tabulated
 from onward.data.forms import prompted, supervised
-from onward.data.packing import PackedExamples, batch_of, best_fit
+from onward.data.packing import PackedExamples, batch_of, best_fit, columns_of
 from onward.data.records import Record, read_records
 from onward.data.windows import IGNORE_INDEX
 from onward.errors import UserError
@@ -185,6 +185,27 @@ def test_best_fit_fills_the_fullest_row_that_has_room() -> None:
     assert sorted(i for row in rows for i in row) == list(range(500))
     assert all(sum(lengths[i] for i in row) <= 64 for row in rows)
     assert len(rows) <= 1.05 * sum(lengths) / 64
+
+
+def test_fields_for_rewards_are_stored_selected_and_read_again(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"prompt": "1?", "answer": "1", "level": [1, {"ü": None}], "image": b"no JSON"},
+        {"prompt": "2?"},
+        {"prompt": "3?", "level": 0.5},
+    ]
+    wanted: list[dict[str, Any]] = [{"answer": "1", "level": [1, {"ü": None}]}, {}, {"level": 0.5}]
+    records = [Record(row, f"line {i}") for i, row in enumerate(rows)]
+    table, _ = tabulated(prompted(Encoder(tokenizer()), records), 10, "error")
+    table.select(np.array([2, 0, 1])).save(tmp_path / "table")
+    loaded = Examples.load(tmp_path / "table")
+    assert columns_of(batch_of(table, [[0], [1], [2]])) == wanted
+    assert columns_of(batch_of(loaded, [[1], [2]])) == [wanted[0], wanted[1]]
+    table.select(np.array([1])).save(tmp_path / "table")
+    assert columns_of(batch_of(Examples.load(tmp_path / "table"), [[0]])) == [{}]
+    plain, _ = tabulated(prompted(Encoder(tokenizer()), [Record({"prompt": "1?"}, "")] * 2), 10, "error")
+    assert columns_of(batch_of(plain, [[0], [1]])) == [{}, {}]
+    with pytest.raises(UserError, match=r"^line 5: its fields besides prompt take 70,014 bytes as JSON"):
+        list(prompted(Encoder(tokenizer()), [Record({"prompt": "1?", "level": "1" * 70_001}, "line 5")]))
 
 
 def test_an_answer_that_a_reward_compares_with_is_a_text_and_is_never_cut() -> None:

@@ -74,6 +74,17 @@ def test_figures_of_fine_tuning_are_drawn_once_for_each_step() -> None:
     assert "step 3, reward 0.75" in sample_article({"step": 3, "prompt": "1+1=", "text": "2", "reward": 0.75})
 
 
+def test_rewards_of_a_sum_are_drawn_with_it_and_the_sum_is_the_figure() -> None:
+    rows: list[dict[str, float]] = [
+        {"step": step, "loss": 1.0, "reward": 0.25, "reward/exact": 1.0, "reward/mine.py/f": 0.5} for step in (1, 2)
+    ]
+    drawn = charts(Metrics(rows, []), Metrics(rows, []), "before")
+    assert "<h3>reward <b>0.25</b></h3>" in drawn
+    assert all(name in drawn for name in ('"exact"', '"mine.py/f"', '"before"'))
+    sample = {"step": 3, "prompt": "1+1=", "text": "2", "reward": 0.75, "rewards": {"<exact>": 1.0, "b": None}}
+    assert "step 3, reward 0.75, &lt;exact&gt; 1</h3>" in sample_article(sample)
+
+
 def test_curves_have_ticks_of_fractions_and_of_numbers_below_0() -> None:
     for ends, wanted in (((-2.0, 2.0), ["-2", "-1", "0", "1", "2"]), ((0.0, 1.0), ["0", "0.2", "0.4"])):
         svg = curves("a", np.linspace(*ends, 9).tolist(), {"b": np.arange(9)}, x_name="x").body

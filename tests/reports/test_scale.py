@@ -243,7 +243,7 @@ def test_report_calls_no_other_loss_that_of_tokens(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     assert "a uniform guess among" in written(run)[1].text
     options = (run / "run.json").read_text()
-    (run / "run.json").write_text(options.replace("{", '{"method": "dpo", ', 1))
+    (run / "run.json").write_text(options.replace("{", '{"method": {"kind": "dpo"}, ', 1))
     text = written(run)[1].text
     assert "The loss is that of the method dpo." in text
     for other in ("nats per token,", "negative log-probability of the next token", "perplexity"):

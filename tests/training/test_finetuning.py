@@ -225,7 +225,11 @@ MISTAKES: dict[str, tuple[Any, str, str]] = {  # a record or several, further op
     "another vocabulary": ({"text": "2"}, "--method distill --teacher other", "another vocabulary"),
     "no texts or messages": ({"prompt": 2, "completion": None}, "", "prompt and answer are int and NoneType: give"),
     "an adapter": ({"text": "2"}, "--method distill --teacher adapter", "adapter holds an adapter: onward merge"),
-    "no schema": (PROMPT, "--method grpo --reward json:schema.json", "there is no file schema.json: give --reward"),
+    "no schema": (
+        PROMPT,
+        "--method grpo --reward json_schema(file='schema.json')",
+        "there is no file schema.json: give",
+    ),
     "a reward for sft": (
         PROMPT,
         "--reward exact",
@@ -239,8 +243,12 @@ MISTAKES: dict[str, tuple[Any, str, str]] = {  # a record or several, further op
     "beta 0": (PAIR, "--method ipo --beta 0", "--beta is 0.0: it must be a number from 1e-06"),
     "an empty text": ([KIND, {"text": ""}], "", "data.jsonl line 2: the text is empty"),
     "an empty answer": ({**PAIR, "rejected": ""}, "--method dpo", "data.jsonl line 1: the answer is empty"),
-    "an empty prompt": ({"prompt": ""}, "--method grpo --reward length:5", "line 1: the prompt is empty"),
-    "a prompt of another type": ({"prompt": 5}, "--method rloo --reward length:5", "line 1: prompt is 5: give a text"),
+    "an empty prompt": ({"prompt": ""}, "--method grpo --reward length(characters=5)", "line 1: the prompt is empty"),
+    "a prompt of another type": (
+        {"prompt": 5},
+        "--method rloo --reward length(characters=5)",
+        "line 1: prompt is 5: give a text",
+    ),
     "an empty pair": ([KIND, {**KIND, "pair": ""}], "--method classify", "line 2: the text or pair is empty"),
     "one class": ([KIND] * 4, "--method classify", "all 4 examples have the same label, and classify learns"),
     "one label": ([JUDGED, {**JUDGED, "prompt": "4?"}], "--method kto", "all 2 examples have the same label, and kto"),

@@ -25,7 +25,7 @@ from onward.model.decoder import Decoder
 from onward.reports.runs.record import Record as RunRecord
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.losses.scoring import ClassLoss, RewardLoss, reward_loss
-from onward.training.reinforcement.reward_model import RewardModel
+from onward.training.rewards.model import Model
 from onward.training.run.result import evaluate_run
 from onward.training.run.run import Run
 from onward.transforms.heads import add_head, head_labels, head_of
@@ -238,7 +238,7 @@ def test_a_reward_model_rewards_completions(base: Path, runs: dict[tuple[str, in
     with pytest.raises(UserError, match="a model without rewards: train one"):
         Run.start(config(base, data, tmp_path / "bad", reward=str(base), **settings))
     with pytest.raises(UserError, match="has another vocabulary"):
-        RewardModel(runs["reward", 0], onward.train_tokenizer("byte", []), "auto")
+        Model(str(runs["reward", 0])).open(onward.train_tokenizer("byte", []))
     assert not (tmp_path / "bad").exists()
 
 

@@ -14,6 +14,7 @@ from onward.training.finetuning.config import FinetuneConfig
 from onward.training.methods import Method
 from onward.training.methods.policy import PolicyMethod
 from onward.training.methods.reference import Kept
+from onward.training.rewards.reward import reward_of
 from onward.training.run.run import Run
 
 from support.finetuning import base_model, config, write_rows
@@ -40,7 +41,7 @@ VALUES: dict[str, Any] = {  # of each field, a value that is not its default
     "on_policy": 1.0,
     "temperature": 3.0,
     "completion_length": 4,
-    "reward": "length:3",
+    "reward": reward_of("length(characters=3)"),
     "samples": 4,
     "kl": 1.0,
     "scale": "none",
@@ -57,7 +58,7 @@ VALUES: dict[str, Any] = {  # of each field, a value that is not its default
     "gae_lambda": 0.2,
     "value_weight": 0.0,
 }
-NEEDED = {"teacher": "other", "reward": "length:5"}
+NEEDED = {"teacher": "other", "reward": reward_of("length(characters=5)")}
 CLIPS = "clip_low", "clip_high", "clip_worst", "highest", "tau_good", "tau_bad"
 WITH: dict[str, dict[str, Any]] = {name: {"iterations": 3} for name in CLIPS}
 EQUAL = {"loss_chunk", "reference"}  # another way to compute the same

@@ -43,11 +43,13 @@ class TokenSequence:
 
 @dataclass(frozen=True)
 class Example:
-    """Sequences that belong together, their numbers (such as a margin), and the location of their record."""
+    """Sequences that belong together, their numbers (such as a margin), the location of their record, and its other
+    fields as JSON."""
 
     sequences: Sequence[TokenSequence]
     place: str
     numbers: Mapping[str, float] = field(default_factory=dict)
+    columns: str = ""  # an object, for rewards; "": none
 
 
 class Encoder:
@@ -146,6 +148,7 @@ class Examples:
     ends: np.ndarray  # (S,), the index after each sequence's last token
     per_example: int = 1  # sequences of an example
     numbers: Mapping[str, np.ndarray] = field(default_factory=dict)  # (M,) each
+    columns: Sequence[str] = ()  # of each example, see Example.columns; () if no example has any
 
     def __len__(self) -> int:
         return len(self.ends) // self.per_example
@@ -175,13 +178,18 @@ class Examples:
         starts, ends = self.starts[sequences], self.ends[sequences]
         index = np.concatenate([np.arange(a, b) for a, b in zip(starts, ends)] or [np.empty(0, np.int64)])
         numbers = {name: values[chosen] for name, values in self.numbers.items()}
+        columns = [self.columns[i] for i in chosen.tolist()] if self.columns else ()
         new = np.cumsum(ends - starts)
-        return Examples(self.tokens[index], self.trained[index], new, self.per_example, numbers)
+        return Examples(self.tokens[index], self.trained[index], new, self.per_example, numbers, columns)
 
     def save(self, path: Path) -> None:
         """Write the table into a file."""
         arrays = {f"number/{name}": values for name, values in self.numbers.items()}
         arrays |= {"tokens": self.tokens, "trained": self.trained, "ends": self.ends}
+        if self.columns:
+            texts = [text.encode() for text in self.columns]
+            arrays["columns"] = np.frombuffer(b"".join(texts), np.uint8)
+            arrays["column_ends"] = np.cumsum([len(text) for text in texts])
         arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}  # which the library assumes
         with written_whole(path) as new:
             save_file(arrays, new, {"per_example": str(self.per_example)})
@@ -194,7 +202,11 @@ class Examples:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 count = int((file.metadata() or {})["per_example"])
             numbers = {n.removeprefix("number/"): v for n, v in arrays.items() if n.startswith("number/")}
-            return cls(arrays["tokens"], arrays["trained"], arrays["ends"], count, numbers)
+            columns = list[str]()
+            if "columns" in arrays:
+                whole, ends = arrays["columns"].tobytes(), arrays["column_ends"].tolist()
+                columns = [whole[start:end].decode() for start, end in zip([0, *ends], ends)]
+            return cls(arrays["tokens"], arrays["trained"], arrays["ends"], count, numbers, columns)
         except (OSError, KeyError, ValueError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read as examples ({error}): start another run") from None
 
@@ -216,6 +228,7 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
     """
     tokens, trained, ends = list[np.ndarray](), list[np.ndarray](), [0]
     numbers: dict[str, list[float]] = {}
+    columns: list[str] = []
     per_example, count, longest, total = 0, 0, 0, 0
     place = ""
     for example in examples:
@@ -235,6 +248,7 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
             tokens.append(np.array(ids, np.uint32))
             trained.append(np.array(mask, bool))
             ends.append(ends[-1] + len(ids))
+        columns.append(example.columns)
         before = (len(ends) - 1) // per_example - 1
         for name, value in example.numbers.items():
             column = numbers.setdefault(name, [])
@@ -248,8 +262,8 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
         raise UserError("there is no example to train on" + (", as all are too long" if count else ""))
     size = (len(ends) - 1) // per_example
     arrays = {name: np.array(values + [0.0] * (size - len(values))) for name, values in numbers.items()}
-    table = Examples(np.concatenate(tokens), np.concatenate(trained), np.array(ends[1:]), per_example, arrays)
-    return table, Left(count, longest)
+    flat = np.concatenate(tokens), np.concatenate(trained), np.array(ends[1:])
+    return Examples(*flat, per_example, arrays, columns if any(columns) else ()), Left(count, longest)
 
 
 def cut(sequence: TokenSequence, length: int) -> tuple[Sequence[int], Sequence[bool]]:

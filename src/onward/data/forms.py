@@ -1,6 +1,7 @@
 """The forms of examples: each method of fine-tuning builds examples of one form from records."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +13,7 @@ from onward.data.records import Record
 from onward.errors import UserError
 from onward.suggestions import nearest
 
+MOST_COLUMNS = 1 << 16  # bytes of JSON that are kept of a record for its reward
 Form = Callable[[Encoder, Iterable[Record]], Iterator[Example]]
 
 
@@ -23,8 +25,8 @@ def supervised(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]
 
 
 def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """A prompt, a text or messages, for the model to answer, and the `answer` for the reward; the answer is stored
-    after the prompt as trained tokens with an end token."""
+    """A prompt, a text or messages, for the model to answer; the other fields are for the reward. The `answer` is
+    stored after the prompt as trained tokens with an end token."""
     end = encoder.end or encoder.tokenizer.end_ids[:1] or [0]
     for record in records:
         with placed(record):
@@ -33,7 +35,26 @@ def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
             before = encoder.prompt(record.values["prompt"])
             after = encoder.tokenizer.encode(answer_text(record.values.get("answer")), special=False) + end
             trained = [False] * len(before) + [True] * len(after)
-            yield Example([TokenSequence(before + after, trained, unread=len(after))], record.place)
+            sequence = TokenSequence(before + after, trained, unread=len(after))
+            yield Example([sequence], record.place, columns=columns(record.values))
+
+
+def columns(values: Mapping[str, Any]) -> str:
+    """The fields of a record besides its prompt as a JSON object, without those that JSON cannot hold, such as images;
+    "" if none is left. A UserError if they take more than 64 KiB."""
+    kept = []
+    for name in values.keys() - {"prompt"}:
+        try:
+            kept.append(f"{json.dumps(name)}: {json.dumps(values[name])}")
+        except (TypeError, ValueError, RecursionError):
+            continue
+    text = f"{{{', '.join(sorted(kept))}}}" if kept else ""
+    if len(text) > MOST_COLUMNS:  # of ASCII
+        raise UserError(
+            f"its fields besides prompt take {len(text):,} bytes as JSON, and rewards get {MOST_COLUMNS:,} at most: "
+            "leave out those that no reward reads"
+        )
+    return text
 
 
 def answer_text(value: Any) -> str:
@@ -43,12 +64,15 @@ def answer_text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def answered(records: Iterable[Record], reward: str) -> Iterator[Record]:
-    """Records, each with the answer for the reward."""
+def with_fields(records: Iterable[Record], names: Collection[str], reward: str) -> Iterator[Record]:
+    """Records. A UserError if one lacks a field that the reward needs, or if it is empty."""
     for record in records:
         with placed(record):
-            if not answer_text(record.values.get("answer")).strip():
-                raise UserError(f"it has no answer, which the reward {reward} compares with: add one")
+            for name in names:
+                value = record.values.get(name)
+                value = answer_text(value).strip() if name == "answer" else value
+                if value is None or value in ("", []):
+                    raise UserError(f"it has no {name}, which the reward {reward} needs: add one")
         yield record
 
 

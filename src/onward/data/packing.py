@@ -3,6 +3,7 @@
 Shapes: B rows, T tokens of each, S sequences in a batch, M examples, N examples in all.
 """
 
+import json
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ class ExampleBatch(Batch):
     lasts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # (S,), see `batch_of`
     numbers: Mapping[str, Tensor] = field(default_factory=dict)  # (M,) each, what comes with an example
     num_examples: int = 0  # M
+    columns: Sequence[str] = ()  # (M,), see Example.columns; () if no example has any
     by_example: bool = False  # whether the loss is a mean over examples, and not over targets
 
     @property
@@ -40,6 +42,12 @@ class ExampleBatch(Batch):
         """The batch on another device."""
         device = known_device(device)
         return super().to(device).changed(numbers={name: v.to(device) for name, v in self.numbers.items()})
+
+
+def columns_of(batch: Batch) -> list[dict[str, Any]]:
+    """For each row of a batch with one example per row, the fields of its record besides the prompt."""
+    columns = batch.columns if isinstance(batch, ExampleBatch) else ()
+    return [json.loads(text or "{}") for text in columns] or [{} for _ in batch.tokens]
 
 
 class PackedExamples:
@@ -108,6 +116,7 @@ def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool
         lasts=torch.tensor(lasts),
         numbers=tensors,
         num_examples=len(chosen),
+        columns=[examples.columns[e] for e in chosen] if examples.columns else (),
         by_example=by_example,
     )
 

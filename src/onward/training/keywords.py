@@ -7,6 +7,7 @@ from onward.config.lora import Adapters
 from onward.training.methods import Method
 from onward.training.methods.reference import ReferenceModel
 from onward.training.reinforcement.policy_losses import Reduction, Scale
+from onward.training.rewards import Reward
 
 
 class CommonKeywords(TypedDict, total=False):
@@ -89,7 +90,7 @@ class FinetuneKeywords(CommonKeywords, total=False):
     teacher: str
     mix: float
     on_policy: float
-    reward: str
+    reward: str | Reward
     samples: int
     completion_length: int
     temperature: float

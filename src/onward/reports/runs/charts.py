@@ -2,6 +2,7 @@
 recorded by layer."""
 
 from collections import defaultdict
+from statistics import fmean
 
 import numpy as np
 
@@ -19,7 +20,7 @@ KINDS = {  # name in metrics.jsonl (without "/LAYER"): title, logarithmic axis, 
     "accuracy": ("accuracy", False, "how often the chosen answer is ranked higher, or the likeliest class is right"),
     "margin": ("margin", False, "reward of the chosen answer less that of the rejected one"),
     "calibration_error": ("calibration error", False, "how far confidence is from accuracy; 0 is exact"),
-    "reward": ("reward", False, "mean over the completions that the model wrote"),
+    "reward": ("reward", False, "mean over the completions that the model wrote, of all and of each reward"),
     "length": ("length", False, "tokens of a completion"),
     "ended": ("ended", False, "share of the completions that end by themselves"),
     "entropy": ("entropy", False, "nats per token; near 0 all completions of a prompt are the same"),
@@ -60,11 +61,12 @@ def recorded(metrics: Metrics) -> dict[str, Lines]:
 def figure(
     kind: str, lines: Lines, metrics: Metrics, other_lines: Lines, other: Metrics | None, other_name: str
 ) -> str:
-    """A line for each layer over the steps; of another run, the mean over the layers."""
+    """A line for each layer, or for the whole and each part, over the steps; of another run, the whole or the mean over
+    the layers."""
     title, log, reading = KINDS[kind]
     most = max(30, min(POINTS, ALL_POINTS // len(lines)))
     drawn = {layer: thinned(line, most) for layer, line in lines.items()}
-    theirs = mean([thinned(line, most) for line in other_lines.values()])
+    theirs = mean([thinned(line, most) for line in wholes(other_lines)])
     failed = [row["failed_step"] for row in metrics.rollbacks]
 
     ends = metrics.places([1, *failed, max(row["step"] for row in metrics.rows)])
@@ -80,15 +82,20 @@ def figure(
         name = f"layer {int(layer)}" if layer.isdecimal() else layer or title
         series.append(Series("smooth", "line", places, y(line[:, 1]), name, line[:, 1], (i + 1) / len(drawn)))
     if other and len(theirs):
-        name = f"{other_name}: mean" if len(other_lines) > 1 else other_name
+        name = f"{other_name}: mean" if len(wholes(other_lines)) > 1 else other_name
         series.append(Series("other", "line", other.places(theirs[:, 0]), y(theirs[:, 1]), name, theirs[:, 1]))
     svg, data = plot(frame, series, y.grid(4), f"{title} by training step", 4)
-    now = sum(line[-1][1] for line in lines.values()) / len(lines)
+    now = fmean(line[-1][1] for line in wholes(lines))
     note = "logarithmic axis; " * log + reading
     return (
         f'<figure class="chart"><h3>{title} <b>{now:.3g}</b></h3>{svg}<p class="readout">{note}</p>'
         f'<script type="application/json">{embedded(data)}</script></figure>'
     )
+
+
+def wholes(lines: Lines) -> list[list[tuple[float, float]]]:
+    """The line of the whole, such as the sum of several rewards; without one, the lines of all layers."""
+    return [lines[""]] if "" in lines else [*lines.values()]
 
 
 def axis(frame: Frame, values: np.ndarray, log: bool) -> Heights:

@@ -58,7 +58,8 @@ class Record(Shown):
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
-        """The rows of samples.jsonl: step, prompt, text, and the reward of rewarded texts."""
+        """The rows of samples.jsonl: step, prompt, text, the reward of rewarded texts, and the scores
+        by its terms."""
         return read_lines(self.folder / "samples.jsonl")
 
     @cached_property
@@ -87,7 +88,8 @@ class Record(Shown):
     @property
     def method(self) -> str:
         """The method of the loss; sft for the loss of tokens, also in pre-training."""
-        return str(self.options.get("method") or "sft")
+        method = self.options.get("method")
+        return str(method.get("kind")) if isinstance(method, dict) else "sft"
 
     def guesses(self, vocab_size: int) -> int:
         """The vocabulary size, for the loss of a uniform guess; 0 if the loss is not one of tokens."""
@@ -118,7 +120,7 @@ class Record(Shown):
         loss = final.get("loss", last.get("validation_loss"))
         spent, tokens = (sum(row.get(key, 0) for row in steps) for key in ("seconds", "tokens"))
         planned = numbers(self.options).get("steps")
-        language = self.options.get("method", "sft") == "sft"  # other losses are no cross-entropy of tokens
+        language = self.method == "sft"  # other losses are no cross-entropy of tokens
         return Figures(
             name=str(self.folder),
             state=self.state,

@@ -224,6 +224,8 @@ def sample_article(row: Mapping[str, Any]) -> str:
     prompt, text = (visible(str(row.get(key, ""))[:SAMPLE_LENGTH]) for key in ("prompt", "text"))
     step = visible(str(row.get("step", "?")))
     step += f", reward {row['reward']:.3g}" if isinstance(row.get("reward"), float) else ""
+    terms = row["rewards"] if isinstance(row.get("rewards"), Mapping) else {}
+    step += "".join(f", {visible(str(name))} {term:.3g}" for name, term in terms.items() if isinstance(term, float))
     at = row["step"] if isinstance(row.get("step"), int) else ""  # where the loss curve is marked
     whole = f'<p class="text" dir="auto"><span class="prompt">{prompt}</span>{text}</p>'
     return f'<article data-step="{at}"><h3>step {step}</h3>{whole}</article>'

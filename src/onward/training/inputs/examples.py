@@ -14,7 +14,7 @@ import torch
 from onward import fields
 from onward.checkpoint.load import open_source
 from onward.data.examples import Encoder, Examples, held_out, tabulated
-from onward.data.forms import answered
+from onward.data.forms import with_fields
 from onward.data.packing import PackedExamples, batch_of
 from onward.data.progress import Progress, silent
 from onward.data.records import Record, read_records
@@ -32,7 +32,6 @@ from onward.training.losses.answers import REFERENCE
 from onward.training.methods.distill import Distill
 from onward.training.methods.policy import PolicyMethod
 from onward.training.methods.reference import Kept
-from onward.training.reinforcement.rewards import COMPARING
 from onward.training.step.loss import Loss, mean_figures
 
 TRAIN, VALIDATION = "data/train.safetensors", "data/validation.safetensors"
@@ -103,8 +102,8 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
     def table(sources: Sequence[str]) -> Examples:
         progress("reading examples", 0, 0)
         records: Iterable[Record] = (record for source in sources for record in read_records(source))
-        if isinstance(method, PolicyMethod) and method.reward in COMPARING:
-            records = answered(records, method.reward)
+        if isinstance(method, PolicyMethod) and method.reward:
+            records = with_fields(records, method.reward.needs, fields.notation(method.reward))
         return tabulated(method.examples(encoder, records), length, config.too_long)[0]
 
     train, part = table(config.sources), share(config.validation) if config.validation != "none" else None

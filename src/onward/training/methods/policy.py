@@ -14,6 +14,7 @@ from onward.config.part_types import Size
 from onward.errors import UserError
 from onward.training.methods.method import Base, Method, NotNegative, Positive
 from onward.training.reinforcement.policy_losses import Reduction, Scale, group_advantages
+from onward.training.rewards import Reward
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +38,7 @@ class PolicyMethod(Method, kind=""):
     reports: ClassVar[tuple[str, ...]] = ("reward", "length", "ended", "entropy", "clip_share", "logprob_gap")
     kl_in_loss: ClassVar[bool] = True  # whether the KL is a term of the loss, and not of the reward
 
-    reward: str = ""  # exact, arithmetic, regex:PATTERN, length:N, json:FILE, FILE.py:FUNCTION or a reward model
+    reward: Reward | None = None  # such as exact, exact + 0.2 * length(tokens=50), FILE.py:FUNCTION or a folder
     samples: Annotated[int, Range(2, 4096)] = 8  # completions of each prompt
     completion_length: Size = 256  # the most tokens of a completion
     temperature: Positive = 1.0  # of the samples, and of the probabilities in the loss
@@ -46,7 +47,7 @@ class PolicyMethod(Method, kind=""):
     mask_truncated: bool = False  # leave completions that reach completion_length out of the loss
 
     def check(self) -> None:
-        if not self.reward:
+        if self.reward is None:
             raise UserError(f"reward is missing, which {self.kind} needs: such as --reward exact")
 
     @property
@@ -66,10 +67,10 @@ class PolicyMethod(Method, kind=""):
     def loss(self, base: Base) -> PolicyGradient:
         from onward.training.losses.answers import Reference
         from onward.training.reinforcement.policy import PolicyGradient
-        from onward.training.reinforcement.reward_model import open_reward
 
-        tokenizer = base.tokenizer()
-        return PolicyGradient(self, tokenizer, open_reward(self.reward, tokenizer, base.device), Reference(base.load))
+        self.check()
+        assert self.reward is not None
+        return PolicyGradient(self, base.tokenizer(), self.reward, Reference(base.load), device=base.device)
 
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
         """Compute the fields of rollouts that follow from their rewards: `advantages` (N, T) or (N, 1), and what else

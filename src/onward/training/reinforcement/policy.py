@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from onward.arguments import named
+from onward.data.packing import columns_of
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.errors import UserError
 from onward.generation.request import Request
@@ -26,8 +27,8 @@ from onward.text.tokenizer import Tokenizer
 from onward.training.losses.answers import Reference
 from onward.training.losses.completions import complete, completion_batch, prompts_of
 from onward.training.reinforcement.policy_losses import Reduction, kl_estimate, reduced
-from onward.training.reinforcement.reward_model import RewardModel
-from onward.training.reinforcement.rewards import Reward, rewarded
+from onward.training.rewards.reward import Completion, Reward
+from onward.training.rewards.sum import OpenReward
 from onward.training.step.loss import MAX_LOGITS, Loss
 from onward.transforms.heads import VALUE, head_labels, head_of
 
@@ -44,6 +45,7 @@ class Rollouts(Batch):
     old_values: Tensor | None = None  # (N, T), PPO
     returns: Tensor | None = None  # (N, T), PPO
     rewards: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,)
+    terms: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, K), scores by the K terms of the reward
     ended: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,), 1 where the completion ends by itself
     used: Tensor | None = None  # (N,), 1 where the completion is in the loss; None: all are
     gap: float | None = None  # of engine and trainer when these were sampled; None: to be computed
@@ -94,10 +96,13 @@ class PolicyGradient(Loss):
         self,
         method: Rule,
         tokenizer: Tokenizer,
-        reward: Reward | RewardModel,
+        reward: Reward,
         reference: Reference | None = None,
+        *,
+        device: str = "auto",  # of a reward model
     ) -> None:
-        self.method, self.tokenizer, self.reward, self.reference = method, tokenizer, reward, reference
+        self.method, self.tokenizer, self.reference = method, tokenizer, reference
+        self.reward = OpenReward(reward, tokenizer, device)
         self.sampling = Sampling(temperature=method.temperature)
         self.ends = frozenset(tokenizer.end_ids)  # tokens that end a completion
         self.kept: list[Rollouts] = []
@@ -126,44 +131,52 @@ class PolicyGradient(Loss):
             for number in range(len(some) * m.samples)
         ]
         requests = complete(model, prompts, seeds, self.sampling, m.completion_length, self.ends, m.samples)
-        rewards = torch.tensor(self.rewards(requests, [answer for some in rows for _, answer in some]))
+        answers = [answer for some in rows for _, answer in some]
+        terms = self.rewards(requests, answers, [columns for batch in batches for columns in columns_of(batch)])
         sizes = [len(some) * m.samples for some in rows]
         ends = accumulate(sizes)
         return [
-            self.rollout(model, batch, requests[end - size : end], rewards[end - size : end])
+            self.rollout(model, batch, requests[end - size : end], terms[end - size : end])
             for batch, size, end in zip(batches, sizes, ends)
         ]
 
-    def rewards(self, requests: Sequence[Request], answers: Sequence[Sequence[int]]) -> list[float]:
-        """The rewards of completions, `samples` for each answer to compare with."""
-        if isinstance(self.reward, RewardModel):
-            return self.reward.of_tokens([[*request.prompt, *request.tokens] for request in requests])
-        texts = [self.text(request.tokens) for request in requests]
-        prompts = [self.tokenizer.decode(request.prompt) for request in requests]
-        right = [self.text(answer) for answer in answers for _ in range(self.method.samples)]
-        return rewarded(self.reward, prompts, texts, right)
+    def rewards(
+        self, requests: Sequence[Request], answers: Sequence[Sequence[int]], columns: Sequence[Mapping[str, Any]]
+    ) -> Tensor:
+        """The scores (N, K) of completions by the terms of the reward, `samples` for each record with its answer and
+        columns."""
+        records = [pair for pair in zip(map(self.text, answers), columns) for _ in range(self.method.samples)]
+        completions = [
+            Completion(self.tokenizer.decode(r.prompt), self.text(r.tokens), answer, fields_, r.prompt, r.tokens)
+            for r, (answer, fields_) in zip(requests, records)
+        ]
+        return torch.tensor(self.reward.terms(completions), dtype=torch.float64).T
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        """The prompt, text and reward of each completion of the last step."""
+        """The prompt, text and reward of each completion of the last step, and the scores of a sum's terms."""
         return [
             {"prompt": self.tokenizer.decode(prompt), "text": self.text(answer), "reward": reward}
+            | ({"rewards": dict(zip(self.reward.names, terms))} if len(terms) > 1 else {})
             for rollouts in self.kept
-            for (prompt, answer), reward in zip(prompts_of(rollouts), rollouts.rewards.tolist())
+            for (prompt, answer), reward, terms in zip(
+                prompts_of(rollouts), rollouts.rewards.tolist(), rollouts.terms.tolist()
+            )
         ]
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of a completion, without its end token."""
         return self.tokenizer.decode([token for token in tokens if token not in self.ends])
 
-    def rollout(self, model: Decoder, batch: Batch, requests: Sequence[Request], rewards: Tensor) -> Rollouts:
-        """Completions as a batch, padded at the end."""
+    def rollout(self, model: Decoder, batch: Batch, requests: Sequence[Request], terms: Tensor) -> Rollouts:
+        """Completions, with their scores (N, K) by the terms of the reward, as a batch, padded at the end."""
         m = self.method
+        rewards = (terms @ torch.tensor(self.reward.weights, dtype=terms.dtype)).float()
         tokens, targets, logprobs = completion_batch(requests)
         ended = torch.tensor([float(r.tokens[-1] in self.ends) for r in requests])
         used = ended if m.mask_truncated else None
         new = Rollouts(tokens, targets, seed=batch.seed, rewards=rewards, ended=ended, used=used)
-        new = new.changed(engine_logprobs=logprobs).to(model.device)
+        new = new.changed(engine_logprobs=logprobs, terms=terms.float()).to(model.device)
         sampled = None
         with without_dropout(model):
             if m.kl:
@@ -232,6 +245,8 @@ class PolicyGradient(Loss):
             "entropy": (outputs.entropy * mask).sum() / count,
             "clip_share": clip_share,
         }
+        if len(self.reward.names) > 1:
+            figures |= {f"reward/{name}": mean for name, mean in zip(self.reward.names, batch.terms.mean(0))}
         if reference is not None:
             figures["kl"] = (kl_estimate(logprobs.detach(), reference) * mask).sum() / count
         sums = {name: value.detach() * batch.divisor for name, value in figures.items()}

@@ -1,0 +1,61 @@
+"""Code that passes tests as a reward."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from onward.arguments import Range, shown
+from onward.errors import UserError
+from onward.training.rewards.reward import Completion, Reward, Seconds, column
+
+FENCED = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Code(Reward, kind="code"):
+    """The share of the tests of a record that Python code in the completion passes: its last fenced block or, without
+    one, all of it.
+
+    The tests are a text or a list of texts, such as `assert add(1, 2) == 3`. Each completion is run by a process of its
+    own, in a temporary folder, with limits of time, memory and, where the kernel has them, of files, other processes
+    and the network: see sandbox.py.
+    """
+
+    tests: str = "tests"  # the name of the column
+    seconds: Seconds = 10.0  # that the code and its tests may take
+    gigabytes: Annotated[float, Range(0.1, 1e4)] = 1.0  # of memory
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({self.tests})
+
+    def scores(self, completions: Sequence[Completion]) -> list[float]:
+        from concurrent.futures import ThreadPoolExecutor
+
+        from onward.data.workers import available_cores
+
+        with ThreadPoolExecutor(available_cores()) as threads:
+            return list(threads.map(self.score, completions))
+
+    def score(self, completion: Completion) -> float:
+        from onward.training.rewards.passing import num_passed
+
+        tests = tests_of(column(completion, self.tests, self.kind), self.tests)
+        return num_passed(code_of(completion.text), tests, self.seconds, self.gigabytes) / len(tests)
+
+
+def code_of(text: str) -> str:
+    """The last fenced block of a text; without one, all of it."""
+    blocks = FENCED.findall(text)
+    return blocks[-1] if blocks else text
+
+
+def tests_of(value: Any, name: str) -> list[str]:
+    """The tests in a column. A UserError if they are no text and no list of texts."""
+    tests = [value] if isinstance(value, str) else value
+    if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
+        raise UserError(f"{name} is {shown(value)}: give a text or a list of texts, tests in Python")
+    return tests

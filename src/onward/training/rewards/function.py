@@ -1,0 +1,59 @@
+"""A function of the user as a reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from onward.arguments import Range
+from onward.training.rewards.reward import Completion, Reward, Scorer, Seconds
+
+if TYPE_CHECKING:
+    from onward.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Function(Reward, kind="function"):
+    """A function of prompts, completions and answers, lists of texts, that returns a list of numbers; written in short
+    as FILE.py:FUNCTION.
+
+    Other fields of the records are given by name, as lists, where the function has a parameter of that name or
+    **kwargs. It may be asynchronous. It runs in a process, which is ended after `seconds`; a second call that takes as
+    long ends the run.
+    """
+
+    file: str  # a Python file, which is executed
+    name: str  # of the function
+    seconds: Seconds = 60.0  # that a call may take
+    processes: Annotated[int, Range(1, 1024)] = 1  # each gets a part of the completions of a step
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+    def open(self, tokenizer: Tokenizer | None = None, device: str = "auto") -> Scorer:
+        from concurrent.futures import ThreadPoolExecutor
+
+        from onward.training.rewards.worker import Worker
+
+        workers = [Worker(self.file, self.name) for _ in range(self.processes)]
+
+        def scores(completions: Sequence[Completion]) -> list[Any]:
+            size = -(-len(completions) // len(workers))
+            parts = [columns_of(completions[i : i + size]) for i in range(0, len(completions), size)]
+            with ThreadPoolExecutor(len(workers)) as threads:
+                results = threads.map(lambda worker, part: worker.call(part, self.seconds), workers, parts)
+                return [value for values in results for value in values]
+
+        return scores
+
+
+def columns_of(completions: Sequence[Completion]) -> dict[str, list[Any]]:
+    """Completions by columns: None where a record lacks a field that others have."""
+    names = dict.fromkeys(name for completion in completions for name in completion.columns)
+    return {name: [c.columns.get(name) for c in completions] for name in names} | {
+        "prompts": [c.prompt for c in completions],
+        "completions": [c.text for c in completions],
+        "answers": [c.answer for c in completions],
+    }

@@ -1,0 +1,119 @@
+"""The type of rewards, and the completions that they score."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from onward.arguments import Range, shown
+from onward.errors import UserError
+from onward.fields import Part, parse, part
+from onward.suggestions import nearest
+
+if TYPE_CHECKING:
+    from onward.text.tokenizer import Tokenizer
+
+Seconds = Annotated[float, Range(1e-3, 1e6)]
+QUOTED_OR_FUNCTION = re.compile(r"""('[^']*'|"[^"]*")|([\w./~-]+\.py):(\w+)""")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A completion of a prompt, with the record that the prompt comes from."""
+
+    prompt: str
+    text: str  # of the completion, without its end token
+    answer: str = ""  # of the record, "" if it has none
+    columns: Mapping[str, Any] = field(default_factory=dict)  # the other fields of the record, values of JSON
+    prompt_tokens: Sequence[int] = ()
+    tokens: Sequence[int] = ()  # of the completion, with its end token
+
+
+Scorer = Callable[[Sequence[Completion]], Sequence[float]]
+
+
+class Reward(Part):
+    """A number for a completion; higher is better. A reward is a frozen dataclass; its fields are its options.
+
+    A subclass with a kind (`class Mine(Reward, kind="mine")`) defines `score` for one completion or `scores` for all of
+    a step; one that loads a model or starts a process defines `open`. It is known as soon as its module is imported:
+    `--import MODULE --reward mine`.
+    """
+
+    @classmethod
+    def shorthand(cls, value: Any) -> Any:
+        """The table of a reward that is written as FILE.py:FUNCTION, also as a term of a sum, or as the folder of a
+        reward model. A UserError for options after a colon."""
+        if not isinstance(value, str) or value in cls.kinds:
+            return None
+        if value and Path(value).is_dir():
+            return {"kind": "model", "folder": value}
+        text = QUOTED_OR_FUNCTION.sub(lambda m: m[1] or f"function(file={m[2]!r}, name={m[3]!r})", value)
+        kind, colon, _ = text.partition(":")
+        if colon and kind.isidentifier():
+            raise UserError(
+                f"reward is {shown(value)}: options are in parentheses, such as length(characters=100); "
+                f"{nearest(kind, cls.choices())}"
+            )
+        return parse(text, "reward") if text != value else None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The fields that each record must have, such as answer."""
+        return frozenset()
+
+    @property
+    def label(self) -> str:
+        """The name in the log; by default the kind."""
+        return self.kind
+
+    def open(self, tokenizer: Tokenizer | None = None, device: str = "auto") -> Scorer:
+        """Load what the reward computes with, and return the function that scores completions. `tokenizer` is that of
+        the model in training. A UserError if something is missing."""
+        return self.scores
+
+    def scores(self, completions: Sequence[Completion]) -> Sequence[float]:
+        """The score of each completion."""
+        return [self.score(completion) for completion in completions]
+
+    def score(self, completion: Completion) -> float:
+        """The score of one completion."""
+        raise NotImplementedError
+
+
+def reward_of(text: str) -> Reward:
+    """The reward that a text writes, such as `exact + 0.2 * length(characters=100)`, FILE.py:FUNCTION, or the folder of
+    a reward model. A UserError names the nearest kind."""
+    reward = part(Reward, text, "reward")
+    assert isinstance(reward, Reward)
+    return reward
+
+
+def finite(scores: Sequence[Any], completions: Sequence[Completion], name: str) -> list[float]:
+    """The scores as numbers. A UserError if their number differs from that of the completions, or if one of them is not
+    a finite number."""
+    if len(scores) != len(completions):
+        raise UserError(f"the reward {name} returned {len(scores)} values for {len(completions)} completions")
+    for score, completion in zip(scores, completions):
+        try:
+            right = math.isfinite(score)
+        except (TypeError, ValueError):  # not a number, or a tensor of several
+            right = False
+        if not right:
+            raise UserError(
+                f"the reward {name} returned {shown(score)} for {completion.text!r:.60}: return a finite number"
+            )
+    return [float(score) for score in scores]
+
+
+def column(completion: Completion, name: str, reward: str) -> Any:
+    """A column of a completion's record. A UserError if the record has none of that name."""
+    if name not in completion.columns:
+        raise UserError(
+            f"the record of the prompt {completion.prompt!r:.60} has no {name}, which the reward {reward} needs: add it"
+        )
+    return completion.columns[name]

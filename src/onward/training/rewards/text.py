@@ -1,0 +1,173 @@
+"""Rewards that read the text of a completion."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onward.config.part_types import SizeOrZero
+from onward.errors import UserError
+from onward.training.rewards.reward import Completion, Reward, Scorer
+
+if TYPE_CHECKING:
+    from onward.text.tokenizer import Tokenizer
+
+NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+TAG = re.compile(r"<[^<>\s]+>")
+ANSWER = frozenset({"answer"})
+
+
+@dataclass(frozen=True)
+class Exact(Reward, kind="exact"):
+    """1 if the completion is the answer, up to surrounding spaces; else 0."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return ANSWER
+
+    def score(self, completion: Completion) -> float:
+        return float(completion.text.strip() == completion.answer.strip())
+
+
+@dataclass(frozen=True)
+class Number(Reward, kind="number"):
+    """1 if the last number in the completion is the last number in the answer; else 0."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return ANSWER
+
+    def score(self, completion: Completion) -> float:
+        value, right = last_number(completion.text), last_number(completion.answer)
+        return float(value is not None and right is not None and math.isclose(value, right, abs_tol=1e-9))
+
+
+def last_number(text: str) -> float | None:
+    """The last number in a text; None if it has none. Commas between digits are left out."""
+    numbers = NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "")) if numbers else None
+
+
+@dataclass(frozen=True)
+class Contains(Reward, kind="contains"):
+    """1 if the completion contains a text; else 0."""
+
+    text: str = ""  # the text; "": the answer of the record
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset() if self.text else ANSWER
+
+    def score(self, completion: Completion) -> float:
+        return float((self.text or completion.answer.strip()) in completion.text)
+
+
+@dataclass(frozen=True)
+class Regex(Reward, kind="regex"):
+    """1 if a regular expression matches the whole completion, up to surrounding spaces; else 0."""
+
+    pattern: str  # in Python's notation; a dot matches line breaks too
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            re.compile(self.pattern, re.DOTALL)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise UserError(f"reward.regex.pattern is {self.pattern!r:.99}, no regular expression: {error}") from None
+
+    def score(self, completion: Completion) -> float:
+        return float(re.fullmatch(self.pattern, completion.text.strip(), re.DOTALL) is not None)
+
+
+@dataclass(frozen=True)
+class Length(Reward, kind="length"):
+    """max(0, 1 - |n - N| / N) of a completion of n characters or tokens, N being the wanted number: 1 for N, falling to
+    0 for none and for twice as many."""
+
+    characters: SizeOrZero = 0  # the wanted number; 0: tokens are counted
+    tokens: SizeOrZero = 0  # the wanted number, with the end token; 0: characters are counted
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.characters) == bool(self.tokens):
+            raise UserError("reward.length takes either characters or tokens: write length(characters=100)")
+
+    def score(self, completion: Completion) -> float:
+        length = len(completion.text) if self.characters else len(completion.tokens)
+        wanted = self.characters or self.tokens
+        return max(0.0, 1 - abs(length - wanted) / wanted)
+
+
+@dataclass(frozen=True)
+class Format(Reward, kind="format"):
+    """1 if the whole completion, up to surrounding spaces, follows a template; else 0.
+
+    Each {} of the template stands for one or more characters, spaces for any number of spaces and line breaks. Each tag
+    of the template, such as <answer>, must occur in the completion as often as in the template.
+    """
+
+    template: str  # such as "<think>{}</think> <answer>{}</answer>"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "{}" not in self.template:
+            raise UserError(f"reward.format.template is {self.template!r:.99}: write {{}} where text is to be")
+
+    @cached_property
+    def pieces(self) -> list[re.Pattern[str]]:
+        """The texts between the {} of the template, in order, the last one at the end of a completion."""
+        parts = [r"\s*".join(map(re.escape, re.split(r"\s+", piece))) for piece in self.template.strip().split("{}")]
+        return [re.compile(part) for part in parts[:-1]] + [re.compile(parts[-1] + r"\Z")]
+
+    def score(self, completion: Completion) -> float:
+        text = completion.text.strip()
+        tags, wanted = Counter(TAG.findall(text)), Counter(TAG.findall(self.template))
+        return float(all(tags[tag] == count for tag, count in wanted.items()) and self.matches(text))
+
+    def matches(self, text: str) -> bool:
+        """Whether the pieces occur in a text in order, the first one at its start, with a character or more between
+        them. The leftmost occurrence of each leaves most room for the others, so none is tried twice."""
+        first, *others = self.pieces
+        found = first.match(text)
+        for piece in others:
+            found = found and piece.search(text, found.end() + 1)
+        return found is not None
+
+
+@dataclass(frozen=True)
+class JsonSchema(Reward, kind="json_schema"):
+    """1 for JSON that conforms to a schema, 0.1 for other JSON, else 0."""
+
+    file: str  # with the schema, draft 2020-12
+
+    def open(self, tokenizer: Tokenizer | None = None, device: str = "auto") -> Scorer:
+        try:
+            import jsonschema
+        except ImportError:
+            raise UserError("the reward json_schema needs the package jsonschema: pip install jsonschema") from None
+        from onward.files import read_json
+
+        if not Path(self.file).is_file():
+            raise UserError(f"there is no file {self.file}: give json_schema(file=...) a JSON schema")
+        schema = read_json(Path(self.file))
+        try:
+            jsonschema.Draft202012Validator.check_schema(schema)
+        except jsonschema.SchemaError as error:
+            raise UserError(f"{self.file} is no JSON schema ({error.message:.99}): correct it") from None
+        conforms = jsonschema.Draft202012Validator(schema).is_valid
+        return lambda completions: [json_score(conforms, completion.text) for completion in completions]
+
+
+def json_score(conforms: Callable[[Any], bool], text: str) -> float:
+    """1 for JSON that conforms, 0.1 for other JSON, else 0."""
+    try:
+        return 1.0 if conforms(json.loads(text)) else 0.1
+    except (ValueError, RecursionError):
+        return 0.0

@@ -1,0 +1,174 @@
+"""Processes that call a function of the user, with a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from onward.data.workers import exit_with_parent, worker_environment
+from onward.errors import UserError
+from onward.suggestions import nearest
+
+COMMAND = [sys.executable, "-P", "-c", "from onward.training.rewards.worker import serve; serve()"]
+LOADING = 600.0  # seconds that a file may take until its function is defined, such as for loading a model
+TEXTS = "prompts", "completions", "answers"
+
+
+class NoAnswer(Exception):
+    """Why a process has not answered."""
+
+
+class Worker:
+    """A process that calls a function of a Python file. The file is executed there. A UserError if it cannot be, or has
+    no such function."""
+
+    def __init__(self, file: str, name: str) -> None:
+        self.file, self.name = file, name
+        self.start()
+
+    def start(self) -> None:
+        """Start the process, and wait until it has loaded the function."""
+        self.connection, theirs = Pipe()
+        self.process = subprocess.Popen(
+            [*COMMAND, str(os.getpid()), str(theirs.fileno()), self.file, self.name],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env=worker_environment(),
+            start_new_session=True,
+        )
+        theirs.close()
+        self.stop = weakref.finalize(self, end, self.process, self.connection)
+        try:
+            error = self.receive(LOADING)
+        except NoAnswer as why:
+            error = f"{self.file} {why}"
+        if error:
+            self.stop()
+            raise UserError(error)
+
+    def receive(self, seconds: float) -> Any:
+        """The next answer of the process. NoAnswer if it takes longer than `seconds`, or ends."""
+        try:
+            if self.connection.poll(seconds):
+                return self.connection.recv()
+        except (EOFError, OSError):
+            status = self.process.wait()
+            raise NoAnswer(f"ended its process with status {status}: take out what ends it") from None
+        raise NoAnswer(f"has not returned after {seconds:g} s: make it faster, or it hangs")
+
+    def call(self, columns: Mapping[str, Sequence[Any]], seconds: float) -> list[Any]:
+        """The values that the function returns for these columns of completions. A call that takes longer than
+        `seconds`, or ends its process, is made once more in another process. A UserError if that fails too, or if the
+        function raises."""
+        for last in (False, True):
+            if not self.stop.alive:
+                self.start()
+            with suppress(OSError):  # the process has ended since its last call
+                self.connection.send(columns)
+            try:
+                values, error = self.receive(seconds)
+                break
+            except NoAnswer as why:
+                self.stop()
+                if last:
+                    raise UserError(f"the reward {self.name} {why}") from None
+        if error:
+            raise UserError(f"the reward {self.name} failed: {error}; let it return a number for every completion")
+        return values
+
+
+def end(process: subprocess.Popen[bytes], connection: Connection) -> None:
+    """End a process and those that it started."""
+    connection.close()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def serve() -> None:
+    """Run a worker: send "" or an error, then receive columns and answer with a list of values and "" or an error."""
+    parent, descriptor, file, name = sys.argv[1:]
+    Thread(target=exit_with_parent, args=[int(parent)], daemon=True).start()
+    os.dup2(2, 1)  # what the function prints is no output of the command
+    connection = Connection(int(descriptor))
+    try:
+        function = function_of(Path(file), name)
+    except UserError as error:
+        connection.send(str(error))
+        return
+    connection.send("")
+    with suppress(EOFError):  # the parent has exited
+        while True:
+            columns = connection.recv()
+            try:
+                answer = [number(value) for value in values_of(function, columns)], ""
+            except Exception as error:
+                answer = [], f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            connection.send(answer)
+
+
+def function_of(file: Path, name: str) -> Callable[..., Any]:
+    """A function in a Python file, which may import others of its folder."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if not file.exists() or spec is None or spec.loader is None:
+        raise UserError(f"there is no file {file}: give FILE.py:FUNCTION")
+    sys.path.append(str(file.resolve().parent))
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{file} cannot be run: {type(error).__name__}: {error}") from None
+    functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    if name not in functions:
+        raise UserError(f"{file} has no function {name!r}: {nearest(name, functions)}")
+    function: Callable[..., Any] = getattr(module, name)
+    return function
+
+
+def values_of(function: Callable[..., Any], columns: Mapping[str, Sequence[Any]]) -> list[Any]:
+    """The values that a function returns. It may be asynchronous, and so may each of its values.
+
+    Prompts, completions and answers are given by position, other columns by name where the function has a parameter of
+    that name or **kwargs. A function with fewer than three parameters, or with a column among the first three, is given
+    all by name.
+    """
+    parameters = inspect.signature(function).parameters
+    kinds = [one.kind for one in parameters.values()]
+    first = [name for name, one in parameters.items() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    by_position = inspect.Parameter.VAR_POSITIONAL in kinds or (
+        len(first) > 2 and not any(name in columns and name not in TEXTS for name in first[:3])
+    )
+    given = [columns[name] for name in TEXTS] if by_position else []
+    every = inspect.Parameter.VAR_KEYWORD in kinds
+    rest = {name for name in columns if every or name in parameters} - ({*TEXTS, *first[:3]} if by_position else set())
+    result = function(*given, **{name: columns[name] for name in columns if name in rest})
+
+    async def gathered() -> list[Any]:
+        values = list(await result if inspect.isawaitable(result) else result)
+        waiting = [i for i, value in enumerate(values) if inspect.isawaitable(value)]
+        for i, value in zip(waiting, await asyncio.gather(*(values[i] for i in waiting))):
+            values[i] = value
+        return values
+
+    return asyncio.run(gathered())
+
+
+def number(value: Any) -> Any:
+    """A number of any library as float; of another value its notation, since it may not fit into a message."""
+    try:
+        return float(value) if not isinstance(value, str | bytes) else value
+    except (TypeError, ValueError):
+        return repr(value)[:99]
