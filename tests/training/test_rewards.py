@@ -156,7 +156,7 @@ WEIGHTS = st.floats(-1e3, 1e3)
 TERMS = st.sampled_from(["exact", "number", "contains", "length(characters=3)", "regex(pattern='a+')"])
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.dictionaries(TERMS, WEIGHTS, min_size=1), st.lists(st.text(), min_size=1), st.text())
 def test_a_sum_scores_the_weighted_sum_of_its_terms(weights: dict[str, float], texts: list[str], answer: str) -> None:
     completions = [Completion("", text, answer) for text in texts]
