@@ -56,7 +56,8 @@ def test_synonyms_lead_to_names_that_exist() -> None:
         "draft",
         "quantize",
         *("q", "k", "v", "gate", "up", "down"),
-    }  # of `onward generate`; weights of a block
+        *("number", "json_schema"),
+    }  # of `onward generate`; weights of a block; rewards
     assert {*SYNONYMS.values()} <= options | kinds | elsewhere
     of_commands = {"context", "length", "completion_length", "new", "dtype", "to"}  # of chat, finetune, bench, convert
     assert {name for names in OTHERWISE.values() for name in names} <= options | of_commands

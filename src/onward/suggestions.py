@@ -63,9 +63,7 @@ SYNONYMS: dict[str, str] = {  # names used elsewhere -> the last component of ou
     **dict.fromkeys(("num_beams", "beam", "beam_size"), "beams"),
     **dict.fromkeys(("repeat_penalty", "rep_penalty"), "repetition_penalty"),
     **dict.fromkeys(("schema", "grammar", "json"), "json_schema"),
-    # rewards
-    "arithmetic": "number",
-    "reward_model": "model",
+    "arithmetic": "number",  # rewards
     **dict.fromkeys(("nucleus", "p"), "top_p"),
     "k": "top_k",
     # weights

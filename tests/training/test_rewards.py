@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from onward.errors import UserError
 from onward.fields import notation
 from onward.training.rewards import endpoint, judge
-from onward.training.rewards.reward import Completion, reward_of
+from onward.training.rewards.reward import Completion, Reward, reward_of
 from onward.training.rewards.sum import OpenReward
 from onward.training.run.run import Run
 
@@ -101,6 +102,8 @@ def text(p, c, a): return ["x"] * len(c)
 def none(p, c, a): return [None] * len(c)
 def nothing(p, c, a): pass
 def raises(p, c, a): return [1 / 0]
+def says_much(p, c, a): raise ValueError("two\\nlines " + "a" * 10_000)
+def star(*texts): return [float(len(texts))] * len(texts[1])
 def asks(p, c, a, height): return [1.0] * len(c)
 """
 
@@ -153,7 +156,7 @@ WEIGHTS = st.floats(-1e3, 1e3)
 TERMS = st.sampled_from(["exact", "number", "contains", "length(characters=3)", "regex(pattern='a+')"])
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.dictionaries(TERMS, WEIGHTS, min_size=1), st.lists(st.text(), min_size=1), st.text())
 def test_a_sum_scores_the_weighted_sum_of_its_terms(weights: dict[str, float], texts: list[str], answer: str) -> None:
     completions = [Completion("", text, answer) for text in texts]
@@ -196,6 +199,7 @@ WRONG = {  # notations, and what is said of them
     "mine.py:none": "the reward none returned 'None' for 'a'",
     "mine.py:nothing": "the reward nothing failed: TypeError",
     "mine.py:raises": "the reward raises failed: ZeroDivisionError: division by zero; let it return",
+    "mine.py:says_much": "the reward says_much failed: ValueError: two lines a+; let it return",
     "mine.py:asks": "the reward asks failed: TypeError: .*'height'",
     "mine.py:dies": "the reward dies ended its process with status 3",
     "function(file='mine.py', name=hangs, seconds=0.2)": "the reward hangs has not returned after 0.2 s",
@@ -225,6 +229,7 @@ def test_functions_get_the_columns_that_they_name(capfd: pytest.CaptureFixture[s
         "rare": [0.0, 7.0],
         "waits": [1.0, 1.0],
         "each_waits": [1.0, 2.0],
+        "star": [3.0, 3.0],
         "prints": [1.0, 1.0],
     }.items():
         assert OpenReward(reward_of(f"mine.py:{name}"))(completions) == wanted, name
@@ -239,6 +244,21 @@ def test_a_function_is_called_again_after_its_process_hung_or_ended() -> None:
         reward = OpenReward(reward_of(f"function(file='mine.py', name={name}, seconds=1)"))
         assert reward([Completion("", "a")]) == [1.0]
         assert Path("hung").exists()
+
+
+def test_a_class_of_the_user_is_a_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reward, "kinds", dict(Reward.kinds))
+
+    @dataclass(frozen=True)
+    class Vowels(Reward, kind="vowels"):
+        most: int = 3  # that count
+
+        def score(self, completion: Completion) -> float:
+            return min(self.most, sum(map(completion.text.count, "aeiou")))
+
+    completions = [Completion("", text) for text in ("tree", "automata")]
+    assert OpenReward(reward_of("2 * vowels + vowels(most=1)"))(completions) == [5.0, 7.0]
+    assert OpenReward(reward_of("vowels + vowels(most=1)")).names == ["vowels", "vowels(most=1)"]
 
 
 def test_several_processes_share_the_completions_in_order() -> None:

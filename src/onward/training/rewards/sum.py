@@ -57,8 +57,11 @@ class OpenReward:
         at the same time."""
         from concurrent.futures import ThreadPoolExecutor
 
-        with ThreadPoolExecutor(len(self.scorers)) as threads:
-            scores = list(threads.map(lambda scorer: scorer(completions), self.scorers))
+        if len(self.scorers) == 1:  # in this thread, in which Ctrl-C arrives
+            scores = [self.scorers[0](completions)]
+        else:
+            with ThreadPoolExecutor(len(self.scorers)) as threads:
+                scores = list(threads.map(lambda scorer: scorer(completions), self.scorers))
         return [finite(some, completions, name) for some, name in zip(scores, self.names)]
 
     def __call__(self, completions: Sequence[Completion]) -> list[float]:

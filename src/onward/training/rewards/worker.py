@@ -24,6 +24,7 @@ from onward.suggestions import nearest
 
 COMMAND = [sys.executable, "-P", "-c", "from onward.training.rewards.worker import serve; serve()"]
 LOADING = 600.0  # seconds that a file may take until its function is defined, such as for loading a model
+ENDING = 5.0  # seconds that a process which has closed its connection may take to end
 TEXTS = "prompts", "completions", "answers"
 
 
@@ -65,7 +66,9 @@ class Worker:
             if self.connection.poll(seconds):
                 return self.connection.recv()
         except (EOFError, OSError):
-            status = self.process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(ENDING)
+            status = self.process.returncode
             raise NoAnswer(f"ended its process with status {status}: take out what ends it") from None
         raise NoAnswer(f"has not returned after {seconds:g} s: make it faster, or it hangs")
 
@@ -116,7 +119,7 @@ def serve() -> None:
             try:
                 answer = [number(value) for value in values_of(function, columns)], ""
             except Exception as error:
-                answer = [], f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                answer = [], described(error)
             connection.send(answer)
 
 
@@ -130,7 +133,7 @@ def function_of(file: Path, name: str) -> Callable[..., Any]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise UserError(f"{file} cannot be run: {type(error).__name__}: {error}") from None
+        raise UserError(f"{file} cannot be run: {described(error)}") from None
     functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     if name not in functions:
         raise UserError(f"{file} has no function {name!r}: {nearest(name, functions)}")
@@ -141,29 +144,31 @@ def function_of(file: Path, name: str) -> Callable[..., Any]:
 def values_of(function: Callable[..., Any], columns: Mapping[str, Sequence[Any]]) -> list[Any]:
     """The values that a function returns. It may be asynchronous, and so may each of its values.
 
-    Prompts, completions and answers are given by position, other columns by name where the function has a parameter of
-    that name or **kwargs. A function with fewer than three parameters, or with a column among the first three, is given
-    all by name.
+    Prompts, completions and answers are given by position, and other columns by name where the function has a parameter
+    of that name or **kwargs. All are given by name if the function has fewer than three parameters by position, or
+    among the first three the name of another column.
     """
     parameters = inspect.signature(function).parameters
-    kinds = [one.kind for one in parameters.values()]
-    first = [name for name, one in parameters.items() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    by_position = inspect.Parameter.VAR_POSITIONAL in kinds or (
-        len(first) > 2 and not any(name in columns and name not in TEXTS for name in first[:3])
-    )
+    kinds = {one.kind for one in parameters.values()}
+    named = {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}
+    first = [name for name, one in parameters.items() if one.kind not in named][:3]
+    others = columns.keys() - {*TEXTS}
+    by_position = inspect.Parameter.VAR_POSITIONAL in kinds or (len(first) == 3 and not others & {*first})
     given = [columns[name] for name in TEXTS] if by_position else []
-    every = inspect.Parameter.VAR_KEYWORD in kinds
-    rest = {name for name in columns if every or name in parameters} - ({*TEXTS, *first[:3]} if by_position else set())
-    result = function(*given, **{name: columns[name] for name in columns if name in rest})
+    rest = others if by_position else columns.keys()
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        rest = rest & parameters.keys()
+    result = function(*given, **{name: columns[name] for name in sorted(rest)})
+    return asyncio.run(awaited(result))
 
-    async def gathered() -> list[Any]:
-        values = list(await result if inspect.isawaitable(result) else result)
-        waiting = [i for i, value in enumerate(values) if inspect.isawaitable(value)]
-        for i, value in zip(waiting, await asyncio.gather(*(values[i] for i in waiting))):
-            values[i] = value
-        return values
 
-    return asyncio.run(gathered())
+async def awaited(result: Any) -> list[Any]:
+    """The values of a result, of which all or each may still be computed."""
+    values = list(await result if inspect.isawaitable(result) else result)
+    waiting = [i for i, value in enumerate(values) if inspect.isawaitable(value)]
+    for i, value in zip(waiting, await asyncio.gather(*(values[i] for i in waiting))):
+        values[i] = value
+    return values
 
 
 def number(value: Any) -> Any:
@@ -172,3 +177,8 @@ def number(value: Any) -> Any:
         return float(value) if not isinstance(value, str | bytes) else value
     except (TypeError, ValueError):
         return repr(value)[:99]
+
+
+def described(error: Exception) -> str:
+    """The type and the message of an error, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(":")
