@@ -76,7 +76,9 @@ class Encoder:
             tokens = tokens + (self.end or self.tokenizer.encode("\n", special=False))
         return TokenSequence(tokens, [True] * len(tokens))
 
-    def answer(self, prompt: str | Sequence[Message], completion: str | Sequence[Message]) -> TokenSequence:
+    def answer(
+        self, prompt: str | Sequence[Message], completion: str | Sequence[Message], tools: Any = None
+    ) -> TokenSequence:
         """A prompt and its trained completion, as two texts or as two lists of messages. A completion that is a text
         ends with the end token."""
         if isinstance(prompt, str) and isinstance(completion, str):
@@ -91,9 +93,9 @@ class Encoder:
         if not isinstance(prompt, list | tuple) or not isinstance(completion, list | tuple):
             types = " and ".join(type(value).__name__ for value in (prompt, completion))
             raise UserError(f"prompt and answer are {types}: give both as texts, or both as lists of messages")
-        return self.conversation([*prompt, *completion], len(prompt))
+        return self.conversation([*prompt, *completion], len(prompt), tools)
 
-    def prompt(self, prompt: str | Sequence[Message]) -> list[int]:
+    def prompt(self, prompt: str | Sequence[Message], tools: Any = None) -> list[int]:
         """The tokens of a prompt, a text or messages, as in generation."""
         if isinstance(prompt, str):
             check_text(prompt, "prompt")
@@ -103,17 +105,29 @@ class Encoder:
         if self.chat is None:
             raise UserError(NO_TEMPLATE)
         check_roles(prompt)
-        return self.chat.encode(prompt)
+        check_tools(self.tokenizer, tools)
+        return self.chat.encode(prompt, tools=tools or None)
 
-    def conversation(self, messages: Sequence[Message], given: int = 0) -> TokenSequence:
+    def conversation(self, messages: Sequence[Message], given: int = 0, tools: Any = None) -> TokenSequence:
         """Messages. The assistant's messages after the first `given` messages are trained."""
         if self.chat is None:
             raise UserError(NO_TEMPLATE)
         check_roles(messages)
-        tokens, trained, text = self.chat.conversation(messages, given)
+        check_tools(self.tokenizer, tools)
+        tokens, trained, text = self.chat.conversation(messages, given, tools=tools or None)
         if not any(trained):
             raise UserError(f"no token is trained, since the assistant says nothing in {text[:SHOWN]!r}")
         return TokenSequence(tokens, trained, text)
+
+
+def check_tools(tokenizer: Tokenizer, tools: Any) -> None:
+    """Raise a UserError if tools, a list of JSON schemas, are malformed or not written by the chat template."""
+    if not tools:
+        return
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise UserError(f"tools are {shown(tools)}: give a list of JSON schemas, as the chat template reads them")
+    if not any("tools" in template for template in tokenizer.templates.values()):
+        raise UserError("it has tools, and the chat template does not write them: name another, or remove the field")
 
 
 def check_text(text: str, name: str) -> None:

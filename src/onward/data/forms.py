@@ -32,7 +32,7 @@ def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
         with placed(record):
             if record.values.get("prompt") is None:
                 raise missing(record.values, "prompt, and answer where the reward compares with one")
-            before = encoder.prompt(record.values["prompt"])
+            before = encoder.prompt(record.values["prompt"], record.values.get("tools"))
             after = encoder.tokenizer.encode(answer_text(record.values.get("answer")), special=False) + end
             trained = [False] * len(before) + [True] * len(after)
             sequence = TokenSequence(before + after, trained, unread=len(after))
@@ -76,19 +76,19 @@ def with_fields(records: Iterable[Record], names: Collection[str], reward: str) 
         yield record
 
 
-def said(encoder: Encoder, prompt: Any, answer: Any) -> TokenSequence:
-    """The sequence of a prompt and its non-empty answer."""
+def said(encoder: Encoder, prompt: Any, answer: Any, tools: Any = None) -> TokenSequence:
+    """Return the sequence of a prompt and its non-empty answer; `tools` are for the chat template."""
     if isinstance(answer, str):
         check_text(answer, "answer")
-    return encoder.answer(prompt, answer)
+    return encoder.answer(prompt, answer, tools)
 
 
 def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
     """The sequence of a record with one sequence."""
     if "messages" in values:
-        return encoder.conversation(values["messages"])
+        return encoder.conversation(values["messages"], tools=values.get("tools"))
     if "prompt" in values and "completion" in values:
-        return said(encoder, values["prompt"], values["completion"])
+        return said(encoder, values["prompt"], values["completion"], values.get("tools"))
     if isinstance(values.get("text"), str):
         return encoder.document(values["text"])
     raise missing(values, "messages, prompt and completion, or text")
@@ -99,7 +99,7 @@ def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
     for record in records:
         with placed(record):
             prompt, *answers = pair(record.values)
-            sequences = [said(encoder, prompt, answer) for answer in answers]
+            sequences = [said(encoder, prompt, answer, record.values.get("tools")) for answer in answers]
             yield Example(sequences, record.place, margin(record.values))
 
 

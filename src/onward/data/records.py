@@ -1,5 +1,6 @@
-"""Records of tables: the objects in the lines of .jsonl files, and the rows of .parquet files and datasets."""
+"""Records of tables: the objects in .jsonl and .json files, and the rows of .csv and .parquet files and of datasets."""
 
+import csv
 import io
 import json
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from onward.data.formats import (
     NotText,
     Piece,
     as_text,
+    decompressed,
     one_line,
     pyarrow,
     read_file,
@@ -22,7 +24,9 @@ from onward.data.formats import (
 from onward.data.sources import BATCH_ROWS, HUB, dataset, source_files
 from onward.errors import UserError
 
-ROWS = "give .jsonl, .parquet or hf://NAME, of which each row is an example"
+ROWS = "give .jsonl, .json, .csv, .parquet or hf://NAME, of which each row is an example"
+MOST_JSON = 1 << 30  # bytes of a .json file, which is in memory whole
+csv.field_size_limit(1 << 26)
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Record:
 
 
 def read_records(source: str) -> Iterator[Record]:
-    """Iterate over the rows of a source: a .jsonl, a .parquet, a folder or glob of them, or `hf://` as for
+    """Iterate over the rows of a source: a .jsonl, .json, .csv or .parquet, a folder or glob of them, or `hf://` as for
     `data.sources.documents`.
 
     Raises a UserError if the source is missing, empty or of another kind, or if a line is not a JSON object.
@@ -45,9 +49,9 @@ def read_records(source: str) -> Iterator[Record]:
         return
     for path in source_files(source):
         kind, _ = suffixes(path.name)
-        if kind not in (".jsonl", ".parquet"):
+        if kind not in READERS:
             raise UserError(f"{path} is no table: {ROWS}")
-        yield from (parquet_records if kind == ".parquet" else jsonl_records)(path)
+        yield from READERS[kind](path)
 
 
 def jsonl_records(path: Path) -> Iterator[Record]:
@@ -91,3 +95,63 @@ def parquet_records(path: Path) -> Iterator[Record]:
             ) from None
     if not number:
         raise UserError(f"{path} is empty: name a table with rows")
+
+
+def json_records(path: Path) -> Iterator[Record]:
+    """Yield the objects of an array in a .json file."""
+    with reading(str(path)), open(path, "rb") as file:
+        text = decompressed(str(path), file).read(MOST_JSON + 1)
+    if len(text) > MOST_JSON:
+        raise UserError(f"{path} has more than {MOST_JSON:,} bytes: write its objects as the lines of a .jsonl")
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON ({error}): correct it") from None
+    if not isinstance(rows, list):
+        arrays = [name for name, value in rows.items() if isinstance(value, list)] if isinstance(rows, dict) else []
+        where = f" (its examples may be in {arrays[0]!r})" if arrays else ""
+        raise UserError(f"{path} is {type(rows).__name__}, not an array of objects{where}: write it as [{{...}}, ...]")
+    if not rows:
+        raise UserError(f"{path} is empty: name a table with rows")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise UserError(f"{path} row {number} is {type(row).__name__}, not an object: write it as {{...}}")
+        yield Record(row, f"{path} row {number}")
+
+
+def csv_records(path: Path) -> Iterator[Record]:
+    """Yield the rows of a .csv file, whose first line names the columns. Empty cells are left out; lists and objects of
+    JSON, and numbers in `label` and `margin`, are parsed."""
+    with reading(str(path)), open(path, "rb") as file:
+        lines = io.TextIOWrapper(decompressed(str(path), file), "utf-8-sig", newline="")
+        rows, number = csv.reader(lines), 0
+        try:
+            names = next(rows, [])
+            if len({*names}) < len(names) or not all(names):
+                raise UserError(f"{path} line 1 does not name its columns: write a different name over each column")
+            for row in rows:
+                if len(row) != len(names):
+                    where = f"{path} line {rows.line_num}"
+                    cells = f"{len(row)} cells under {len(names)} columns"
+                    raise UserError(f"{where} has {cells}: quote cells that contain commas or line breaks")
+                number += 1
+                values = {name: cell(name, value) for name, value in zip(names, row) if value}
+                yield Record(values, f"{path} line {rows.line_num}")
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise UserError(f"{path} cannot be read as .csv after line {rows.line_num} ({error}): correct it") from None
+    if not number:
+        raise UserError(f"{path} is empty: name a table with rows")
+
+
+def cell(column: str, text: str) -> Any:
+    """Return a cell of a .csv as a value."""
+    number = column in ("label", "margin")
+    if number or text[0] in "[{":
+        try:
+            return json.loads(text.lower() if number else text)
+        except (ValueError, RecursionError):
+            return text
+    return text
+
+
+READERS = {".jsonl": jsonl_records, ".json": json_records, ".csv": csv_records, ".parquet": parquet_records}

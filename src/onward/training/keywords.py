@@ -69,6 +69,7 @@ class FinetuneKeywords(CommonKeywords, total=False):
     """The keyword arguments of `onward.finetune`: the fields of FinetuneConfig, and those of the methods."""
 
     method: str | Method
+    columns: str
     template: str
     length: int
     too_long: Literal["error", "cut", "drop"]

@@ -13,10 +13,10 @@ from onward.data import corpora
 from onward.data.cleaning import Cleaning
 from onward.data.progress import Measured
 from onward.errors import UserError
-from onward.fields import plain
+from onward.fields import part, plain
 
 ABOUT = """\
-Encode texts of any size into token shards on disk, or list and download corpora.
+Encode texts of any size into token shards on disk, list and download corpora, or show examples for fine-tuning.
 
 examples:
   onward data prepare mybook.txt notes/ talks.jsonl.gz --field body --out prepared/mine
@@ -25,6 +25,8 @@ examples:
   onward train prepared/mine prepared/web --weights 0.3 --weights 0.7
   onward data list
   onward data get tinyshakespeare
+  onward data show chats.json
+  onward data show pairs.csv --columns prompt=question --method dpo --model runs/mybook
 
 An interrupted preparation continues when the same command is run again.
 """
@@ -35,8 +37,13 @@ class Options(Cleaning):
     """The options of `onward data`."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "sources")
-    action: Literal["prepare", "list", "get"]  # prepare SOURCES, list, or get NAME
+    action: Literal["prepare", "list", "get", "show"]  # prepare SOURCES, list, get NAME, or show EXAMPLES
     sources: tuple[str, ...] = ()  # files, folders, globs, pipes, hf://NAME, - or the name of a corpus
+    model: str = ""  # the model whose tokens and chat template are shown; "": texts
+    method: str = "sft"  # the method of fine-tuning that reads the examples
+    template: str = ""  # chat template; "": the model's own, or a plain one
+    columns: str = ""  # columns under our names, such as prompt=question,completion=answer (theirs on the right)
+    count: int = 3  # number of examples to show
     tokenizer: str = "bpe:4096"  # char, byte, bpe:VOCABULARY_SIZE, or the path of a tokenizer
     out: str = ""  # folder for the shards
     field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
@@ -46,21 +53,23 @@ class Options(Cleaning):
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "prepare": (
             *(one.name for one in fields(Cleaning)),
-            *("sources", "tokenizer", "out", "field", "encoding", "workers"),
+            *("sources", "tokenizer", "out", "field", "encoding", "workers", "json"),
         ),
         "get": ("sources",),
+        "show": ("sources", "model", "method", "template", "columns", "count", "json"),
+        "list": ("json",),
     }
 
     @property
     def view(self) -> str:
-        """The action: prepare, list or get."""
+        """The action: prepare, list, get or show."""
         return self.action
 
 
 def main(argv: Sequence[str]) -> None:
     """Run `onward data`."""
     options = parse(Options, argv, prog="onward data", about=ABOUT)
-    {"prepare": prepare, "list": list_corpora, "get": get}[options.action](options)
+    {"prepare": prepare, "list": list_corpora, "get": get, "show": show}[options.action](options)
 
 
 def prepare(options: Options) -> None:
@@ -144,6 +153,23 @@ def list_corpora(options: Options) -> None:
     else:
         print_table([{name: value for name, value in row.items() if name != "from"} for row in rows])
         print_next("onward train embedded --out runs/embedded", "onward data get tinyshakespeare")
+
+
+def show(options: Options) -> None:
+    """Print examples as a model reads them."""
+    from onward.cli.shared.examples import show_examples, show_without_model
+    from onward.training.finetuning.config import FinetuneConfig
+    from onward.training.methods import Method
+
+    if not options.sources:
+        raise UserError("no examples to show: name a .jsonl, .json, .csv or .parquet")
+    method = part(Method, options.method, "method")
+    given = {"base": options.model or "none", "template": options.template, "columns": options.columns}
+    config = FinetuneConfig.of(sources=options.sources, **given)
+    object.__setattr__(config, "method", method)  # without what only its run needs, such as a reward
+    (show_examples if options.model else show_without_model)(config, options.count, options.json)
+    if not options.json:
+        print_next(f"onward finetune {options.model or 'MODEL'} {' '.join(map(quote, options.sources))}")
 
 
 def get(options: Options) -> None:

@@ -90,14 +90,13 @@ def of_text(options: Options, lm: "LanguageModel") -> Measure:
 
 def of_examples(options: Options, lm: "LanguageModel") -> Measure:
     """Evaluate a classifier or a reward model on the given examples, or on the held-out examples of its run."""
-    from onward.data.records import read_records
+    from onward.data.shapes import Records
     from onward.evaluation.heads import evaluate_head, examples_of
 
     if given := [name for name in OF_TEXT if getattr(options, name) != getattr(Options, name)]:
         raise UserError(f"{given[0]} applies to texts, and {options.model} is evaluated on examples: leave it out")
     if options.sources:
-        records = (record for source in options.sources for record in read_records(source))
-        examples = examples_of(lm.model, lm.text(), records)
+        examples = examples_of(lm.model, lm.text(), Records(options.sources))
         return lambda lm: evaluate_head(lm.model, examples)
     if (held_out := getattr(inputs_of(options), "held_out", None)) is None:
         raise UserError(f"{options.model} has no examples of its own that were held out: name some, as a .jsonl")

@@ -1,41 +1,77 @@
-"""Shows fine-tuning examples as tokens, in training order, with trained tokens in color."""
+"""The examples of fine-tuning as the model reads them, with trained tokens in color."""
 
-from itertools import islice
+from itertools import groupby, islice
+from typing import Any
 
 from rich.text import Text
 
-from onward.cli.shared.output import console, printable
+from onward.cli.shared.output import console, print_json, printable
 from onward.data.examples import Encoder, TokenSequence
-from onward.data.records import read_records
+from onward.data.shapes import Records
 from onward.errors import UserError
-from onward.text.tokenizer import Tokenizer
+from onward.text.templates import with_template
+from onward.text.tokenizer import Tokenizer, train_tokenizer
 from onward.training.finetuning.base import base_tokenizer
 from onward.training.finetuning.config import FinetuneConfig
 
 TRAINED, GIVEN, BETWEEN = "bold green", "dim", "\u2502"
 
 
-def show_examples(config: FinetuneConfig, count: int) -> int:
-    """Print the first `count` examples of the data as tokens; return the exit status."""
-    if count < 0:
-        raise UserError(f"show is {count}: it is a number of examples")
-    tokenizer = base_tokenizer(config)
-    records = (record for source in config.sources for record in read_records(source))
+def show_examples(config: FinetuneConfig, count: int, as_json: bool = False) -> int:
+    """Print the first `count` examples of the data of a run, as its model reads them; return the exit status."""
+    return show(config, base_tokenizer(config), count, as_json, tokens=True)
+
+
+def show_without_model(config: FinetuneConfig, count: int, as_json: bool) -> int:
+    """Print the first `count` examples of data as texts, by a plain chat template if the configuration names none;
+    return the exit status."""
+    tokenizer = with_template(train_tokenizer("byte", []), config.template or "plain")
+    return show(config, tokenizer, count, as_json, tokens=False)
+
+
+def show(config: FinetuneConfig, tokenizer: Tokenizer, count: int, as_json: bool, tokens: bool) -> int:
+    """Print the first `count` examples of data, with a line between tokens or, without `tokens`, between trained and
+    other text; return the exit status."""
+    if count < 1:
+        raise UserError(f"the number of examples is {count}: give at least 1")
+    records, rows = Records(config.sources, config.columns), list[dict[str, Any]]()
     for example in islice(config.method.examples(Encoder(tokenizer), records), count):
+        sequences = [spans(sequence, tokenizer, tokens) for sequence in example.sequences]
+        texts = [[{"text": text, "trained": trained} for text, trained in parts] for parts in sequences]
+        rows.append({"place": example.place, "sequences": texts, **example.numbers})
+        if as_json:
+            continue
         numbers = "".join(f", {name} {value:g}" for name, value in example.numbers.items())
-        for sequence in example.sequences:
-            lengths = f"{sum(sequence.trained):,} of {len(sequence.tokens):,} tokens are trained"
-            console.print(f"\n{example.place}: {lengths}{numbers}", style="bold", markup=False, highlight=False)
-            console.print(colored(sequence, tokenizer), soft_wrap=True)
-    console.print("\nTo train on them, leave out --show.")
+        for sequence, parts in zip(example.sequences, sequences):
+            lengths = f": {sum(sequence.trained):,} of {len(sequence.tokens):,} tokens are trained" if tokens else ""
+            console.print(f"\n{example.place}{lengths}{numbers}", style="bold", markup=False, highlight=False)
+            console.print(colored(parts), soft_wrap=True)
+    shapes = {source: [*counts] for source, counts in records.counts.items()}
+    if as_json:
+        print_json({"shapes": shapes, "examples": rows})
+        return 0
+    console.print()
+    for source, names in shapes.items():
+        console.print(f"{source}: {', '.join(names)}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
-def colored(sequence: TokenSequence, tokenizer: Tokenizer) -> Text:
-    """Return tokens as text with a line between them; without color, trained tokens are in brackets."""
+def spans(sequence: TokenSequence, tokenizer: Tokenizer, tokens: bool) -> list[tuple[str, bool]]:
+    """Return the texts of a sequence, each with whether it is trained: those of tokens or, without `tokens`, as long as
+    possible."""
+    pairs = list(zip(sequence.tokens, sequence.trained))
+    if tokens:
+        return [(tokenizer.piece(token), trained) for token, trained in pairs]
+    groups = groupby(pairs, key=lambda pair: pair[1])
+    decode = lambda ids: tokenizer.inner.decode(ids, skip_special_tokens=False)
+    return [(decode([token for token, _ in group]), trained) for trained, group in groups]
+
+
+def colored(parts: list[tuple[str, bool]]) -> Text:
+    """Return texts with a line between them; without color, trained texts are in brackets."""
     result = Text()
-    for token, trained in zip(sequence.tokens, sequence.trained):
-        piece = printable(tokenizer.piece(token)).replace("\n", "\\n")
+    for text, trained in parts:
+        piece = printable(text).replace("\n", "\\n")
         plain = f"[{piece}]" if trained and not console.is_terminal else piece
         result.append(plain, TRAINED if trained else GIVEN).append(BETWEEN, "dim")
     return result

@@ -38,7 +38,10 @@ COMMON = {  # the options that `--help` shows, first and in this order; of the o
         *("prompts", "beams", "draft", "regex", "json_schema", "logprobs", "device", "json"),
     ),
     "onward chat": ("system", "max_new_tokens", "temperature", "top_k", "top_p", "stop", "seed", "device", "json"),
-    "onward data": ("out", "tokenizer", "field", "gopher", "near", "min_words", "workers", "json"),
+    "onward data": (
+        *("out", "tokenizer", "field", "gopher", "near", "min_words", "workers", "json"),
+        *("model", "method", "template", "columns", "count"),
+    ),
 }
 
 

@@ -10,6 +10,7 @@ from onward import fields
 from onward.arguments import check_fields, checked, named
 from onward.config.lora import Adapters, LoRA
 from onward.config.part_types import SizeOrZero
+from onward.data.columns import renaming
 from onward.errors import UserError
 from onward.fields import changed_fields
 from onward.training.config import NotNegative, RunConfig
@@ -25,6 +26,7 @@ class ExampleOptions:
     """The method, its examples, and the adapters. docs/finetuning.md describes the data that each method needs."""
 
     method: Method = SFT()  # how the model learns from the examples
+    columns: str = ""  # columns under our names, such as prompt=question,completion=answer (theirs on the right)
     template: str = ""  # chat template: chatml, llama3, mistral, gemma, plain or a file; "": the model's own
     length: SizeOrZero = 0  # the most tokens of an example; 0: the model's context length, at most 4096
     too_long: Literal["error", "cut", "drop"] = "error"  # of a longer example, cut keeps the first tokens
@@ -55,6 +57,7 @@ class FinetuneConfig(RunConfig, ExampleOptions):
         super().__post_init__()
         if not self.base:
             raise UserError("no model to fine-tune: name its folder")
+        renaming(self.columns)
         self.method.check()
         if self.quantize and not self.lora:
             raise UserError(f"quantize is {self.quantize!r} without adapters to train: give lora, or leave it out")

@@ -17,7 +17,8 @@ from onward.data.examples import Encoder, Examples, held_out, tabulated
 from onward.data.forms import with_fields
 from onward.data.packing import PackedExamples, batch_of
 from onward.data.progress import Progress, silent
-from onward.data.records import Record, read_records
+from onward.data.records import Record
+from onward.data.shapes import Records
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.files import file_sha256, write_json
@@ -99,12 +100,17 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
     if isinstance(method, PolicyMethod):
         length = min(length, context_length - 1)  # room for a token of the completion
 
+    notes: list[str] = []
+
     def table(sources: Sequence[str]) -> Examples:
         progress("reading examples", 0, 0)
-        records: Iterable[Record] = (record for source in sources for record in read_records(source))
+        rows = Records(sources, config.columns)
+        records: Iterable[Record] = rows
         if isinstance(method, PolicyMethod) and method.reward:
             records = with_fields(records, method.reward.needs, fields.notation(method.reward))
-        return tabulated(method.examples(encoder, records), length, config.too_long)[0]
+        examples = tabulated(method.examples(encoder, records), length, config.too_long)[0]
+        notes.extend(rows.sentences())
+        return examples
 
     train, part = table(config.sources), share(config.validation) if config.validation != "none" else None
     files = {TRAIN: train}
@@ -126,6 +132,7 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         "model": fields.plain(config.decoder(tokenizer.vocab_size)),
         "base": base_checksum(config) if method.reference and not isinstance(method.reference, Kept) else "",
         "labels": encoder.labels or method.labels,
+        "notes": notes,
     }
     write_json(folder / "inputs.json", record)
     return tokenizer
@@ -183,6 +190,7 @@ def open_examples(config: FinetuneConfig, folder: Path, verify: Literal["size", 
         validation=None if apart is None else apart.all_tokens(),
         unknown_characters=0,
         labels=record.labels,
+        notes=record.notes,
         checksums=record.checksums,
         examples=train,
         held_out=apart,

@@ -25,6 +25,7 @@ class Record:
     model: Mapping[str, Any]  # the fields of its DecoderConfig
     base: str = ""  # the checksum of the weights that the run compares its model with, if it does
     labels: tuple[str, ...] = ()  # of the head of outputs that the run trains, if it does
+    notes: tuple[str, ...] = ()  # for the user: the shapes of the data that were recognized
 
     @property
     def checksums(self) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ class Inputs:
     validation_bytes: int | None = None  # of the validation text; None where it is a share of each source
     cut_documents: int = 0  # sources whose validation text begins inside a document
     labels: tuple[str, ...] = ()  # of the head of outputs that the run trains, if it does
+    notes: tuple[str, ...] = ()  # for the user, at the start of the run
     checksums: tuple[str, ...] = ()  # of the data and the tokenizer
 
     @property

@@ -105,4 +105,4 @@ def prepared(
     trained = as_loss(loss) if loss else stage.loss(config)
     config, budget = calibrated(config, model, tokenizer, inputs, sample, Processes.join(), trained, began)
     spent = perf_counter() - began if config.time else 0.0
-    return Prepared(config, model, tokenizer, inputs, hf, trained, budget, choice, fresh), spent
+    return Prepared(config, model, tokenizer, inputs, hf, trained, budget, choice, fresh, inputs.notes), spent
