@@ -22,6 +22,7 @@ from onward.errors import UserError
 from onward.suggestions import nearest
 
 T = TypeVar("T")
+P = TypeVar("P", bound="Part")
 # of the fields whose option has another name
 FLAGS = {"imports": "--import", "base": "--from", "adapter_folder": "--adapter"}
 HUGE = 1e15  # from here on, numbers are written with a power of ten
@@ -189,7 +190,7 @@ def convert(kind: Any, value: Any, where: str) -> Any:
     raise UserError(f"{where} is {shown(value)}: it takes {describe(kind)}")
 
 
-def part(slot: type[Part], value: Any, where: str) -> Part:
+def part(slot: type[P], value: Any, where: str) -> P:
     """Make a part of the type `slot` from its text (`rotary(theta=5e5)`), its table (`{"kind": "rotary", "theta":
     5e5}`) or a shorthand of its type. Errors begin with `where`."""
     value = slot.shorthand(value) or (parse(value, where) if isinstance(value, str) else value)

@@ -10,6 +10,7 @@ from onward import fields
 from onward.cli import main
 from onward.errors import UserError
 from onward.files import file_sha256
+from onward.training.environments.calculator import Calculator
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.methods import Method
 from onward.training.methods.policy import PolicyMethod
@@ -53,6 +54,8 @@ VALUES: dict[str, Any] = {  # of each field, a value that is not its default
     "tau_bad": 30.0,
     "iterations": 3,
     "mask_truncated": True,
+    "environment": Calculator(),
+    "replay": 4,
     "reduction": "dr_grpo",
     "discount": 0.5,
     "gae_lambda": 0.2,
@@ -62,6 +65,7 @@ NEEDED = {"teacher": "other", "reward": reward_of("length(characters=5)")}
 CLIPS = "clip_low", "clip_high", "clip_worst", "highest", "tau_good", "tau_bad"
 WITH: dict[str, dict[str, Any]] = {name: {"iterations": 3} for name in CLIPS}
 EQUAL = {"loss_chunk", "reference"}  # another way to compute the same
+EQUAL |= {"environment", "replay"}  # which change what a model learns that writes expressions, and in longer runs
 ROWS: dict[str, list[dict[str, Any]]] = {
     "prompt": [{"prompt": f"{i} + 3?", "answer": str(i)} for i in range(4)],
     "pair": [{"prompt": f"{i} + 3?", "chosen": f"It is {i}.", "rejected": "be brief" + "!" * i} for i in range(4)],

@@ -50,10 +50,13 @@ def learner(loss: PolicyGradient, rate: float, seed: int, **sizes: Any) -> Train
     return Trainer(model, optimizer, lambda step: rate * min(1, (step + 1) / 10), StepConfig(1.0), loss=loss)
 
 
-def learned(seed: int, steps: int, count: int, samples: int, highest: int, enough: float) -> tuple[float, float, float]:
+def learned(
+    seed: int, steps: int, count: int, samples: int, highest: int, enough: float, kind: str = "grpo"
+) -> tuple[float, float, float]:
     """The mean reward of the first three and of the last five steps at sums modulo 10 of digits, after at most `steps`
     of them or once that is `enough`, and the largest difference between log-probabilities of engine and trainer."""
-    loss = PolicyGradient(GRPO(samples=samples, completion_length=1), DIGITS, reward_of("exact"))
+    rule = method_of(kind, samples=samples, completion_length=1)
+    loss = PolicyGradient(rule, DIGITS, reward_of("exact"))
     trainer, generator = learner(loss, 1e-3, seed), torch.Generator().manual_seed(seed)
     rewards, gap = list[float](), 0.0
     for step in range(steps):
@@ -68,16 +71,20 @@ def learned(seed: int, steps: int, count: int, samples: int, highest: int, enoug
 
 
 @pytest.mark.parametrize(
-    ("seed", "steps", "count", "samples", "highest", "reached"),
+    ("kind", "seed", "steps", "count", "samples", "highest", "reached"),
     [
-        (0, 30, 8, 8, 1, 0.8),
-        *(pytest.param(seed, 200, 64, 16, 9, 0.9, marks=pytest.mark.long) for seed in range(3)),
+        *((kind, 0, 30, 8, 8, 1, 0.8) for kind in ("grpo", "gspo", "cispo", "sapo")),
+        *(
+            pytest.param(kind, seed, 200, 64, 16, 9, 0.9, marks=pytest.mark.long)
+            for kind in ("grpo", "gspo", "cispo")
+            for seed in range(3)
+        ),
     ],
 )
-def test_grpo_learns_sums_modulo_ten(
-    seed: int, steps: int, count: int, samples: int, highest: int, reached: float
+def test_methods_of_groups_learn_sums_modulo_ten(
+    kind: str, seed: int, steps: int, count: int, samples: int, highest: int, reached: float
 ) -> None:
-    first, last, gap = learned(seed, steps, count, samples, highest, reached)
+    first, last, gap = learned(seed, steps, count, samples, highest, reached, kind)
     assert first <= 0.2
     assert last >= reached
     assert gap < 1e-4

@@ -196,7 +196,7 @@ WRONG = {  # notations, and what is said of them
     "mine.py:few": "the reward few returned 1 values for 2 completions",
     "mine.py:nan": "the reward nan returned nan for 'a'",
     "mine.py:text": "the reward text returned 'x' for 'a'",
-    "mine.py:none": "the reward none returned 'None' for 'a'",
+    "mine.py:none": "the reward none returned None for 'a'",
     "mine.py:nothing": "the reward nothing failed: TypeError",
     "mine.py:raises": "the reward raises failed: ZeroDivisionError: division by zero; let it return",
     "mine.py:says_much": "the reward says_much failed: ValueError: two lines a+; let it return",

@@ -3,7 +3,8 @@
 Shapes: N completions, T tokens of a prompt and its completion, less one.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,66 +18,101 @@ from onward.model.decoder import Decoder
 
 ROWS = 256  # completions that the engine continues at a time
 CHUNK = 256  # at least as many prompt tokens are read at a time
+TURN = 7_368_787  # between the seeds of the turns of a completion
+
+
+@dataclass
+class Written:
+    """A completion of a prompt: turns of the model and, between them, replies that the model did not write."""
+
+    prompt: Sequence[int]
+    tokens: list[int] = field(default_factory=list)  # of all turns and replies
+    written: list[bool] = field(default_factory=list)  # for each token, whether the model wrote it
+    logprobs: list[float] = field(default_factory=list)  # of each token, as the engine reported them; 0 in replies
+    ended: bool = False  # whether the last turn ended by itself, and nothing followed
+
+
+# of the numbers of completions and of these: the tokens that follow each; None where it has ended
+Reply = Callable[[Sequence[int], Sequence[Written]], Sequence[Sequence[int] | None]]
 
 
 def prompts_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
-    """The prompt and the answer in each row of a batch: the tokens before the first target, and the targets."""
+    """Return the prompt and the answer in each row of a batch: the tokens before the first target, and those from there
+    to the last target."""
     pairs = []
     for tokens, targets in zip(batch.tokens.tolist(), batch.targets.tolist()):
-        answer = [target for target in targets if target != IGNORE_INDEX]
-        first = next(i for i, target in enumerate(targets) if target != IGNORE_INDEX)
-        pairs.append((tokens[: first + 1], answer))
+        places = [i for i, target in enumerate(targets) if target != IGNORE_INDEX]
+        pairs.append((tokens[: places[0] + 1], [*tokens[places[0] + 1 : places[-1] + 1], targets[places[-1]]]))
     return pairs
 
 
 @torch.no_grad()
 def complete(
     model: Decoder,
-    prompts: Sequence[list[int]],
+    prompts: Sequence[Sequence[int]],
     seeds: Sequence[int],
     sampling: Sampling,
     most: int,
     ends: Collection[int],
     samples: int = 1,
-) -> list[Request]:
-    """Completions of at most `most` tokens, each with its own seed. A completion includes its end token, so that the
-    model learns to end. Each prompt comes `samples` times in a row."""
+    reply: Reply | None = None,
+) -> list[Written]:
+    """Sample completions of at most `most` tokens, each with its own seed. A turn includes its end token, so that the
+    model learns to end. Each prompt comes `samples` times in a row. `reply` continues the completions that have ended
+    with room for more."""
     length = model.config.context_length
-    requests = [
-        Request(
-            prompt,
-            sampling,
-            min(most, max(1, length - len(prompt))),
-            stop=ends.__contains__,
-            seed=seed,
-            num_logprobs=0,
-        )
-        for prompt, seed in zip(prompts, seeds)
-    ]
-    rows = min(len(requests), ROWS)
+    rows = min(len(prompts), ROWS)
     cache = growing_cache(model, rows, length, max(CHUNK, min(512, length)))
     engine = Engine(model, rows=rows, cache=cache, compile_after=0)  # at once, so that a resumed run decodes alike
-    for sample in range(samples):  # all prompts first, so that their copies find them in the cache
-        for request in requests[sample::samples]:
-            engine.add(request)
-    for _ in engine.run():
-        pass
-    for request in requests:
-        if request.error:
-            raise request.error
-    return requests
+    made = [Written(prompt) for prompt in prompts]
+    active, turn = list(range(len(made))), 0
+    while active:
+        requests = {i: turn_of(made[i], sampling, most, length, ends, seeds[i] + TURN * turn) for i in active}
+        order = sorted(active, key=lambda i: i % samples)  # all prompts first, so that their copies find them cached
+        for i in order:
+            engine.add(requests[i])
+        for _ in engine.run():
+            pass
+        for i, request in requests.items():
+            if request.error:
+                raise request.error
+            one = made[i]
+            one.tokens += request.tokens
+            one.written += [True] * len(request.tokens)
+            one.logprobs += [token.logprob for token in request.logprobs]
+            one.ended = one.tokens[-1] in ends
+        ended, active, turn = [i for i in active if made[i].ended], [], turn + 1
+        for i, tokens in zip(ended, reply(ended, [made[i] for i in ended]) if reply and ended else ()):
+            one = made[i]
+            if tokens is None:
+                continue
+            one.ended = False
+            if len(one.tokens) + len(tokens) < min(most, length - len(one.prompt)):
+                one.tokens += tokens
+                one.written += [False] * len(tokens)
+                one.logprobs += [0.0] * len(tokens)
+                active.append(i)
+    return made
 
 
-def completion_batch(requests: Sequence[Request]) -> tuple[Tensor, Tensor, Tensor]:
-    """Completions as tokens and targets, padded at the end, and the engine's log-probabilities of the targets, each (N,
-    T)."""
-    width = max(len(r.prompt) + len(r.tokens) for r in requests) - 1
-    tokens = torch.zeros(len(requests), width, dtype=torch.int64)
-    targets = torch.full((len(requests), width), IGNORE_INDEX)
-    logprobs = torch.zeros(len(requests), width)
-    for row, r in enumerate(requests):
-        whole, start = torch.tensor(r.prompt + r.tokens), len(r.prompt) - 1
-        tokens[row, : len(whole) - 1] = whole[:-1]
-        targets[row, start : len(whole) - 1] = whole[start + 1 :]
-        logprobs[row, start : len(whole) - 1] = torch.tensor([one.logprob for one in r.logprobs])
+def turn_of(one: Written, sampling: Sampling, most: int, length: int, ends: Collection[int], seed: int) -> Request:
+    """Return the request for the next turn of a completion."""
+    prompt = [*one.prompt, *one.tokens]
+    room = min(most - len(one.tokens), max(1, length - len(prompt)))
+    return Request(prompt, sampling, room, stop=ends.__contains__, seed=seed, num_logprobs=0)
+
+
+def completion_batch(made: Sequence[Written]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return completions as tokens and targets, padded at the end, and the engine's log-probabilities of the targets,
+    each (N, T). Targets are the tokens that the model wrote."""
+    width = max(len(one.prompt) + len(one.tokens) for one in made) - 1
+    tokens = torch.zeros(len(made), width, dtype=torch.int64)
+    targets = torch.full((len(made), width), IGNORE_INDEX)
+    logprobs = torch.zeros(len(made), width)
+    for row, one in enumerate(made):
+        ids, start = torch.tensor([*one.prompt, *one.tokens]), len(one.prompt) - 1
+        tokens[row, : len(ids) - 1] = ids[:-1]
+        written = torch.tensor(one.written)
+        targets[row, start : len(ids) - 1] = torch.where(written, ids[start + 1 :], IGNORE_INDEX)
+        logprobs[row, start : len(ids) - 1] = torch.tensor(one.logprobs)
     return tokens, targets, logprobs

@@ -106,10 +106,10 @@ class OnPolicy(Loss):
         """A batch with answers by the student."""
         prompts = [prompt for prompt, _ in prompts_of(batch)]
         seeds = [batch.seed * 1_000_003 + number for number in range(len(prompts))]
-        requests = complete(model, prompts, seeds, self.sampling, self.most, self.ends)
+        made = complete(model, prompts, seeds, self.sampling, self.most, self.ends)
         text = self.tokenizer.decode
-        self.answers = [{"prompt": text(one.prompt), "text": text(one.tokens)} for one in requests]
-        tokens, targets, _ = completion_batch(requests)
+        self.answers = [{"prompt": text(list(one.prompt)), "text": text(one.tokens)} for one in made]
+        tokens, targets, _ = completion_batch(made)
         return Batch(tokens, targets, seed=batch.seed).to(model.device)
 
     def __call__(self, model: Decoder, batch: Batch) -> Sums:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from onward.arguments import Range
-from onward.config.part_types import Size
+from onward.config.part_types import Size, SizeOrZero
 from onward.errors import UserError
+from onward.training.environments import Environment
 from onward.training.methods.method import Base, Method, NotNegative, Positive
 from onward.training.reinforcement.policy_losses import Reduction, Scale, group_advantages
 from onward.training.rewards import Reward
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
     from onward.data.examples import Encoder, Example
     from onward.data.records import Record
-    from onward.training.reinforcement.policy import PolicyGradient, PolicyOutputs, Rollouts
+    from onward.training.reinforcement.policy import PolicyGradient
+    from onward.training.reinforcement.rollouts import PolicyOutputs, Rollouts
 
 Clip = Annotated[float, Range(0, 1)]  # below 1
 ClipAbove = Annotated[float, Range(0, 100)]
@@ -35,7 +37,15 @@ class PolicyMethod(Method, kind=""):
     """
 
     rate: ClassVar[float] = 0.02
-    reports: ClassVar[tuple[str, ...]] = ("reward", "length", "ended", "entropy", "clip_share", "logprob_gap")
+    reports: ClassVar[tuple[str, ...]] = (
+        "reward",
+        "length",
+        "ended",
+        "entropy",
+        "clip_share",
+        "zero_spread",
+        "logprob_gap",
+    )
     kl_in_loss: ClassVar[bool] = True  # whether the KL is a term of the loss, and not of the reward
 
     reward: Reward | None = None  # such as exact, exact + 0.2 * length(tokens=50), FILE.py:FUNCTION or a folder
@@ -45,6 +55,8 @@ class PolicyMethod(Method, kind=""):
     kl: NotNegative = 0.0  # weight of the KL divergence from the model at the start
     iterations: Size = 1  # steps that use the same completions
     mask_truncated: bool = False  # leave completions that reach completion_length out of the loss
+    environment: Environment | None = None  # replies to the model's turns: calculator, or FILE.py:FUNCTION
+    replay: SizeOrZero = 0  # prompts kept whose rewards differ; they replace prompts whose rewards are all equal
 
     def check(self) -> None:
         if self.reward is None:

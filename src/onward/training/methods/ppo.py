@@ -14,7 +14,7 @@ from onward.training.reinforcement.policy_losses import clipped, gae, value_loss
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from onward.training.reinforcement.policy import PolicyOutputs, Rollouts
+    from onward.training.reinforcement.rollouts import PolicyOutputs, Rollouts
 
 VALUE_CLIP = 0.2  # a value moves by at most this much from the one before the step, in its loss
 

@@ -12,7 +12,7 @@ from onward.training.reinforcement.policy_losses import Reduction, clipped, leav
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from onward.training.reinforcement.policy import PolicyOutputs, Rollouts
+    from onward.training.reinforcement.rollouts import PolicyOutputs, Rollouts
 
 
 @dataclass(frozen=True)

@@ -8,59 +8,46 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from itertools import accumulate
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import accumulate, groupby
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from onward.arguments import named
 from onward.data.packing import columns_of
-from onward.data.windows import IGNORE_INDEX, Batch
+from onward.data.windows import Batch
 from onward.errors import UserError
-from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder, without_dropout
 from onward.text.tokenizer import Tokenizer
+from onward.training.environments.environment import Environment, Replier, reply_tokens
 from onward.training.losses.answers import Reference
-from onward.training.losses.completions import complete, completion_batch, prompts_of
+from onward.training.losses.completions import Written, complete, completion_batch, prompts_of
 from onward.training.reinforcement.policy_losses import Reduction, kl_estimate, reduced
+from onward.training.reinforcement.replay import Question, Replay
+from onward.training.reinforcement.rollouts import PolicyOutputs, Rollouts, largest, policy_outputs
 from onward.training.rewards.reward import Completion, Reward
 from onward.training.rewards.sum import OpenReward
-from onward.training.step.loss import MAX_LOGITS, Loss
-from onward.transforms.heads import VALUE, head_labels, head_of
+from onward.training.step.loss import Loss
+
+REPLAYED = 500_000  # between the seeds of a step's completions and those of replayed prompts
 
 
-@named
 @dataclass(frozen=True)
-class Rollouts(Batch):
-    """Completions with their rewards: `targets` are the tokens of the completions."""
+class Group:
+    """The completions of a prompt, with their scores (G, K) by the terms of the reward, and their rewards (G,)."""
 
-    advantages: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, T) of each target, or (N, 1)
-    engine_logprobs: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, T), as the engine reported them
-    old_logprobs: Tensor | None = None  # (N, T), of the model that sampled; None: of the model as it is
-    reference_logprobs: Tensor | None = None  # (N, T), of the reference
-    old_values: Tensor | None = None  # (N, T), PPO
-    returns: Tensor | None = None  # (N, T), PPO
-    rewards: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,)
-    terms: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, K), scores by the K terms of the reward
-    ended: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,), 1 where the completion ends by itself
-    used: Tensor | None = None  # (N,), 1 where the completion is in the loss; None: all are
-    gap: float | None = None  # of engine and trainer when these were sampled; None: to be computed
-    share: int = 1  # the divisor
+    question: Question
+    made: Sequence[Written]
+    terms: Tensor
+    rewards: Tensor
 
     @property
-    def divisor(self) -> int:
-        """The divisor of the batch's sums; see `policy_losses.reduced`."""
-        return self.share
-
-    @property
-    def mask(self) -> Tensor:
-        """(N, T), 1 for the tokens of completions in the loss, else 0."""
-        mask = (self.targets != IGNORE_INDEX).float()
-        return mask if self.used is None else mask * self.used[:, None]
+    def deviation(self) -> float:
+        """The standard deviation of the rewards; 0 of a single one."""
+        return float(self.rewards.std(correction=0))
 
 
 class Rule(Protocol):
@@ -84,6 +71,10 @@ class Rule(Protocol):
     def mean_over(self) -> Reduction: ...
     @property
     def needs_sampled(self) -> bool: ...
+    @property
+    def environment(self) -> Environment | None: ...
+    @property
+    def replay(self) -> int: ...
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Any]: ...
     def surrogate(self, logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]: ...
     def further_loss(self, outputs: PolicyOutputs, rollouts: Rollouts) -> Tensor | float: ...
@@ -105,6 +96,8 @@ class PolicyGradient(Loss):
         self.reward = OpenReward(reward, tokenizer, device)
         self.sampling = Sampling(temperature=method.temperature)
         self.ends = frozenset(tokenizer.end_ids)  # tokens that end a completion
+        self.replay = Replay(method.replay)
+        self.replier: Replier | None = None  # of the environment, opened when it is needed
         self.kept: list[Rollouts] = []
         self.remaining = 0  # further steps that use the kept rollouts
         self.largest_gap, self.gap_share = 0.0, 0
@@ -114,43 +107,77 @@ class PolicyGradient(Loss):
         if self.remaining:
             self.remaining -= 1
         else:
-            self.kept = self.rollouts(model, batches)
+            self.kept = self.rollouts(model, batches, replay=True)
             self.remaining = self.method.iterations - 1
         self.largest_gap, self.gap_share = 0.0, 0
         return self.kept
 
     @torch.no_grad()
-    def rollouts(self, model: Decoder, batches: Sequence[Batch]) -> list[Rollouts]:
-        """New completions of the prompts in batches, with their advantages."""
-        m = self.method
-        rows = [prompts_of(batch) for batch in batches]
-        prompts = [prompt for some in rows for prompt, _ in some for _ in range(m.samples)]
-        seeds = [
-            batch.seed * 1_000_003 + number
-            for batch, some in zip(batches, rows)
-            for number in range(len(some) * m.samples)
-        ]
-        requests = complete(model, prompts, seeds, self.sampling, m.completion_length, self.ends, m.samples)
-        answers = [answer for some in rows for _, answer in some]
-        terms = self.rewards(requests, answers, [columns for batch in batches for columns in columns_of(batch)])
-        sizes = [len(some) * m.samples for some in rows]
+    def rollouts(self, model: Decoder, batches: Sequence[Batch], *, replay: bool = False) -> list[Rollouts]:
+        """Sample completions of the prompts in batches, with their advantages. With `replay`, prompts whose completions
+        are all rewarded alike are replaced by earlier ones."""
+        samples, questions, seeds = self.method.samples, list[Question](), list[int]()
+        for batch in batches:
+            rows = zip(prompts_of(batch), columns_of(batch))
+            own = [Question(tuple(prompt), tuple(answer), columns) for (prompt, answer), columns in rows]
+            questions += own
+            seeds += [batch.seed * 1_000_003 + number * samples for number in range(len(own))]
+        groups = self.ask(model, questions, seeds)
+        if replay and self.replay.size:
+            self.replace(model, groups, seeds[0])
+        sizes = [len(batch.tokens) for batch in batches]
         ends = accumulate(sizes)
-        return [
-            self.rollout(model, batch, requests[end - size : end], terms[end - size : end])
-            for batch, size, end in zip(batches, sizes, ends)
-        ]
+        return [self.rollout(model, batch, groups[end - size : end]) for batch, size, end in zip(batches, sizes, ends)]
 
-    def rewards(
-        self, requests: Sequence[Request], answers: Sequence[Sequence[int]], columns: Sequence[Mapping[str, Any]]
-    ) -> Tensor:
-        """The scores (N, K) of completions by the terms of the reward, `samples` for each record with its answer and
-        columns."""
-        records = [pair for pair in zip(map(self.text, answers), columns) for _ in range(self.method.samples)]
-        completions = [
-            Completion(self.tokenizer.decode(r.prompt), self.text(r.tokens), answer, fields_, r.prompt, r.tokens)
-            for r, (answer, fields_) in zip(requests, records)
-        ]
-        return torch.tensor(self.reward.terms(completions), dtype=torch.float64).T
+    def ask(self, model: Decoder, questions: Sequence[Question], seeds: Sequence[int]) -> list[Group]:
+        """Sample completions of each question and reward them. The seeds of a question's completions are consecutive
+        from its own in `seeds`."""
+        m = self.method
+        owners = [question for question in questions for _ in range(m.samples)]
+        prompts, own = [q.prompt for q in owners], [seed + i for seed in seeds for i in range(m.samples)]
+        reply = partial(self.replies, owners) if m.environment else None
+        made = complete(model, prompts, own, self.sampling, m.completion_length, self.ends, m.samples, reply)
+        completions = list(map(self.completion, owners, made))
+        terms = torch.tensor(self.reward.terms(completions), dtype=torch.float64).T
+        rewards = (terms @ torch.tensor(self.reward.weights, dtype=terms.dtype)).float()
+        parts = [slice(i * m.samples, (i + 1) * m.samples) for i in range(len(questions))]
+        return [Group(q, made[part], terms[part].float(), rewards[part]) for q, part in zip(questions, parts)]
+
+    def replace(self, model: Decoder, groups: list[Group], seed: int) -> None:
+        """Replace the groups of equal rewards, in place, by new completions of earlier prompts."""
+        for group in groups:
+            self.replay.note(group.question, group.deviation)
+        equal = [i for i, group in enumerate(groups) if not group.deviation]
+        drawn = self.replay.draw(len(equal), seed)
+        seeds = [seed + REPLAYED + i * self.method.samples for i in range(len(drawn))]
+        for i, group in zip(equal, self.ask(model, drawn, seeds) if drawn else ()):
+            groups[i] = group
+            self.replay.note(group.question, group.deviation)
+
+    def completion(self, question: Question, made: Written) -> Completion:
+        """Return a completion with its record, as rewards and environments read it."""
+        turns = self.turns(made)
+        prompt, answer = self.tokenizer.decode(list(question.prompt)), self.text(question.answer)
+        return Completion(prompt, turns[-1], answer, question.columns, question.prompt, made.tokens, turns)
+
+    def turns(self, made: Written) -> list[str]:
+        """Return the texts of the turns of the model and of the replies between them."""
+        parts = groupby(zip(made.tokens, made.written), key=lambda pair: pair[1])
+        return [self.text([token for token, _ in part]) for _, part in parts]
+
+    def replies(
+        self, owners: Sequence[Question], numbers: Sequence[int], made: Sequence[Written]
+    ) -> list[list[int] | None]:
+        """Return the tokens of the environment's replies to completions, which have these numbers among `owners`; None
+        for those that have ended."""
+        environment: Any = self.method.environment
+        if self.replier is None:
+            self.replier = environment.open()
+        completions = [self.completion(owners[i], one) for i, one in zip(numbers, made)]
+        open_ = [c for c in completions if len(c.turns) // 2 + 1 < environment.turns]
+        texts = iter(self.replier(open_) if open_ else ())
+        replies = [next(texts) if len(c.turns) // 2 + 1 < environment.turns else None for c in completions]
+        return [None if text is None else reply_tokens(self.tokenizer, environment.role, text) for text in replies]
 
     @property
     def samples(self) -> list[dict[str, Any]]:
@@ -168,15 +195,15 @@ class PolicyGradient(Loss):
         """The text of a completion, without its end token."""
         return self.tokenizer.decode([token for token in tokens if token not in self.ends])
 
-    def rollout(self, model: Decoder, batch: Batch, requests: Sequence[Request], terms: Tensor) -> Rollouts:
-        """Completions, with their scores (N, K) by the terms of the reward, as a batch, padded at the end."""
-        m = self.method
-        rewards = (terms @ torch.tensor(self.reward.weights, dtype=terms.dtype)).float()
-        tokens, targets, logprobs = completion_batch(requests)
-        ended = torch.tensor([float(r.tokens[-1] in self.ends) for r in requests])
+    def rollout(self, model: Decoder, batch: Batch, groups: Sequence[Group]) -> Rollouts:
+        """Return rewarded completions as a batch, padded at the end."""
+        m, made = self.method, [one for group in groups for one in group.made]
+        tokens, targets, logprobs = completion_batch(made)
+        rewards, terms = (torch.cat(parts) for parts in zip(*((group.rewards, group.terms) for group in groups)))
+        ended = torch.tensor([float(one.ended) for one in made])
         used = ended if m.mask_truncated else None
         new = Rollouts(tokens, targets, seed=batch.seed, rewards=rewards, ended=ended, used=used)
-        new = new.changed(engine_logprobs=logprobs, terms=terms.float()).to(model.device)
+        new = new.changed(engine_logprobs=logprobs, terms=terms).to(model.device)
         sampled = None
         with without_dropout(model):
             if m.kl:
@@ -190,20 +217,20 @@ class PolicyGradient(Loss):
         return new.changed(share=max(1, share), **m.advantages(new, sampled))
 
     def state(self) -> dict[str, Tensor]:
-        """The completions that further steps use, and the number of these steps."""
-        if not self.remaining:
-            return {}
-        tensors = {
-            f"{i}/{one.name}": value if isinstance(value, Tensor) else torch.tensor(value)
-            for i, rollouts in enumerate(self.kept)
-            for one in fields(rollouts)
-            if (value := getattr(rollouts, one.name)) is not None
-        }
-        return tensors | {"remaining": torch.tensor(self.remaining)}
+        """Return the completions that further steps use, the number of these steps, and the prompts to replay."""
+        tensors = {"remaining": torch.tensor(self.remaining)}
+        if self.replay.size:
+            tensors["replay"] = torch.tensor(list(self.replay.state().encode()), dtype=torch.uint8)
+        for i, rollouts in enumerate(self.kept if self.remaining else ()):
+            values = {one.name: getattr(rollouts, one.name) for one in fields(rollouts)}
+            tensors |= {f"{i}/{name}": torch.as_tensor(v) for name, v in values.items() if v is not None}
+        return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         """Go on from a `state`."""
         self.remaining = int(tensors.get("remaining", 0))
+        if "replay" in tensors:
+            self.replay.load_state(bytes(tensors["replay"].tolist()).decode())
         rows = defaultdict[int, dict[str, Any]](dict)
         for key, tensor in tensors.items():
             number, _, name = key.partition("/")
@@ -237,13 +264,14 @@ class PolicyGradient(Loss):
         loss = loss + m.further_loss(outputs, batch)
         total, _ = reduced(loss, mask, m.mean_over, m.completion_length)
         clip_share = (is_clipped * mask).sum() / mask.sum().clamp(min=1)
-        count = mask.sum().clamp(min=1)
+        count, grouped = mask.sum().clamp(min=1), batch.rewards.view(-1, m.samples)
         figures = {
             "reward": batch.rewards.mean(),
             "length": mask.sum(1).mean(),
             "ended": batch.ended.mean(),
             "entropy": (outputs.entropy * mask).sum() / count,
             "clip_share": clip_share,
+            "zero_spread": (grouped.amax(1) == grouped.amin(1)).float().mean(),
         }
         if len(self.reward.names) > 1:
             figures |= {f"reward/{name}": mean for name, mean in zip(self.reward.names, batch.terms.mean(0))}
@@ -260,48 +288,3 @@ class PolicyGradient(Loss):
         before = self.largest_gap * self.gap_share
         self.largest_gap, self.gap_share = max(self.largest_gap, gap), self.gap_share + share
         return self.largest_gap * self.gap_share - before
-
-
-def largest(differences: Tensor, mask: Tensor) -> float:
-    """The largest absolute difference at the masked tokens."""
-    return (differences.abs() * mask).max().item()
-
-
-@dataclass(frozen=True)
-class PolicyOutputs:
-    """The outputs of a model for targets, each (N, T), 0 at other positions."""
-
-    logprobs: Tensor  # log-probabilities, with logits divided by the temperature
-    entropy: Tensor  # of these distributions, without gradient
-    plain: Tensor  # log-probabilities at temperature 1, without gradient
-    values: Tensor  # where the model has a head of values
-
-
-def policy_outputs(model: Decoder, batch: Batch, temperature: float) -> PolicyOutputs:
-    """The outputs for the targets of a batch. Logits are computed for targets only, in chunks if there are many."""
-    hidden = model.hidden(batch.tokens, batch.positions)
-    inside = batch.targets != IGNORE_INDEX
-    states, targets = hidden[inside], batch.targets[inside]
-
-    def part(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        logits = model.logits(h[None])[0]
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        log_p = (logits / temperature).log_softmax(-1)
-        entropy = -(log_p.detach().exp() * log_p.detach()).sum(-1)
-        plain = log_p.detach() if temperature == 1.0 else logits.detach().log_softmax(-1)
-        return log_p.gather(1, t[:, None])[:, 0], entropy, plain.gather(1, t[:, None])[:, 0]
-
-    size = max(1, MAX_LOGITS // model.config.vocab_size)
-    pieces = list(zip(states.split(size), targets.split(size)))
-    run = (
-        part
-        if len(pieces) == 1 or not torch.is_grad_enabled()
-        else lambda h, t: checkpoint(part, h, t, use_reentrant=False)
-    )
-    logprobs, entropies, plain = (torch.cat(some) for some in zip(*(run(h, t) for h, t in pieces)))
-    spread = lambda x: torch.zeros(inside.shape, dtype=x.dtype, device=x.device).masked_scatter(inside, x)
-    if head_labels(model) == VALUE:
-        values = spread(head_of(model)(states)[:, 0].to(logprobs.dtype))
-    else:
-        values = torch.zeros_like(inside, dtype=logprobs.dtype)
-    return PolicyOutputs(spread(logprobs), spread(entropies), spread(plain), values)

@@ -84,16 +84,16 @@ def reduced(per_token: Tensor, mask: Tensor, reduction: Reduction, max_length: i
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Generalized advantages and returns, both (N, T), of rewards and values (N, T); a value after the last token of a
-    completion is 0. The masked tokens of a row are contiguous."""
+    """Compute generalized advantages and returns, both (N, T), of rewards and values (N, T); a value after the last
+    token of a completion is 0. Tokens with mask 0 are skipped."""
     advantages = rewards.new_zeros(rewards.shape)
     following = next_value = rewards.new_zeros(len(rewards))
     for t in reversed(range(rewards.size(1))):
-        inside = mask[:, t]
+        inside = mask[:, t] > 0
         delta = rewards[:, t] + gamma * next_value - values[:, t]
-        following = (delta + gamma * lam * following) * inside
-        next_value = values[:, t] * inside
-        advantages[:, t] = following
+        following = (delta + gamma * lam * following).where(inside, following)
+        next_value = values[:, t].where(inside, next_value)
+        advantages[:, t] = following * inside
     return advantages, (advantages + values) * mask
 
 

@@ -31,6 +31,7 @@ class Completion:
     columns: Mapping[str, Any] = field(default_factory=dict)  # the other fields of the record, values of JSON
     prompt_tokens: Sequence[int] = ()
     tokens: Sequence[int] = ()  # of the completion, with its end token
+    turns: Sequence[str] = ()  # of the model and of its environment in turn; `text` is the last of the model
 
 
 Scorer = Callable[[Sequence[Completion]], Sequence[float]]
@@ -88,9 +89,7 @@ class Reward(Part):
 def reward_of(text: str) -> Reward:
     """The reward that a text writes, such as `exact + 0.2 * length(characters=100)`, FILE.py:FUNCTION, or the folder of
     a reward model. A UserError names the nearest kind."""
-    reward = part(Reward, text, "reward")
-    assert isinstance(reward, Reward)
-    return reward
+    return part(Reward, text, "reward")
 
 
 def finite(scores: Sequence[Any], completions: Sequence[Completion], name: str) -> list[float]:

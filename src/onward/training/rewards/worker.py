@@ -172,9 +172,10 @@ async def awaited(result: Any) -> list[Any]:
 
 
 def number(value: Any) -> Any:
-    """A number of any library as float; of another value its notation, since it may not fit into a message."""
+    """Return a number of any library as float, a text or None as it is, and the notation of any other value, since it
+    may not fit into a message."""
     try:
-        return float(value) if not isinstance(value, str | bytes) else value
+        return value if isinstance(value, str | bytes | None) else float(value)
     except (TypeError, ValueError):
         return repr(value)[:99]
 

@@ -1,0 +1,64 @@
+"""The type of environments, and how a reply is written for the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from onward.arguments import Range
+from onward.errors import UserError
+from onward.fields import Part
+from onward.training.rewards.reward import Completion
+
+if TYPE_CHECKING:
+    from onward.text.tokenizer import Tokenizer
+
+Replier = Callable[[Sequence[Completion]], Sequence[str | None]]
+
+
+class Environment(Part):
+    """The type of environments of reinforcement with several turns. A model writes a turn, which ends with an end
+    token; the environment replies; the model goes on, until there is no reply. Tokens of replies are not trained.
+
+    A subclass with a kind (`class Mine(Talk, kind="mine")`) defines `reply`."""
+
+    @classmethod
+    def shorthand(cls, value: Any) -> Mapping[str, Any] | None:
+        """FILE.py:FUNCTION stands for the function of a file."""
+        file, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+        return {"kind": "function", "file": file, "name": name} if colon and file.endswith(".py") else None
+
+    def open(self) -> Replier:
+        """Start what the environment replies with, and return the function that replies to unfinished completions: for
+        each the text that follows its turns, or None if it has ended."""
+        return lambda completions: [self.reply(completion) for completion in completions]
+
+    def reply(self, completion: Completion) -> str | None:
+        """Return the reply to a completion, of which `turns` are the texts so far, the model's and the environment's in
+        turn; None if the completion has ended."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Talk(Environment, kind=""):
+    """The base class of environments, with the fields that all have."""
+
+    turns: Annotated[int, Range(1, 1000)] = 4  # the most turns of the model in a completion
+    role: str = ""  # the role of a reply, such as tool, which the chat template writes; "": the text as it is
+
+
+def reply_tokens(tokenizer: Tokenizer, role: str, reply: str) -> list[int]:
+    """Return the tokens of a reply, which follow the end token of the model's turn: its text or, with a role, the rest
+    of a conversation that goes on with a message of this role. Raises a UserError if there is no chat template."""
+    if not role:
+        return tokenizer.encode(reply, special=False)
+    if not tokenizer.templates:
+        raise UserError(f"environment.role is {role!r}, and the model has no chat template: name one, or leave it out")
+    from onward.text.chat import Chat
+
+    chat = Chat(tokenizer)
+    talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    _, trained, _ = chat.conversation(talk)
+    turn_end = len(trained) - trained[::-1].index(True)
+    return chat.encode([*talk, {"role": role, "content": reply}])[turn_end:]

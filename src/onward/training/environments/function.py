@@ -1,0 +1,44 @@
+"""A function of the user as an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onward.arguments import shown
+from onward.errors import UserError
+from onward.training.environments.environment import Replier, Talk
+from onward.training.rewards.function import columns_of
+from onward.training.rewards.reward import Completion, Seconds
+
+
+@dataclass(frozen=True)
+class Function(Talk, kind="function"):
+    """A function of prompts, completions and answers, lists of texts, and `turns`, a list of lists of texts, that
+    returns a list of replies, texts or None; written in short as FILE.py:FUNCTION.
+
+    Fields of the records are given by name, as to rewards. It runs in a process, which is ended after `seconds`.
+    """
+
+    file: str = ""  # a Python file, which is executed
+    name: str = ""  # of the function
+    seconds: Seconds = 60.0  # that a call may take
+
+    def open(self) -> Replier:
+        from onward.training.rewards.worker import Worker
+
+        worker = Worker(self.file, self.name)
+
+        def replies(completions: Sequence[Completion]) -> list[str | None]:
+            turns = [list(completion.turns) for completion in completions]
+            values: list[Any] = list(worker.call(columns_of(completions) | {"turns": turns}, self.seconds))
+            if len(values) != len(completions):
+                raise UserError(
+                    f"the environment {self.name} returned {len(values)} replies to {len(completions)} completions"
+                )
+            if wrong := [value for value in values if not isinstance(value, str | None)]:
+                raise UserError(f"the environment {self.name} replied {shown(wrong[0])}: return a text, or None")
+            return values
+
+        return replies

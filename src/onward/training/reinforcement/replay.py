@@ -1,0 +1,53 @@
+"""Prompts of a middling difficulty, kept to be asked again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt, with what its record has for rewards."""
+
+    prompt: tuple[int, ...]  # token ids
+    answer: tuple[int, ...] = ()  # token ids of the record's answer
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)  # the other fields of the record
+
+
+class Replay:
+    """The last `size` prompts whose completions were rewarded differently, each with the deviation of its rewards: 0 is
+    too easy or too hard to learn from."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.deviations: dict[Question, float] = {}
+
+    def note(self, question: Question, deviation: float) -> None:
+        """Keep a prompt, or drop it if all of its completions were rewarded alike."""
+        self.deviations.pop(question, None)
+        if deviation > 0:
+            self.deviations[question] = deviation
+        for oldest in list(self.deviations)[: -self.size or None]:
+            del self.deviations[oldest]
+
+    def draw(self, count: int, seed: int) -> list[Question]:
+        """Draw up to `count` different prompts, the likelier the more their rewards differ."""
+        random, left, drawn = Random(seed), dict(self.deviations), list[Question]()
+        while left and len(drawn) < count:
+            [question] = random.choices(list(left), list(left.values()))
+            drawn.append(question)
+            del left[question]
+        return drawn
+
+    def state(self) -> str:
+        """Return the prompts as JSON."""
+        return json.dumps([[q.prompt, q.answer, q.columns, d] for q, d in self.deviations.items()])
+
+    def load_state(self, text: str) -> None:
+        """Go on from a `state`."""
+        rows: Sequence[Any] = json.loads(text or "[]")
+        self.deviations = {Question(tuple(p), tuple(a), columns): d for p, a, columns, d in rows}

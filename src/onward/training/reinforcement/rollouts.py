@@ -1,0 +1,93 @@
+"""Rewarded completions as batches, and the outputs of a model for them.
+
+Shapes: N completions, T tokens, K terms of a reward, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from onward.arguments import named
+from onward.data.windows import IGNORE_INDEX, Batch
+from onward.model.decoder import Decoder
+from onward.training.step.loss import MAX_LOGITS
+from onward.transforms.heads import VALUE, head_labels, head_of
+
+
+@named
+@dataclass(frozen=True)
+class Rollouts(Batch):
+    """Completions with their rewards: `targets` are the tokens of the completions."""
+
+    advantages: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, T) of each target, or (N, 1)
+    engine_logprobs: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, T), as the engine reported them
+    old_logprobs: Tensor | None = None  # (N, T), of the model that sampled; None: of the model as it is
+    reference_logprobs: Tensor | None = None  # (N, T), of the reference
+    old_values: Tensor | None = None  # (N, T), PPO
+    returns: Tensor | None = None  # (N, T), PPO
+    rewards: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,)
+    terms: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, K), scores by the K terms of the reward
+    ended: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,), 1 where the completion ends by itself
+    used: Tensor | None = None  # (N,), 1 where the completion is in the loss; None: all are
+    gap: float | None = None  # of engine and trainer when these were sampled; None: to be computed
+    share: int = 1  # the divisor
+
+    @property
+    def divisor(self) -> int:
+        """The divisor of the batch's sums; see `policy_losses.reduced`."""
+        return self.share
+
+    @property
+    def mask(self) -> Tensor:
+        """(N, T), 1 for the tokens of completions in the loss, else 0."""
+        mask = (self.targets != IGNORE_INDEX).float()
+        return mask if self.used is None else mask * self.used[:, None]
+
+
+def largest(differences: Tensor, mask: Tensor) -> float:
+    """The largest absolute difference at the masked tokens."""
+    return (differences.abs() * mask).max().item()
+
+
+@dataclass(frozen=True)
+class PolicyOutputs:
+    """The outputs of a model for targets, each (N, T), 0 at other positions."""
+
+    logprobs: Tensor  # log-probabilities, with logits divided by the temperature
+    entropy: Tensor  # of these distributions, without gradient
+    plain: Tensor  # log-probabilities at temperature 1, without gradient
+    values: Tensor  # where the model has a head of values
+
+
+def policy_outputs(model: Decoder, batch: Batch, temperature: float) -> PolicyOutputs:
+    """The outputs for the targets of a batch. Logits are computed for targets only, in chunks if there are many."""
+    hidden = model.hidden(batch.tokens, batch.positions)
+    inside = batch.targets != IGNORE_INDEX
+    states, targets = hidden[inside], batch.targets[inside]
+
+    def part(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = model.logits(h[None])[0]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        log_p = (logits / temperature).log_softmax(-1)
+        entropy = -(log_p.detach().exp() * log_p.detach()).sum(-1)
+        plain = log_p.detach() if temperature == 1.0 else logits.detach().log_softmax(-1)
+        return log_p.gather(1, t[:, None])[:, 0], entropy, plain.gather(1, t[:, None])[:, 0]
+
+    size = max(1, MAX_LOGITS // model.config.vocab_size)
+    pieces = list(zip(states.split(size), targets.split(size)))
+    run = (
+        part
+        if len(pieces) == 1 or not torch.is_grad_enabled()
+        else lambda h, t: checkpoint(part, h, t, use_reentrant=False)
+    )
+    logprobs, entropies, plain = (torch.cat(some) for some in zip(*(run(h, t) for h, t in pieces)))
+    spread = lambda x: torch.zeros(inside.shape, dtype=x.dtype, device=x.device).masked_scatter(inside, x)
+    if head_labels(model) == VALUE:
+        values = spread(head_of(model)(states)[:, 0].to(logprobs.dtype))
+    else:
+        values = torch.zeros_like(inside, dtype=logprobs.dtype)
+    return PolicyOutputs(spread(logprobs), spread(entropies), spread(plain), values)
