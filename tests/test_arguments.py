@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import onward
-from onward.config.lora import Adapters
 from onward.fields import Part
 
 SIZES: dict[str, Any] = {"vocab_size": 13, "d_model": 16, "n_layers": 2, "n_heads": 4}
@@ -208,7 +207,7 @@ PARTS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         onward.Routing,
         onward.Scaling,
         onward.Method,
-        Adapters,
+        onward.Adapters,
     )
     for kind in slot.choices().values()
 }

@@ -12,7 +12,7 @@ from functools import cache
 TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
 if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from here
     from onward.config.decoder import DecoderConfig
-    from onward.config.lora import LoRA
+    from onward.config.lora import Adapters, LoRA
     from onward.config.part_types import Attention, Block, FeedForward, Norm, Position
     from onward.config.parts import (
         Alibi,
@@ -82,6 +82,7 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.transforms.lora import add_lora, merge_lora, remove_lora, use_adapter
 
 __all__ = [
+    "Adapters",
     "Alibi",
     "Answer",
     "Attention",

@@ -299,13 +299,16 @@ def notation(value: Any) -> str:
         rest = "".join(f" {'-' if w < 0 else '+'} {weighted(abs(w), p)}" for w, p in others)
         return weighted(first, part) + rest
     if isinstance(value, Part):
-        changed = ", ".join(f"{name}={notation(field)}" for name, field in changed_fields(value).items())
+        changed = ", ".join(f"{name}={inside(field)}" for name, field in changed_fields(value).items())
         return f"{value.kind}({changed})" if changed else value.kind
     if isinstance(value, tuple):
-        return f"({', '.join(map(notation, value))}{',' * (len(value) == 1)})"
-    if isinstance(value, str) and not value.isidentifier():
-        return repr(value)
+        return f"({', '.join(map(inside, value))}{',' * (len(value) == 1)})"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def inside(value: Any) -> str:
+    """Format a field of a part or an element of a tuple; texts that are no names are in quotes."""
+    return repr(value) if isinstance(value, str) and not value.isidentifier() else notation(value)
 
 
 def weighted(weight: float, part: Any) -> str:

@@ -253,7 +253,7 @@ def test_data_show_prints_the_shape_and_the_trained_texts(tmp_path: Path, capsys
     path.write_text(json.dumps([CASES["sharegpt"][1]] * 5))
     assert main(["data", "show", str(path), "--count", "2"]) == 0
     out = capsys.readouterr().err
-    assert f"{path} row 2\nSystem: Be!\\nUser: 2?\\nAssistant: " in out
+    assert f"{path} row 2\n<|endoftext|>System: Be!User: 2?Assistant: " in out
     assert "[3" in out
     assert "row 3" not in out
     assert f"{path}: ShareGPT conversations" in out

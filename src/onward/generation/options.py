@@ -20,7 +20,7 @@ StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether
 @named
 @dataclass(frozen=True)
 class GenerationOptions(Sampling):
-    """The options of a request: how its tokens are sampled, and the length, end, form and number of its answers."""
+    """Length, end, form and number of the answers to a prompt, in addition to the sampling."""
 
     max_new_tokens: SizeOrZero | None = None  # the most tokens of an answer; none: 256, or as many as the context holds
     min_new_tokens: SizeOrZero = 0  # no stop token is generated before this many new tokens

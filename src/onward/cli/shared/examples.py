@@ -44,7 +44,8 @@ def show(config: FinetuneConfig, tokenizer: Tokenizer, count: int, as_json: bool
         numbers = "".join(f", {name} {value:g}" for name, value in example.numbers.items())
         for sequence, parts in zip(example.sequences, sequences):
             lengths = f": {sum(sequence.trained):,} of {len(sequence.tokens):,} tokens are trained" if tokens else ""
-            console.print(f"\n{example.place}{lengths}{numbers}", style="bold", markup=False, highlight=False)
+            title = f"\n{example.place}{lengths}{numbers}"
+            console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
             console.print(colored(parts), soft_wrap=True)
     shapes = {source: [*counts] for source, counts in records.counts.items()}
     if as_json:

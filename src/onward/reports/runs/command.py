@@ -1,5 +1,6 @@
 """The command that repeats the training of a run, from its recorded options."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
@@ -45,5 +46,7 @@ def written(value: Any) -> str:
 
 
 def public(text: str) -> str:
-    """A text; of an absolute path only the last part, since the rest is private."""
-    return PurePath(text).name if PurePath(text).is_absolute() else text
+    """Return a text; of an absolute path, alone or in quotes, only the last part, since the rest is private."""
+    if PurePath(text).is_absolute():
+        return PurePath(text).name
+    return re.sub(r"'(/[^']*)'", lambda match: repr(PurePath(match[1]).name), text)
