@@ -97,6 +97,9 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "simpo(gamma=0.7, label_smoothing=0.2)": lambda c, r, a, b, n, k: (
         -log_s(0.3 * (a - b) - 0.7) * 0.8 - log_s(-0.3 * (a - b) + 0.7) * 0.2
     ),
+    "cpo(label_smoothing=0.2)": lambda c, r, a, b, n, k: (
+        -log_s(0.3 * (a * n - b * k)) * 0.8 - log_s(0.3 * (b * k - a * n)) * 0.2
+    ),
     "orpo": lambda c, r, a, b, n, k: -a - 0.3 * log_s(log_odds(a) - log_odds(b)),
     "dpo + 0.2 * sft": lambda c, r, a, b, n, k: -log_s(0.3 * (c - r)) - 0.2 * a,
     "ipo - 0.5 * simpo(gamma=0)": lambda c, r, a, b, n, k: (c / n - r / k - 1 / 0.6) ** 2 + 0.5 * log_s(0.3 * (a - b)),
@@ -323,16 +326,17 @@ def theirs(notation: str, model: Decoder, reference: Decoder, batch: ExampleBatc
         model=model, accelerator=gather, aux_loss_enabled=False, _metrics=metrics, beta=beta, label_smoothing=smoothing
     )
     own = vars(common)
-    if name in ("orpo", "simpo"):
+    if name in ("orpo", "simpo", "cpo"):
         found = sequence_logprobs(model, batch)
-        chosen, rejected = found.mean[::2], found.mean[1::2]
+        scores = found.total if name == "cpo" else found.mean
+        chosen, rejected = scores[::2], scores[1::2]
         if name == "orpo":
             from trl.experimental.orpo import ORPOTrainer
 
             return (-chosen - ORPOTrainer.odds_ratio_loss(common, chosen, rejected)[0]).mean()
         from trl.experimental.cpo import CPOTrainer
 
-        own |= {"loss_type": "simpo", "simpo_gamma": 0.5, "alpha": 0.0}
+        own |= {"loss_type": {"cpo": "sigmoid"}.get(name, name), "simpo_gamma": 0.5, "alpha": 0.0}
         return CPOTrainer.cpo_loss(common, chosen, rejected)[0].mean()
     own |= {"precompute_ref_logps": False, "ref_model": Stub(reference), "args": SimpleNamespace()}
     own["args"].gradient_checkpointing_kwargs = None
@@ -379,6 +383,7 @@ TRL: dict[str, tuple[dict[str, float], float, float | None]] = {  # losses of DP
     "discopop": ({"discopop": 1.0}, 0.0, None),
     "dpo + 0.3 * nca - 0.1 * hinge": ({"sigmoid": 1.0, "nca_pair": 0.3, "hinge": -0.1}, 0.0, None),
     "simpo(label_smoothing=0.1)": ({}, 0.1, None),
+    "cpo(label_smoothing=0.1)": ({}, 0.1, None),
     "orpo": ({}, 0.0, None),
     "kto": ({}, 0.0, None),
 }
