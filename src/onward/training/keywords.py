@@ -70,6 +70,7 @@ class FinetuneKeywords(CommonKeywords, total=False):
 
     method: str | Method
     columns: str
+    weights: Sequence[float]
     template: str
     length: int
     too_long: Literal["error", "cut", "drop"]

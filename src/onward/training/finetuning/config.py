@@ -42,7 +42,7 @@ class FinetuneConfig(RunConfig, ExampleOptions):
     """Everything that determines what fine-tuning computes. Raises a UserError for values out of range."""
 
     fixed: ClassVar[tuple[str, ...]] = (
-        *("weights", "tokenizer", "field", "encoding", "pack", "preset", "model", "mup"),
+        *("tokenizer", "field", "encoding", "pack", "preset", "model", "mup"),
         *("label_smoothing", "z_loss", "loss_chunk"),  # which are fields of methods
     )
 
@@ -58,6 +58,8 @@ class FinetuneConfig(RunConfig, ExampleOptions):
         if not self.base:
             raise UserError("no model to fine-tune: name its folder")
         renaming(self.columns)
+        if self.weights and not self.method.by_record:
+            raise UserError(f"weights are given, and {self.method.kind} reads all sources as one: leave them out")
         self.method.check()
         if self.quantize and not self.lora:
             raise UserError(f"quantize is {self.quantize!r} without adapters to train: give lora, or leave it out")

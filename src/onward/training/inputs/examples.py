@@ -15,6 +15,7 @@ from onward import fields
 from onward.checkpoint.load import open_source
 from onward.data.examples import Encoder, Examples, held_out, tabulated
 from onward.data.forms import with_fields
+from onward.data.mixtures import SET, joined, one_set, weighted
 from onward.data.packing import PackedExamples, batch_of
 from onward.data.progress import Progress, silent
 from onward.data.records import Record
@@ -67,6 +68,14 @@ class ExampleInputs(Inputs):
         """Rows of the held-out examples; None if there are none."""
         return None if self.held_out is None else self.packed(self.held_out, context_length, None)
 
+    def validation_sets(self, config: Any, context_length: int) -> dict[str, PackedExamples]:
+        """Return the rows of the held-out examples of each source by its name, if there are several."""
+        if self.held_out is None or SET not in self.held_out.numbers:
+            return {}
+        present = {int(index) for index in self.held_out.numbers[SET]}
+        sets = {name: one_set(self.held_out, i) for i, name in enumerate(short_names(config.sources)) if i in present}
+        return {name: self.packed(examples, context_length, None) for name, examples in sets.items()}
+
     def measure(self, loss: Loss) -> Loss:
         """The loss for validation: the training loss itself."""
         return loss
@@ -81,6 +90,12 @@ class ExampleInputs(Inputs):
         batches = (rows.read(chosen[i : i + size]).to(model.device) for i in range(0, len(chosen), size))
         means = mean_figures(model, batches, loss)
         return {"loss": means.loss, "tokens": rows.num_tokens * len(chosen) // len(rows)} | means.figures
+
+
+def short_names(sources: Sequence[str]) -> list[str]:
+    """Return names of sources for the log: those of their files, or the sources themselves if some are equal."""
+    names = [Path(source).name.partition(".")[0] for source in sources]
+    return names if len({*names}) == len(names) else list(sources)
 
 
 def row_length(config: FinetuneConfig, context_length: int) -> int:
@@ -112,7 +127,9 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         notes.extend(rows.sentences())
         return examples
 
-    train, part = table(config.sources), share(config.validation) if config.validation != "none" else None
+    several = len(config.sources) > 1 and method.by_record
+    train = joined([table([source]) for source in config.sources]) if several else table(config.sources)
+    part = share(config.validation) if config.validation != "none" else None
     files = {TRAIN: train}
     if part:
         chosen = held_out(len(train), part)
@@ -120,6 +137,8 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
             files = {TRAIN: train.select(np.flatnonzero(~chosen)), VALIDATION: train.select(np.flatnonzero(chosen))}
     elif config.validation != "none":
         files[VALIDATION] = table([config.validation])
+    if config.weights:
+        files[TRAIN] = weighted(files[TRAIN], config.weights, config.seed)
     check_labels(files[TRAIN], config)
     for name, examples in files.items():
         (with_reference(examples, config) if isinstance(method.reference, Kept) else examples).save(folder / name)

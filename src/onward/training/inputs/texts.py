@@ -3,7 +3,7 @@
 RUN/inputs.json names the prepared folders, in order, with the checksum of each index, and those of tokenizer and model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -62,6 +62,10 @@ class Inputs:
     def validation_windows(self, config: RunConfig, context_length: int) -> HeldOutWindows | None:
         """The windows of the whole validation text."""
         return None if self.validation is None else ValidationWindows(self.validation, context_length, config.pack)
+
+    def validation_sets(self, config: RunConfig, context_length: int) -> Mapping[str, HeldOutWindows]:
+        """Return the held-out examples of each source by its name, for a loss of its own; by default none."""
+        return {}
 
     def measure(self, loss: Loss) -> Loss:
         """The loss for validation, in a run that trains with `loss`: for text, the plain cross-entropy."""

@@ -21,6 +21,7 @@ class Classify(Method, kind="classify"):
 
     formula: ClassVar[str] = "-log p(label | text) - lm_weight mean over tokens of log p(token | tokens before it)"
     by_example: ClassVar[bool] = True
+    by_record: ClassVar[bool] = False
     reports: ClassVar[tuple[str, ...]] = ("accuracy", "label_loss", "text_loss", "calibration_error")
 
     lm_weight: NotNegative = 0.5  # weight of the cross-entropy of the text

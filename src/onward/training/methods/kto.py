@@ -27,6 +27,7 @@ class KTO(Method, kind="kto"):
 
     formula: ClassVar[str] = "w (1 - s(beta (r - KL))) if the answer is wanted, else w (1 - s(beta (KL - r)))"
     by_example: ClassVar[bool] = True
+    by_record: ClassVar[bool] = False
     dropout: ClassVar[bool] = False
     rate: ClassVar[float] = 0.005
     reports: ClassVar[tuple[str, ...]] = ("accuracy", "kl", "reward")

@@ -41,6 +41,7 @@ class Method(Part):
     formula: ClassVar[str] = ""  # the loss of one target or example, for `--help`
     rate: ClassVar[float] = 0.05  # the default learning rate times d_model; that of pre-training is 0.5
     by_example: ClassVar[bool] = False  # whether the loss is a mean over examples, and not over targets
+    by_record: ClassVar[bool] = True  # whether the examples of a record do not depend on other records
     dropout: ClassVar[bool] = True  # whether training uses dropout; losses that compare log-probabilities do without
     labels: ClassVar[tuple[str, ...]] = ()  # of the head of outputs that it trains; those of `classify` are in its data
     reports: ClassVar[tuple[str, ...]] = ()  # the names of its figures in the log, beside the loss

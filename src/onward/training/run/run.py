@@ -67,6 +67,7 @@ class Run(Shown):
         self.device, context_length = self.model.device, self.model.config.context_length
         self.planner = Planner(p.config, p.inputs.windows(p.config, context_length), self.device, self.processes)
         self.held_out = p.inputs.validation_windows(p.config, context_length)
+        self.held_out_sets = p.inputs.validation_sets(p.config, context_length)
         self.saver = Saver(self.folder, p.config.keep, adapter_base(p.config, p.model))
         self.log = EventLog(self.folder, not self.processes.rank, p.messages)
 
@@ -217,7 +218,7 @@ class Run(Shown):
             return
         loss = self.inputs.measure(self.trainer.loss)
         with self.budget.validating() if self.budget else nullcontext():
-            validation = validate(self.trainer, self.tokenizer, self.held_out, self.config, loss)
+            validation = validate(self.trainer, self.tokenizer, self.held_out, self.config, loss, self.held_out_sets)
             if not self.processes.rank:
                 self.saver.best(self.step, validation.validation_loss)
             yield self.log.write(validation)

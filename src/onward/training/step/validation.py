@@ -1,6 +1,7 @@
 """Validation during a run: the loss on a part of the validation text, and measurements of the model."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from onward.data.windows import IGNORE_INDEX, HeldOutWindows
@@ -23,10 +24,16 @@ class Validation:
 
 
 def validate(
-    trainer: Trainer, tokenizer: Tokenizer, windows: HeldOutWindows, config: RunConfig, loss: Loss
+    trainer: Trainer,
+    tokenizer: Tokenizer,
+    windows: HeldOutWindows,
+    config: RunConfig,
+    loss: Loss,
+    sets: Mapping[str, HeldOutWindows] | None = None,
 ) -> Validation:
-    """The means of a loss over about `config.validation_tokens` tokens of evenly spread windows, in the precision of
-    training and with averaged weights if the trainer averages them."""
+    """Compute the means of a loss over about `config.validation_tokens` tokens of evenly spread windows, in the
+    precision of training and with averaged weights if the trainer averages them; of each of the `sets` of a mixture,
+    the loss alone."""
     model, size = trainer.model, config.batch_size
     apart = max(1, windows.num_tokens // config.validation_tokens)
     chosen = range(0, len(windows), apart)
@@ -34,6 +41,10 @@ def validate(
         batches = (windows.read(chosen[i : i + size]).to(model.device) for i in range(0, len(chosen), size))
         means = mean_figures(model, batches, loss, config.precision)
         figures = measure(model, windows.read(chosen[:size]).to(model.device))
+        for name, own in (sets or {}).items():
+            rows = range(0, len(own), max(1, own.num_tokens // config.validation_tokens))
+            parts = (own.read(rows[i : i + size]).to(model.device) for i in range(0, len(rows), size))
+            figures[f"set_loss/{name}"] = mean_figures(model, parts, loss, config.precision).loss
     whole = windows.read(chosen)
     targets = whole.targets[whole.targets != IGNORE_INDEX].tolist()
     bits = math.nan
