@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,10 +51,11 @@ def test_a_run_on_a_mixture_packs_across_sets_and_validates_each(tmp_path: Path)
     files = [write_rows(tmp_path / f"{name}.jsonl", part) for name, part in zip(("ones", "twos"), rows)]
     made = config(base, files[0], tmp_path / "run", template="", validation="0.2", batch_size=2)
     run = Run.start(replace(made, sources=tuple(map(str, files)), weights=(3.0, 1.0)))
-    sets = run.inputs.examples.numbers[SET]
+    inputs: Any = run.inputs
+    sets = inputs.examples.numbers[SET]
     assert (sets == 0).sum() == 24
     assert (sets == 1).sum() == 8
-    batch = run.inputs.windows(run.config, 96).read(range(4))
+    batch = inputs.windows(run.config, 96).read(range(4))
     assert any(len({*row.tolist()}) > 1 for row in batch.sequences)
     list(run.train())
     [last] = [row for row in metrics(tmp_path / "run") if "validation_loss" in row][-1:]
