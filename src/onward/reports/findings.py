@@ -1,4 +1,4 @@
-"""The findings of the doctor as a page that needs no other file."""
+"""Writes the findings of `onward doctor` as a self-contained HTML page."""
 
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -13,8 +13,11 @@ NAMES = {"where": "where", "how": "how it was measured", "why": "why it matters"
 
 
 def write_findings(page: Path, target: str, summary: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the doctor's findings on a target as tables, failures first: the finding, its location, the measurement,
-    why it matters, and the remedy."""
+    """Write the findings of `onward doctor` about `target` as an HTML page, failures first.
+
+    Each of `rows` is one check: its name, its status, the finding ("what"), the location ("where"), the measurement
+    ("how"), why it matters, and the remedy ("mend"). `summary` is the sentence at the top.
+    """
     failed = [row for row in rows if row["status"] == "failed"]
     others = {status: [row for row in rows if row["status"] == status] for status in STATUSES}
     parts = {
@@ -36,11 +39,11 @@ def write_findings(page: Path, target: str, summary: str, rows: Sequence[Mapping
 
 
 STATUSES = "not run", "ok", "noted", "not applicable"
-HEADER = "check", "what was found", "how it was measured"
+HEADER = "check", "finding", "how it was measured"
 
 
 def article(row: Mapping[str, Any]) -> str:
-    """One failure as an article."""
+    """Return the HTML article for the row of a failed check."""
     facts = [(title, str(row[name])) for name, title in NAMES.items() if row[name]]
     return (
         f'<article><h2>{visible(row["check"])}</h2><p class="notice">{visible(row["what"])}</p>{table(facts)}</article>'

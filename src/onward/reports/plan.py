@@ -1,4 +1,4 @@
-"""The plan of a decoder, line by line: each requirement and each speed with its formula."""
+"""The plan of a decoder (`onward plan`): its memory, operations and speed as lines of text, each with its formula."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from onward.planning.mesh import Mesh, device_memory, traffic
 from onward.planning.parameters import active_parameters, cache_bytes_per_token, parameters
 from onward.training.step.loss import CrossEntropy
 
-BATCHES = 1 << 20  # the most rows that are looked for
-ROWS = 4  # more windows of a batch, whose memory says that of one
+BATCHES = 1 << 20  # largest batch that the search tries, rows
+ROWS = 4  # windows added to a batch, to measure the memory of a window
 
 
 @dataclass(frozen=True)
 class Line:
-    """A figure of a plan."""
+    """One figure of a plan, such as the memory of the weights, with its formula."""
 
     section: str
     what: str
@@ -50,7 +50,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Planned:
-    """The input of a plan: a decoder, its use, and the machine."""
+    """The input of a plan: a decoder, how it is used, and the machine. The methods compute the lines of the plan."""
 
     config: DecoderConfig
     machine: Machine
@@ -62,46 +62,51 @@ class Planned:
     precision: str = "bf16"  # of products in training
     optimizer: str = "adamw"
     recompute: bool = False
-    tokens: float = 0.0  # of the whole training
+    tokens: float = 0.0  # of the entire training
     price: float = 0.0  # of an hour of a machine
     count: int = 1  # machines that train
     mesh: Mesh | None = None  # their groups
 
     @property
     def holes(self) -> float:
+        """The share of memory that the allocator loses to gaps between tensors; 0 except on a CPU."""
         return HOLES if self.machine.is_cpu else 0.0
 
     def generation(self, batch: int, context: int) -> GenerationMemory:
+        """Compute the memory of generation for `batch` rows of `context` tokens."""
         options = {"quantize": self.quantize, "quantized_cache": self.quantized_cache}
         return generation_memory(self.config, batch, context, DTYPES[self.dtype], holes=self.holes, **options)  # type: ignore[arg-type]
 
     @cached_property
     def trained(self) -> DecoderConfig:
-        """The decoder in training. Except on a CPU, kernels apply dropout to attention weights without keeping the
-        weights."""
+        """The decoder as it is trained. Except on a CPU it has no dropout, since fused attention kernels store no
+        dropped attention weights."""
         return self.config if self.machine.is_cpu else replace(self.config, dropout=0.0)
 
     @property
     def step_options(self) -> dict[str, Any]:
-        """The options of a training step, for the functions of its memory."""
+        """The options of a training step, as keyword arguments of `training_memory` and `device_memory`."""
         options = {"precision": self.precision, "optimizer": self.optimizer, "recompute": self.recompute}
         return {**options, "holes": self.holes}
 
     def training(self, batch: int) -> TrainingMemory:
+        """Compute the memory of training on `batch` windows of `context` tokens."""
         return training_memory(self.trained, batch, self.context, CrossEntropy(), **self.step_options)
 
     @cached_property
     def here(self) -> GenerationMemory:
+        """The memory of generation for the planned batch and context."""
         return self.generation(self.batch, self.context)
 
     def cache(self, batch: int, context: int) -> int:
+        """Compute the bytes of the KV cache for `batch` rows of `context` tokens."""
         chunk = self.here.chunk
         return cache_bytes(
             self.config, batch, context, DTYPES[self.dtype], quantized=self.quantized_cache, chunk=min(chunk, context)
         )
 
     def lines(self) -> Iterator[Line]:
-        """All lines, section by section."""
+        """Yield all lines of the plan, section by section."""
         yield from self.operations()
         yield from self.generation_lines()
         yield from self.training_lines()
@@ -110,6 +115,7 @@ class Planned:
         yield from self.speeds()
 
     def operations(self) -> Iterator[Line]:
+        """Yield the lines for floating-point operations per token."""
         line = partial(number, "operations per token")
         config, count, active = self.config, parameters(self.config), active_parameters(self.config)
         products, attention = weight_flops(config), causal_attention_flops(config, self.context)
@@ -125,19 +131,22 @@ class Planned:
         yield line("6 N without embeddings", 6 * rest, "6 x parameters of layers and untied head (Kaplan)")
 
     def generation_lines(self) -> Iterator[Line]:
+        """Yield the lines for the memory of generation, the longest context and the largest batch."""
         section = f"memory of generation, {self.batch} x {self.context:,} tokens"
         line, config, memory = partial(size, section), self.config, self.here
         dtype = DTYPES[self.dtype]
         kept = self.quantize or self.dtype
         yield line("weights", memory.weights, f"parameters x bytes in {kept}")
-        one = cache_bytes(config, 1, 1, dtype, quantized=self.quantized_cache)
+        per_token = cache_bytes(config, 1, 1, dtype, quantized=self.quantized_cache)
         how = "int8 and a scale for each vector" if self.quantized_cache else f"{dtype.itemsize} bytes"
-        yield line("KV cache per token", one, f"numbers that each layer keeps x {how}")
+        yield line("KV cache per token", per_token, f"cached numbers of all layers x {how}")
         if any(0 < at(config.attention, layer).window < self.context for layer in range(config.n_layers)):
             last = cache_bytes_per_token(config, dtype.itemsize, self.context)
             yield line("KV cache per token, windows full", last, "layers with a window overwrite their oldest token")
         yield line(
-            "KV cache", memory.cache, f"per token x (tokens + {memory.chunk} of a chunk) x rows, windows counted"
+            "KV cache",
+            memory.cache,
+            f"per token x (tokens + a chunk of {memory.chunk}) x rows; layers with a window keep fewer tokens",
         )
         yield line("activations", memory.activations, f"dry run of {memory.chunk} tokens of a prompt{self.allocator}")
         yield from self.fit(line, memory.peak, "weights + KV cache + activations")
@@ -154,26 +163,31 @@ class Planned:
 
     @property
     def allocator(self) -> str:
-        return f", and {HOLES:.0%} of holes in a CPU's memory" if self.holes else ""
+        """The words added to a formula for the gaps between tensors; "" without gaps."""
+        return f", plus {HOLES:.0%} for gaps in a CPU's memory" if self.holes else ""
 
     def fit(self, line: partial[Line], peak: int, by: str) -> Iterator[Line]:
-        """The peak, and its share of the machine's memory."""
+        """Yield the line for the peak memory, and the line for the memory left or missing on the machine. `line` makes
+        a line of the section; `by` is the formula of the peak."""
         yield line("peak", peak, by)
         left = self.machine.memory - peak
         what = "left" if left >= 0 else "does not fit, too much by"
         yield line(what, abs(left), f"{size_of(int(self.machine.memory))} of {self.machine.name}")
 
     def training_lines(self) -> Iterator[Line]:
+        """Yield the lines for the memory of training and the largest batch."""
         section = f"memory of training, {self.batch} x {self.context:,} tokens in {self.precision}"
         line, memory = partial(size, section), self.training(self.batch)
         yield line("weights", memory.weights, "4 bytes x parameters")
         yield line("gradients", memory.gradients, "4 bytes x parameters")
         per = {"adamw": "8 bytes x parameters: two moments", "muon": "4 bytes x matrices of blocks, 8 bytes x the rest"}
         yield line("optimizer", memory.optimizer, per[self.optimizer])
-        yield line("activations", memory.activations, "dry run: what the forward keeps for the backward")
+        yield line("activations", memory.activations, "dry run: tensors that the forward saves for the backward")
         if memory.holes:
-            yield line("allocator", memory.holes, f"{HOLES:.0%} of gradients and activations: holes in a CPU's memory")
-        yield from self.fit(line, memory.peak, "most at a time: gradients come while activations go")
+            yield line("allocator", memory.holes, f"{HOLES:.0%} of gradients and activations: gaps in a CPU's memory")
+        yield from self.fit(
+            line, memory.peak, "largest sum at one time: activations are freed while gradients are made"
+        )
         if memory.peak < self.machine.memory:
             each = (self.training(self.batch + ROWS).peak - memory.peak) / ROWS
             windows = self.batch + int((self.machine.memory - memory.peak) / each)
@@ -182,24 +196,27 @@ class Planned:
             )
 
     def mesh_lines(self, mesh: Mesh) -> Iterator[Line]:
+        """Yield the lines for the memory of one device of a mesh in training, and the bytes that it sends in a step."""
         how = "matrices divided" if mesh.inside == "tensor" else "weights, gradients and state divided"
         section = f"one device of {mesh.groups} groups of {mesh.devices} ({how}), training in {self.precision}"
         line, n, rows = partial(size, section), mesh.devices, self.batch
         memory = device_memory(self.trained, mesh, rows, self.context, CrossEntropy(), **self.step_options)
-        gathered = " + two blocks that are gathered" * (mesh.inside == "shards" and n > 1)
+        gathered = " + two gathered blocks" * (mesh.inside == "shards" and n > 1)
         yield line("weights", memory.weights, f"4 bytes x its share of the parameters, 1 / {n}{gathered}")
         yield line("gradients", memory.gradients, "4 bytes x its share")
         yield line("optimizer", memory.optimizer, "state of its share")
         yield line("activations", memory.activations, "dry run of its share" if mesh.inside == "tensor" else "dry run")
-        yield from self.fit(line, memory.peak, "most at a time, of all of these and temporary tensors")
+        yield from self.fit(line, memory.peak, "largest sum of these and temporary tensors at one time")
         windows = rows * mesh.batches
-        which = f"{mesh.batches} {'devices' if mesh.inside == 'shards' else 'groups'} with windows of their own"
+        which = f"{mesh.batches} {'devices' if mesh.inside == 'shards' else 'groups'} with different windows"
         yield Line(section, "windows of a step", windows, f"{windows:,} windows", f"batch x {which}")
         sent = traffic(self.config, mesh, rows, self.context, self.precision)
         yield line("sent inside its group", round(sent.inside), sent.formula_inside)
         yield line("sent between groups", round(sent.between), sent.formula_between)
 
     def speeds(self) -> Iterator[Line]:
+        """Yield the lines for the speed of prefill, decoding and training on the machine, and for the hours and cost of
+        a training."""
         section = f"speed on {self.machine.name} ({self.machine.source})"
         machine, config, memory = self.machine, self.config, self.here
         line = partial(Line, section)
@@ -240,15 +257,17 @@ class Planned:
 
 
 def unread(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """The bytes of weights that a decoding step of one row does not read: the embedding, unless it is also the head,
-    and the experts that the token is not assigned to."""
+    """Return the bytes of weights that decoding one token does not read: the embedding, unless it is also the head, and
+    the experts that the token is not assigned to."""
     table = 0 if config.tied else config.vocab_size * config.d_embed
     return (table + parameters(config) - active_parameters(config)) * dtype.itemsize
 
 
 def number(section: str, what: str, value: float, by: str) -> Line:
+    """Return a line whose value is a plain number. `what` is the name of the figure, `by` its formula."""
     return Line(section, what, value, f"{value:.4g}" if value >= 1e6 else f"{value:,.0f}", by)
 
 
 def size(section: str, what: str, value: int, by: str) -> Line:
+    """Return a line whose value is a number of bytes. `what` is the name of the figure, `by` its formula."""
     return Line(section, what, value, size_of(int(value)), by)

@@ -1,4 +1,4 @@
-"""One block of a decoder, explained step by step for one token.
+"""Explains one block of a decoder step by step for one token.
 
 Shapes: H heads, K key/value heads, E width of a query, F width of a value.
 """
@@ -18,12 +18,12 @@ from onward.tracing.sites import attend_modules
 
 
 def block(token: Followed, layer: int) -> Iterator[Step]:
-    """One block in detail."""
+    """Yield the steps of block `layer` in detail: attention, then feed-forward."""
     c, name, count = token.config, f"blocks.{layer}", len(token.tokens)
     where = f"Block {layer} (of 0 to {c.n_layers - 1})"
     wide = f"(1, {count}, {c.d_model})"
     part = at(c.block, layer)
-    written = formula(part)
+    equation = formula(part)
     if f"{name}.attn_norm" in token.t and part.kind != "post_norm":
         yield token.norm(at(c.norm, layer), f"{where}: norm", f"{name}.in", f"{name}.attn_norm", wide)
     yield from attention(token, layer, where)
@@ -34,7 +34,7 @@ def block(token: Followed, layer: int) -> Iterator[Step]:
         "out(heads)",
         f"The outputs of the {c.n_heads} heads are put side by side, and one matrix mixes them into a vector as "
         f"wide as the residual stream. This is what attention has to say about {token.piece}; its length is "
-        f"{out.norm():.2f}, that of the stream {before.norm():.2f}. The block adds it: {written}.",
+        f"{out.norm():.2f}, that of the stream {before.norm():.2f}. The block adds it: {equation}.",
         [vector("output of attention", out)]
         + ([vector("stream after the addition", token.at(f"{name}.mid"))] if f"{name}.mid" in token.t else []),
     )
@@ -46,7 +46,7 @@ def block(token: Followed, layer: int) -> Iterator[Step]:
     yield Step(
         f"{where}: what the block has changed",
         wide,
-        written,
+        equation,
         f"The vector went in with length {before.norm():.2f} and comes out with {after.norm():.2f}; the cosine of "
         f"both is {torch.cosine_similarity(before, after, 0):.2f}. {token.guess(layer)}",
         [vector("into the block", before), vector("out of the block", after)],
@@ -54,7 +54,7 @@ def block(token: Followed, layer: int) -> Iterator[Step]:
 
 
 def block_in_short(token: Followed, layer: int) -> Step:
-    """One block in one step."""
+    """Return one step that summarizes block `layer`."""
     c, name = token.config, f"blocks.{layer}"
     before, attended = token.at(f"{name}.in"), token.at(f"{name}.attn.out")
     weights = token.weights(layer)
@@ -72,16 +72,17 @@ def block_in_short(token: Followed, layer: int) -> Step:
 
 
 def attention(token: Followed, layer: int, where: str) -> Iterator[Step]:
-    """Queries, keys and values, rotation, scores and weights."""
+    """Yield the steps of attention: queries, keys and values, rotation, scores and weights. `where` names the block in
+    the titles."""
     c, name, count = token.config, f"blocks.{layer}.attn", len(token.tokens)
-    queries, keys, values = (token.t[f"{name}.{one}"][0].float().cpu() for one in "qkv")
+    queries, keys, values = (token.t[f"{name}.{part}"][0].float().cpu() for part in "qkv")
     yield projections(token, layer, where, queries[token.p], keys[token.p], values[token.p])
     if f"{name}.q_rotated" in token.t:
-        queries, keys = (token.t[f"{name}.{one}_rotated"][0].float().cpu() for one in "qk")
+        queries, keys = (token.t[f"{name}.{part}_rotated"][0].float().cpu() for part in "qk")
         yield rotation(token, layer, where, queries[token.p])
     weights = token.weights(layer)
     scores, biased = (
-        token.t[f"{name}.{one}"][0, :, token.p, : token.p + 1].float().cpu() for one in ("scores", "masked_scores")
+        token.t[f"{name}.{part}"][0, :, token.p, : token.p + 1].float().cpu() for part in ("scores", "masked_scores")
     )
     head, best = divmod(int(weights[:, 1:].argmax()), token.p) if token.p else (0, -1)
     best += 1
@@ -120,7 +121,7 @@ def attention(token: Followed, layer: int, where: str) -> Iterator[Step]:
 
 
 def projections(token: Followed, layer: int, where: str, q: Tensor, k: Tensor, v: Tensor) -> Step:
-    """Queries (H, E), keys (K, E) and values (K, F) of the token."""
+    """Return the step that shows the token's queries (H, E), keys (K, E) and values (K, F)."""
     c, latent, count = token.config, f"blocks.{layer}.attn.latent", len(token.tokens)
     shape = f"q (1, {count}, {len(q)}, {q.size(1)}), k and v (1, {count}, {len(k)}, {k.size(1)})"
     panels = [head_vectors("queries", q), head_vectors("keys", k), head_vectors("values", v)]
@@ -149,7 +150,8 @@ def projections(token: Followed, layer: int, where: str, q: Tensor, k: Tensor, v
 
 
 def rotation(token: Followed, layer: int, where: str, q: Tensor) -> Step:
-    """The rotation of queries and keys; `q` are the rotated queries (H, E) of the token."""
+    """Return the step that shows the rotation of queries and keys by their positions; `q` are the token's rotated
+    queries (H, E)."""
     c, part, position = token.config, at(token.config.attention, layer), at(token.config.position, layer)
     first = q.size(1) - part.rope_width(c)  # of latent attention, the numbers before it are not rotated
     pairs = f"Pairs of the last {part.rope_width(c)} numbers" if first else "Pairs of numbers"
@@ -170,7 +172,8 @@ def rotation(token: Followed, layer: int, where: str, q: Tensor) -> Step:
 
 
 def feed_forward(token: Followed, layer: int, where: str, wide: str) -> Iterator[Step]:
-    """The feed-forward of a block."""
+    """Yield the steps of the feed-forward of a block. `where` names the block in the titles; `wide` is the shape of the
+    residual stream, as text."""
     c, name, count = token.config, f"blocks.{layer}.mlp", len(token.tokens)
     out = token.at(f"{name}.out")
     if f"{name}.router.choices" in token.t:

@@ -1,4 +1,4 @@
-"""The token that `onward explain` follows: its activations, and panels for them.
+"""The token that `onward explain` follows through a decoder, with its activations and panels that show them.
 
 Shapes: T tokens, H heads, E d_head. Every number is a traced activation.
 """
@@ -29,7 +29,7 @@ OF_ALL_BLOCKS = ("in", "attn.weights", "attn.out", "mlp.out", "out")
 
 
 class Followed:
-    """The token at `position` of a text, with the main activations of the model and all activations of block
+    """The token at `position` of a text, with the main activations of all blocks and every activation of block
     `layer`."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, tokens: Sequence[int], position: int, layer: int) -> None:
@@ -45,19 +45,19 @@ class Followed:
 
     @property
     def piece(self) -> str:
-        """The followed token in quotes."""
+        """The text of the token, in quotes."""
         return f"“{self.pieces[self.p]}”"
 
     def at(self, name: str) -> Tensor:
-        """An activation at the followed token, in fp32."""
+        """Return the activation `name` at the token, in fp32."""
         return self.t[name][0, self.p].float().cpu()
 
     def weights(self, layer: int) -> Tensor:
-        """The attention weights of the followed token, (H, p + 1)."""
+        """Return the attention weights (H, p + 1) of the token at position p over itself and the tokens before it."""
         return self.t[f"blocks.{layer}.attn.weights"][0, :, self.p, : self.p + 1].float().cpu()
 
     def guess(self, layer: int) -> str:
-        """The prediction from the residual stream after a block, by the logit lens."""
+        """Return, as text, the next token that the logit lens predicts from the residual stream after block `layer`."""
         with torch.inference_mode():
             x = self.t[f"blocks.{layer}.out"][:, self.p : self.p + 1]
             p = self.model.logits(self.model.norm(x))[0, 0].float().softmax(-1)
@@ -65,7 +65,8 @@ class Followed:
         return f"If the model ended here, it would say “{name}” with {p.max():.1%}.".replace("%", " %")
 
     def norm(self, part: Norm, title: str, before: str, after: str, wide: str) -> Step:
-        """The step of a norm, between the activations `before` and `after`."""
+        """Return the step of a norm; `before` and `after` name its input and output activations, `wide` is their shape
+        as text."""
         y, scale, module = self.at(after), f"{after}.scale", self.model.get_submodule(after)
         divided = formula(part)
         weighted = ", then multiplied by learned weights" * any(True for _ in module.parameters())
@@ -81,20 +82,21 @@ class Followed:
         )
 
     def of_heads(self, title: str, x: Tensor, scale: Scale | None = None, reading: str = "") -> Panel:
-        """A table of numbers for each head and each of the last KEYS tokens up to the followed one, from (H, p + 1)."""
+        """Return a table with a row per head and a column for each of the last KEYS tokens up to the followed token,
+        from `x` (H, p + 1). `reading` is the sentence for the cell under the pointer."""
         shown = slice(max(0, self.p + 1 - KEYS), self.p + 1)
         rows = [f"head {h}" for h in range(min(len(x), 2 * HEADS))]
         values = x[: len(rows), shown].numpy()
         return cells(title, values, rows, self.pieces[shown], scale=scale, reading=reading)
 
     def weights_panel(self, layer: int) -> Panel:
-        """The attention weights of the followed token."""
+        """Return a panel of the token's attention weights in block `layer`."""
         scale = Scale(1, root=True, unit="weight")
         return self.of_heads("attention weights", self.weights(layer), scale, "{row} looks at {column} with {value}")
 
 
 def vector(title: str, x: Tensor) -> Panel:
-    """The first numbers of a vector."""
+    """Return a panel of the first numbers of a vector."""
     shown = x[:NUMBERS]
     more = f" (first {NUMBERS} of {len(x):,} numbers)" if len(x) > NUMBERS else ""
     return cells(
@@ -108,7 +110,7 @@ def vector(title: str, x: Tensor) -> Panel:
 
 
 def head_vectors(title: str, x: Tensor) -> Panel:
-    """The first numbers of the vectors of heads (H, E)."""
+    """Return a panel of the first numbers of each head's vector, from `x` (H, E)."""
     shown = x[:HEADS, :NUMBERS]
     more = f" (first {NUMBERS} of {x.size(1)} numbers)" if x.size(1) > NUMBERS else ""
     return cells(

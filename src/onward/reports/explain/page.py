@@ -1,4 +1,4 @@
-"""One token followed through a decoder, from its id to the next token, step by step with shapes and numbers."""
+"""Follows one token through a decoder, from its id to the next token, step by step with shapes and numbers."""
 
 from collections.abc import Iterator
 
@@ -23,8 +23,9 @@ TOKENS = 12  # largest number of tokens whose ids are shown
 
 
 def explain(model: Decoder, tokenizer: Tokenizer, text: str, position: int = -1, layer: int = 0) -> Story:
-    """Follow the token at `position` of a text (negative: from the end) through a model, with block `layer` (from 0) in
-    detail. A UserError for an empty or too long text, and for a position or a layer that does not exist."""
+    """Follow the token at `position` of a text (negative: from the end) through a model; block `layer` (from 0) is
+    shown in detail. Raises a UserError if the text is empty or too long, or if the position or the layer does not
+    exist."""
     tokens = tokenizer.begin(tokenizer.encode(text))
     as_row(model, tokens)  # neither empty nor too long
     token = Followed(model, tokenizer, tokens, check_position(position, tokens), check_layer(layer, model))
@@ -32,7 +33,7 @@ def explain(model: Decoder, tokenizer: Tokenizer, text: str, position: int = -1,
 
 
 def steps(token: Followed) -> Iterator[Step]:
-    """All steps."""
+    """Yield all steps, from the text to the next token."""
     yield from beginning(token)
     for layer in range(token.config.n_layers):
         yield from block(token, layer) if layer == token.layer else [block_in_short(token, layer)]
@@ -40,7 +41,7 @@ def steps(token: Followed) -> Iterator[Step]:
 
 
 def beginning(token: Followed) -> Iterator[Step]:
-    """The steps from the text to the first vector."""
+    """Yield the steps from the text to the first vector of the residual stream."""
     c, first = token.config, max(0, token.p - TOKENS + 1)
     shown = range(first, min(len(token.tokens), first + TOKENS))
     mark = np.array([[float(i == token.p) for i in shown]] * 2)
@@ -97,7 +98,7 @@ def beginning(token: Followed) -> Iterator[Step]:
 
 
 def end(token: Followed) -> Iterator[Step]:
-    """The steps from the last vector to the next token."""
+    """Yield the steps from the last vector of the residual stream to the next token."""
     c, count, text = token.config, len(token.tokens), "".join(token.pieces[: token.p + 1]).replace("·", " ")
     if "norm" in token.t:
         last = c.n_layers - 1
@@ -153,5 +154,5 @@ def end(token: Followed) -> Iterator[Step]:
 
 
 def sum_of(a: Tensor, b: Tensor) -> str:
-    """A sum and its result, as text."""
+    """Return the sum of two numbers as text, such as 0.120 + 0.300 = 0.420."""
     return f"{a:.3f} {'+' if b >= 0 else '−'} {abs(b):.3f} = {a + b:.3f}"

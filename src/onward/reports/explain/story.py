@@ -1,4 +1,4 @@
-"""Stories: steps with text, formulas and pictures, for a terminal or as an interactive page."""
+"""Stories: a computation told in steps with texts, formulas and panels, for a terminal or as an interactive page."""
 
 import html
 import json
@@ -33,7 +33,7 @@ class Story:
     steps: Sequence[Step]
 
     def text(self, width: int = 100) -> str:
-        """All steps for a terminal of this many columns."""
+        """Return all steps as text for a terminal of `width` columns."""
         lines = [self.title]
         for number, step in enumerate(self.steps, 1):
             lines += ["", f"{number}. {step.title}   {step.shape}".rstrip()]
@@ -45,7 +45,7 @@ class Story:
         return "\n".join(lines)
 
     def html(self, theme: Theme = "auto") -> str:
-        """A self-contained page to step through."""
+        """Return a self-contained HTML page that shows one step at a time."""
         articles = []
         for number, step in enumerate(self.steps, 1):
             picture = Picture(step.title, "", step.panels).svg(alone=False) if step.panels else ""
@@ -73,7 +73,8 @@ class Story:
         )
 
     def write(self, path: Path, theme: Theme = "auto") -> None:
-        """Write the page (.html), or titles, texts and numbers (.json)."""
+        """Write the page (.html), or the titles, texts and numbers of the steps (.json). Raises a UserError for another
+        ending."""
         if path.suffix == ".json":
             steps = [
                 {

@@ -1,4 +1,4 @@
-"""A diagram of a decoder: its modules from tokens to logits, with the shapes of weights and activations.
+"""Draws a diagram of a decoder: its modules from tokens to logits, with the shapes of weights and activations.
 
 Shapes: B batch, T tokens.
 """
@@ -30,14 +30,15 @@ from onward.reports.pictures.plot import short
 EXAMPLE = DecoderConfig(
     vocab_size=32_000, d_model=512, n_layers=8, n_heads=8, n_kv_heads=2, d_ff=1_408, context_length=2_048
 )
-KINDS = 3  # largest number of different blocks that are drawn
-SPINE, BRANCH, BOX, ROW = 40.0, 84.0, 26.0, 38.0  # pixels: places of the lines, height of a box and of a row
+KINDS = 3  # largest number of different blocks in a diagram
+SPINE, BRANCH, BOX, ROW = 40.0, 84.0, 26.0, 38.0  # pixels: x of the two lines, height of a box and of a row
 Place = Literal["stream", "enter", "branch", "add", "title"]  # enter: the first row of a branch; add: its end
 
 
 @dataclass(frozen=True)
 class Row:
-    """One step of the diagram: boxes side by side, on the residual stream or beside it, and the shape of the result."""
+    """One row of the diagram: boxes side by side, each a module or an operation, on the residual stream or on a branch
+    that leaves it, and the shape of the result."""
 
     place: Place
     boxes: Sequence[tuple[str, str]]  # name, and its weights or what it computes
@@ -45,8 +46,9 @@ class Row:
 
 
 def block(config: DecoderConfig = EXAMPLE) -> Picture:
-    """The diagram of a decoder."""
-    rows, feed_forward = [*rows_of(config)], any("mlp" in dict(one.named_children()) for one, _ in modules(config))
+    """Draw the diagram of a decoder."""
+    rows = [*rows_of(config)]
+    feed_forward = any("mlp" in dict(module.named_children()) for module, _ in modules(config))
     added = "its attention, which reads other tokens"
     added += ", and that of its feed-forward, which does not" * feed_forward
     body, width, height = drawn(rows)
@@ -62,7 +64,7 @@ def block(config: DecoderConfig = EXAMPLE) -> Picture:
 
 
 def rows_of(config: DecoderConfig) -> Iterator[Row]:
-    """The steps from tokens to logits."""
+    """Yield the rows of the diagram, from tokens to logits."""
     *blocks, (rest, _) = modules(config)
     vectors, position = f"(B, T, {config.d_model:,})", at(config.position, 0)
     yield Row("stream", [("tokens", "ids")], "(B, T)")
@@ -98,7 +100,7 @@ def rows_of(config: DecoderConfig) -> Iterator[Row]:
 
 
 def in_short(layers: Sequence[int]) -> str:
-    """The numbers of layers in words: layer 3; layers 0 to 5; layers 0, 2, ..., 24; layers 0, 1, 5, ..., 7."""
+    """Return layer numbers in words: layer 3; layers 0 to 5; layers 0, 2, ..., 24; layers 0, 1, 5, ..., 7."""
     first, last, step = layers[0], layers[-1], layers[1] - layers[0] if len(layers) > 1 else 1
     if [*layers] != [*range(first, last + 1, step)]:
         shown = layers if len(layers) < 5 else [*layers[:3], "...", last]
@@ -109,17 +111,18 @@ def in_short(layers: Sequence[int]) -> str:
 
 
 def capped(score: str, cap: float) -> str:
-    """The formula of a soft cap."""
+    """Return the formula of a soft cap on `score`."""
     return f"{cap:g} tanh({score} / {cap:g})"
 
 
 def block_rows(config: DecoderConfig, layer: int, module: nn.Module, vectors: str) -> Iterator[Row]:
-    """The steps of one block."""
+    """Yield the rows of the block `module`, which is the block of `layer`. `vectors` is the shape of the residual
+    stream, as text."""
     part, children = at(config.block, layer), dict(module.named_children())
     branches = {"attn": [*attention_rows(config, layer, children["attn"])]}
     if "mlp" in children:
         branches["mlp"] = [*feed_forward_rows(config, layer, children["mlp"])]
-    beside = isinstance(part, Parallel | SharedNorm)
+    parallel = isinstance(part, Parallel | SharedNorm)
     for name, steps in branches.items():
         norm, post = (children.get(f"{name}_{which}") for which in ("norm", "post_norm"))
         before = norm is not None and not isinstance(part, PostNorm)
@@ -127,7 +130,7 @@ def block_rows(config: DecoderConfig, layer: int, module: nn.Module, vectors: st
             steps.insert(0, Row("branch", [(f"{name}_norm", weights(norm))], vectors))
         if post is not None:
             steps.append(Row("branch", [(f"{name}_post_norm", weights(post))], vectors))
-        if beside and name == "mlp":
+        if parallel and name == "mlp":
             source = "the output of attn_norm" if isinstance(part, SharedNorm) else "the x that attention reads"
             steps.insert(0, Row("branch", [("reads", source)], vectors))
         first, *others = steps
@@ -139,7 +142,7 @@ def block_rows(config: DecoderConfig, layer: int, module: nn.Module, vectors: st
 
 
 def attention_rows(config: DecoderConfig, layer: int, attn: nn.Module) -> Iterator[Row]:
-    """The steps of the attention of a layer."""
+    """Yield the rows of the attention of a layer."""
     part, position = at(config.attention, layer), at(config.position, layer)
     heads = f"(B, T, {config.n_heads}, {config.d_head})"
     linear = {name: child for name, child in attn.named_children() if isinstance(child, nn.Linear)}
@@ -164,7 +167,7 @@ def attention_rows(config: DecoderConfig, layer: int, attn: nn.Module) -> Iterat
 
 
 def feed_forward_rows(config: DecoderConfig, layer: int, mlp: nn.Module) -> Iterator[Row]:
-    """The steps of the feed-forward of a layer."""
+    """Yield the rows of the feed-forward of a layer."""
     part, vectors = at(config.mlp, layer), f"(B, T, {config.d_model:,})"
     if isinstance(part, Experts):
         width = part.d_ff or config.d_ff
@@ -185,7 +188,8 @@ def feed_forward_rows(config: DecoderConfig, layer: int, mlp: nn.Module) -> Iter
 
 
 def weights(module: object) -> str:
-    """The weights of a module: inputs → outputs of a product, else the number of parameters; "" without any."""
+    """Describe the weights of a module: inputs → outputs of a linear layer, else the number of parameters; "" without
+    parameters."""
     if not isinstance(module, nn.Module) or not any(True for _ in module.parameters()):
         return ""
     if isinstance(module, nn.Linear):
@@ -194,12 +198,12 @@ def weights(module: object) -> str:
 
 
 def box_width(name: str, detail: str) -> float:
-    """The width of a box in pixels, for the widest of the usual fonts."""
+    """Return the width of a box in pixels, for the widest of the usual fonts."""
     return 7.6 * cell_len(name) + 7.2 * cell_len(detail) + 26
 
 
 def drawn(rows: Sequence[Row]) -> tuple[str, float, float]:
-    """The rows as SVG elements, with their width and height."""
+    """Return the rows as SVG elements, with their total width and height in pixels."""
     parts, y, entered, frame = [], 6.0, 0.0, 0.0
     right = 24 + max(
         BRANCH + sum(box_width(*box) + 10 for box in row.boxes) + 6.7 * cell_len(row.shape) + 20
@@ -253,7 +257,7 @@ def drawn(rows: Sequence[Row]) -> tuple[str, float, float]:
 
 
 def lines(rows: Sequence[Row]) -> list[str]:
-    """The rows as lines for a terminal."""
+    """Return the rows as lines for a terminal."""
     starts = {"stream": "│ ", "enter": "├─► ", "branch": "│   ", "add": "+ ◄─┘", "title": ""}
     texts: list[str] = []
     for row in rows:

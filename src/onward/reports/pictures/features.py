@@ -1,4 +1,5 @@
-"""The picture of `onward inspect features`: the features of a sparse autoencoder, with their texts and effects.
+"""Draws the picture of `onward inspect features`: the features of a sparse autoencoder, with texts that activate them
+and their effects on the prediction.
 
 Shapes: N texts, T tokens.
 """
@@ -28,8 +29,8 @@ BETWEEN = " ¦ "  # texts
 def features(
     model: Decoder, tokenizer: Tokenizer, autoencoder: SparseAutoencoder, name: str, texts: Sequence[Sequence[int]]
 ) -> Picture:
-    """The strongest features of the activation `name` over texts of token ids (N, T): the tokens at which each is
-    active, and its effect on the prediction."""
+    """Draw the strongest features of the activation `name` over texts of token ids (N, T): the tokens at which each
+    feature is active, and its effect on the next-token prediction."""
     active = units(model, texts, name, top=TEXTS, encode=autoencoder.encode)
     chosen = [feature for feature in active.most_active(SHOWN) if active.share[feature] > 0]
     pieces = lambda ids: [readable(tokenizer.piece(i), MARKS) for i in ids]
@@ -53,16 +54,17 @@ def features(
     return Picture(
         f"Features of {name}",
         f"A sparse autoencoder writes this activation as a sum of at most {autoencoder.active} of "
-        f"{active.share.numel():,} directions, its features; {len(active.dead):,} of them are active nowhere in these "
+        f"{active.share.numel():,} directions, its features; {len(active.dead):,} of them are never active in these "
         f"texts. For the {len(chosen)} strongest: the texts where each is most active, with {BETWEEN.strip()} between "
         "them, shaded from 0 to its own greatest value, and the tokens whose probability it raises and lowers most "
-        "after the strongest place, with how much the prediction changes when the feature is set to 0.",
+        "after its strongest token, with how much the prediction changes when the feature is set to 0.",
         panels,
     )
 
 
 def panel(title: str, texts: Sequence[Sequence[tuple[str, float]]], peak: float) -> Panel:
-    """Texts as tokens, shaded by the value of one feature; in a terminal, strong tokens are in brackets."""
+    """Return a panel of texts whose tokens are shaded by the value of one feature, up to `peak`. Each text is a list of
+    (token, value). In a terminal, tokens with high values are in brackets."""
     shown = [pair for text in texts for pair in ((BETWEEN, 0.0), *text)][1:]
     values = np.array([value for _, value in shown])
     made = words(title, [piece for piece, _ in shown], values, [f"{v:.2f}" for v in values], Scale(peak))
@@ -72,7 +74,7 @@ def panel(title: str, texts: Sequence[Sequence[tuple[str, float]]], peak: float)
 
 @torch.no_grad()
 def activity(model: Decoder, autoencoder: SparseAutoencoder, name: str, tokens: Sequence[int]) -> torch.Tensor:
-    """The features (T, F) of a text."""
+    """Compute the feature values (T, F) of a text from its activation `name`."""
     with without_dropout(model), trace(model, name) as t:
         model.hidden(as_row(model, tokens))
     return autoencoder.encode(exact(t[name][0])).cpu()

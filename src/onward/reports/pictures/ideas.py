@@ -1,4 +1,5 @@
-"""Pictures of ideas: masks, windows, positions, samplers and the cache. The numbers come from the code of the model.
+"""Pictures of concepts: masks, windows, positions, samplers and the KV cache. Their numbers are computed by the code of
+the model.
 
 Shapes: T tokens, S slots of the cache, H heads.
 """
@@ -39,7 +40,7 @@ DIAL = 132.0  # pixels of a dial
 
 
 def mask() -> Picture:
-    """Causal, bidirectional and packed-document masks."""
+    """Draw the causal, the bidirectional and the packed-document mask."""
     order = torch.arange(len(WORDS))[None]
     packed = torch.tensor([[0, 1, 2, 0, 1, 2]])
     everywhere = torch.full_like(order, len(WORDS) - 1)  # queries after all keys see every key
@@ -50,8 +51,8 @@ def mask() -> Picture:
     }
     reading = "{row} (query) on {column} (key): {value}"
     panels = [
-        cells(title, one.visible()[0].numpy(), WORDS, WORDS, scale=SEEN, reading=reading, room=170)
-        for title, one in masks.items()
+        cells(title, mask.visible()[0].numpy(), WORDS, WORDS, scale=SEEN, reading=reading, room=170)
+        for title, mask in masks.items()
     ]
     return Picture(
         "Attention masks",
@@ -65,7 +66,7 @@ def mask() -> Picture:
 
 
 def window() -> Picture:
-    """Sliding windows, and the reach of a token through several layers of them."""
+    """Draw a sliding window, and how far back a token reaches through stacked layers with this window."""
     count, width = 12, 4
     order = torch.arange(count)[None]
     seen = AttentionMask(order, order, width).visible()[0].float()
@@ -74,16 +75,16 @@ def window() -> Picture:
     reach = seen
     for layers in ("two layers", "three layers"):
         reach = ((reach @ seen) > 0).float()
-        steps[f"what {layers} reach"] = reach
+        steps[f"reach of {layers}"] = reach
     reading = "position {row} reaches position {column}: {value}"
     panels = [
-        cells(title, one.float().numpy(), names, names, scale=REACHED, reading=reading, room=180)
-        for title, one in steps.items()
+        cells(title, mask.float().numpy(), names, names, scale=REACHED, reading=reading, room=180)
+        for title, mask in steps.items()
     ]
     return Picture(
         "Sliding-window attention",
         f"With a window of {width}, a token sees itself and the {width - 1} tokens before it, so that a layer needs "
-        f"memory and time for {width} keys, not for all. Layers add up: a token of the second layer reads vectors that "
+        f"memory and time for {width} keys only. Layers add up: a token of the second layer reads vectors that "
         f"have read {width - 1} tokens further back, so that L layers reach L x {width - 1} tokens back. Models such "
         "as Gemma and GPT-OSS alternate layers with and without a window.",
         panels,
@@ -91,7 +92,7 @@ def window() -> Picture:
 
 
 def rope() -> Picture:
-    """Rotary positions: rotations, their speeds, and scores that depend on the distance alone."""
+    """Draw rotary positions: the rotations, their speeds, and scores that depend on the distance alone."""
     part, width, count = Rotary(), 16, 64
     positions = torch.arange(count, dtype=torch.float64)[None]
     cos, sin = rotary(part, width, positions, torch.full((1, 1, 1), count, dtype=torch.float64))
@@ -107,7 +108,7 @@ def rope() -> Picture:
     scores = {f"query at {at}": [float(queries[at] @ keys[at - d]) for d in distances] for at in (60, 30)}
     return Picture(
         "Rotary positions (RoPE)",
-        "The numbers of a query or key are taken in pairs, and each pair is turned by an angle proportional to its "
+        "The numbers of a query or key form pairs, and each pair is rotated by an angle proportional to its "
         "position: the first pair by 1 radian per token, the following ones ever more slowly, the last by 1 radian in "
         "thousands of tokens. Each dial shows one pair at positions 0 to 8. A score compares directions, so that the "
         "position itself cancels out: a query at 60 and the same query at 30 have the same scores with a key that is "
@@ -130,7 +131,7 @@ def rope() -> Picture:
 
 
 def dial(title: str, vectors: np.ndarray) -> Panel:
-    """Unit vectors (N, 2) at positions 0 to N - 1, as hands of a dial."""
+    """Return a panel of unit vectors (N, 2) at positions 0 to N - 1, as hands of a dial."""
     center, radius = DIAL / 2, DIAL / 2 - 16
     parts = [f'<circle class="edge" cx="{center:g}" cy="{center:g}" r="{radius:g}"/>']
     for position, (x, y) in enumerate(vectors):
@@ -150,13 +151,13 @@ def dial(title: str, vectors: np.ndarray) -> Panel:
 
 
 def alibi_bias(heads: int, count: int) -> Tensor:
-    """The bias of the scores (H, T, T) of ALiBi."""
+    """Compute the biases (H, T, T) that ALiBi adds to the attention scores of `count` tokens."""
     order, slopes = torch.arange(count)[None], alibi_slopes(heads)
     return AttentionMask(order, order, slopes=slopes, score_bias=linear_bias).score_bias(torch.float32)[0]
 
 
 def alibi() -> Picture:
-    """ALiBi: the bias of three heads, and by distance for all heads."""
+    """Draw ALiBi: the biases of three heads, and the resulting attention weight by distance."""
     heads, count = 8, 10
     bias = alibi_bias(heads, count)
     names, shown = [str(i) for i in range(count)], (0, 3, 7)
@@ -190,7 +191,7 @@ def alibi() -> Picture:
 
 
 def positions() -> Picture:
-    """Five ways in which positions enter a decoder."""
+    """Draw five kinds of position encoding: learned, sinusoidal, rotary, ALiBi and none."""
     count, width = 20, 32
     order = torch.arange(count)[None]
     sines = SinusoidalPositionModule(width, Sinusoidal().theta)(order, torch.float32)[0]
@@ -206,7 +207,7 @@ def positions() -> Picture:
     numbers = [str(i) for i in range(width)]
     at = "position {row}, number {column}: {value}"
     pair = "query at {row}, key at {column}: {value}"
-    one = Scale(1, signed=True, unit="sines and cosines")
+    unit = Scale(1, signed=True, unit="sines and cosines")
     panels = [
         cells(
             "learned: added vectors",
@@ -217,7 +218,7 @@ def positions() -> Picture:
             room=230,
             scale=Scale(0.06, signed=True, unit="numbers of learned vectors"),
         ),
-        cells("sinusoidal: added vectors", sines, names, numbers, reading=at, room=230, scale=one),
+        cells("sinusoidal: added vectors", sines, names, numbers, reading=at, room=230, scale=unit),
         cells(
             "rotary: cosines of the angles",
             cos[0, :, 0],
@@ -225,7 +226,7 @@ def positions() -> Picture:
             numbers[: width // 2],
             reading="position {row}, pair {column}: cosine {value}",
             room=115,
-            scale=one,
+            scale=unit,
         ),
         cells(
             "ALiBi: bias of head 1 of 0 to 3",
@@ -240,31 +241,33 @@ def positions() -> Picture:
     ]
     return Picture(
         "How positions enter",
-        "Attention itself knows no order: a bag of vectors goes in. Learned positions (GPT-2) add one trained vector "
+        "Attention alone does not depend on the order of its inputs. Learned positions (GPT-2) add one trained vector "
         "for each position, here as initialized, and have none beyond the context length; sinusoidal ones add fixed "
         "waves of many lengths. Rotary positions turn queries and keys by an angle that grows with the position, "
         "ALiBi lowers scores with the distance; neither adds anything to the vectors. Without any, the causal mask "
-        "alone tells order: the first token sees one token, the second two.",
+        "alone conveys the order: the first token sees one token, the second two.",
         panels,
     )
 
 
 def samplers() -> Picture:
-    """One distribution under each sampling strategy."""
+    """Draw one next-token distribution after each sampling strategy."""
     comparison = compare(torch.tensor([*NEXT.values()]).log(), [*NEXT].__getitem__)
     return Picture(
         "Sampling strategies",
         "Gray bars: one distribution of the next token. Colored bars: the same after each strategy, with its value. A "
-        "temperature below 1 sharpens, one above 1 flattens, 0 takes the likeliest. top_k keeps a number of tokens, "
+        "temperature below 1 sharpens, one above 1 flattens, 0 chooses the likeliest. top_k keeps a number of tokens, "
         "top_p a share of the probability, min_p tokens with at least a fraction of the likeliest's, typical_p tokens "
-        "about as surprising as the entropy; the rest is scaled up to 1. Penalties act upon tokens that were generated "
-        "before: floor, bed and again floor, after which no_repeat_ngram_size 2 forbids another floor bed.",
+        "about as surprising as the entropy; their probabilities are then scaled to sum to 1. Penalties act upon "
+        "tokens that were generated before: floor, bed and again floor, after which no_repeat_ngram_size 2 forbids "
+        "another floor bed.",
         comparison.panels(),
     )
 
 
 def cache() -> Picture:
-    """The slots of a KV cache over several calls, in a layer without a window and in one with a window of 3."""
+    """Draw the slots of a KV cache over consecutive calls, in a layer without a window and in one with a window of
+    3."""
     prompt, last, back, windows = 4, 7, 5, (0, 3)
     attention = tuple(SelfAttention(window=width) for width in windows)
     config = DecoderConfig(1, d_model=8, n_layers=2, n_heads=1, context_length=8, attention=attention)
@@ -275,7 +278,7 @@ def cache() -> Picture:
     panels = []
     for width, layer in zip(windows, view.layers):
         strengths = np.zeros((len(calls), layer.slots))
-        content, written = ["–"] * layer.slots, []
+        content, held = ["–"] * layer.slots, []
         for row, call in enumerate(calls):
             indices = layer.slot_indices(torch.tensor([call]))
             for slot, position in zip(indices.write[1][0].tolist(), call):
@@ -283,17 +286,17 @@ def cache() -> Picture:
             seen = AttentionMask(torch.tensor([call]), indices.key_positions, width).visible()[0, -1]
             strengths[row, seen.numpy()] = 0.4
             strengths[row, indices.write[1][0].numpy()] = 1
-            written.append([*content])
+            held.append([*content])
         title = f"window of {width}: {layer.slots} slots" if width else f"no window: {layer.slots} slots"
         slots = [f"slot {i}" for i in range(layer.slots)]
         reading = "{row}, {column} holds position {text}"
-        panels.append(cells(title, strengths, names, slots, texts=written, scale=IN_SLOT, reading=reading))
+        panels.append(cells(title, strengths, names, slots, texts=held, scale=IN_SLOT, reading=reading))
     return Picture(
         "The KV cache",
         "Keys and values of past tokens are kept, so that each call computes only its new tokens. Each row is a call "
         "(here a prompt in two chunks, then one token at a time), each column a slot: position p lies in slot p % "
-        "slots. A cell has the position that its slot holds after the call. A layer with a window overwrites what no "
-        "token can see any more. To go back, the model is called with an earlier position: later slots keep their "
+        "slots. A cell shows the position in its slot after the call. A layer with a window overwrites positions that "
+        "no later token can see. To go back, the model is called with an earlier position: later slots keep their "
         "entries, and the mask hides them.",
         panels,
     )

@@ -15,7 +15,8 @@ POINTS = 60
 
 
 def optimum_picture(flops: float) -> Picture:
-    """The best model by the published laws, from a hundredth to a hundred times a number of operations."""
+    """Draw the best model size and number of tokens by the published laws, for budgets from a hundredth to a hundred
+    times `flops`."""
     budgets = np.logspace(np.log10(flops) - 2, np.log10(flops) + 2, POINTS)
     best = {law.name: np.array([law.optimum(c) for c in budgets]) for law in LAWS}
     powers, mark = np.log10(budgets), {"here": float(np.log10(flops))}
@@ -26,8 +27,8 @@ def optimum_picture(flops: float) -> Picture:
     ratios = {name: points[:, 1] / points[:, 0] for name, points in best.items()}
     caption = (
         "For each amount of operations C = 6 N D, the number of parameters N and of tokens D that give the least loss, "
-        f"by the published laws. They were fitted on runs of {FITTED[0]:.0e} to {FITTED[1]:.0e} FLOPs: elsewhere they "
-        "part, since each extrapolates in its own way."
+        f"by the published laws. They were fitted on runs of {FITTED[0]:.0e} to {FITTED[1]:.0e} FLOPs: beyond this "
+        "range they are extrapolations, which differ."
     )
     panels = [
         curves("parameters", powers.tolist(), sizes, x_name=x_name, log=True, marks=mark),
@@ -40,7 +41,7 @@ def optimum_picture(flops: float) -> Picture:
 
 
 def profiles(law: Loss, flops: float) -> Panel:
-    """The loss by size for amounts of operations around one: IsoFLOP curves."""
+    """Return a panel of IsoFLOP curves: the loss by model size, for budgets of a tenth, one and ten times `flops`."""
     best = law.optimum(flops)[0]
     sizes = np.logspace(np.log10(best) - 1, np.log10(best) + 1, POINTS)
     budgets = {f"{scale * flops:.1e} FLOPs": scale * flops for scale in (0.1, 1, 10)}
@@ -49,19 +50,21 @@ def profiles(law: Loss, flops: float) -> Panel:
 
 
 def isoflops(law: Loss, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola]) -> Panel:
-    """The loss by size for each budget with several sizes: the law, and the runs."""
+    """Return a panel of the loss by model size, for each budget with runs of different sizes: the curve of the law, and
+    the runs as points."""
     sizes = np.log10([run.parameters for run in runs])
     x = np.linspace(sizes.min() - 0.1, sizes.max() + 0.1, POINTS)
-    series = {f"{one.flops:.1e} FLOPs": [law.loss(n, one.flops / 6 / n) for n in 10**x] for one in profiles_of_runs}
-    dots = [point for one in profiles_of_runs for point in zip(np.log10(one.sizes), one.losses)]
+    budgets = [parabola.flops for parabola in profiles_of_runs]
+    series = {f"{flops:.1e} FLOPs": [law.loss(n, flops / 6 / n) for n in 10**x] for flops in budgets}
+    dots = [point for parabola in profiles_of_runs for point in zip(np.log10(parabola.sizes), parabola.losses)]
     return curves("IsoFLOP curves, and runs", x.tolist(), series, x_name="parameters, as a power of ten", dots=dots)
 
 
 def fit_picture(
     fit: LossFit, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola], frontier: Frontier | None
 ) -> Picture:
-    """A fitted law: the frontier with the runs above it, its IsoFLOP curves, the best N and D, and the residual of each
-    run. The best N and D are left out if the runs do not determine the law."""
+    """Draw a fitted law: the loss of the best model by budget with the runs, its IsoFLOP curves, the best N and D, and
+    the residual of each run. The best N and D are left out if the runs do not determine the law."""
     low, high = min(run.flops for run in runs), max(run.flops for run in runs)
     made, x_name = np.log10([run.flops for run in runs]), "FLOPs, as a power of ten"
     panels = [isoflops(fit.law, runs, profiles_of_runs)] if profiles_of_runs else []
@@ -81,7 +84,7 @@ def fit_picture(
             panels.append(curves(f"{name} of the best model", powers, series, x_name=x_name, log=True, marks=marks))
     zero, dots = {"the law": np.zeros(2)}, [*zip(made, fit.residuals)]
     ends = [float(made.min()), float(made.max())]
-    panels.append(curves("residuals: log loss less the law's", ends, zero, x_name=x_name, dots=dots))
+    panels.append(curves("residuals: log loss minus that of the law", ends, zero, x_name=x_name, dots=dots))
     caption = (
         f"A law fitted to {len(runs)} runs, drawn up to ten times the largest: right of the mark it is a forecast. "
         "Residuals without a trend say that the form of the law fits."

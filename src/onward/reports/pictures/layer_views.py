@@ -1,4 +1,4 @@
-"""Pictures of the layers of a model that reads a text: attention, roles of heads, units, experts.
+"""Pictures of the layers of a model that reads a text: attention, roles of heads, feed-forward units, experts.
 
 Shapes: L layers, H heads, T tokens, X experts.
 """
@@ -25,8 +25,8 @@ SHOWN_ROLES = "previous", "induction", "duplicate", "first"
 
 
 def attention(reading: Reading, *, layer: int | None = None, head: int | None = None) -> Picture:
-    """The attention maps of all heads of a layer, or of one head. The layer defaults to the one with the most selective
-    heads."""
+    """Draw the attention maps of all heads of a layer, or of one head. `layer` defaults to the layer with the most
+    selective heads."""
     maps = attention_maps(reading.model, reading.tokens)
     layer = most_selective(maps) if layer is None else check_layer(layer, reading.model)
     weights = maps[layer].float().cpu().numpy()
@@ -58,7 +58,7 @@ def attention(reading: Reading, *, layer: int | None = None, head: int | None = 
 
 
 def heads(reading: Reading) -> Picture:
-    """The role of each head, and the scores of four of them."""
+    """Draw the role of each attention head, such as induction head, and the scores of four roles."""
     scored = head_roles(reading.model, reading.tokens if reading.text else None)
     roles = scored.map()
     best = torch.stack([*scored.scores.values()]).amax(0).clamp(min=0).numpy()
@@ -103,7 +103,7 @@ def heads(reading: Reading) -> Picture:
 
 
 def neurons(reading: Reading, *, layer: int | None = None) -> Picture:
-    """The most active units of a feed-forward, token by token."""
+    """Draw the activations of the most active feed-forward units of a layer at each token."""
     model = reading.model
     layer = check_layer(model.config.n_layers // 2 if layer is None else layer, model)
     units = unit_activations(model, reading.tokens, layer)
@@ -114,8 +114,8 @@ def neurons(reading: Reading, *, layer: int | None = None) -> Picture:
         f"Units of the feed-forward of layer {layer}",
         f"The {len(chosen)} units of {units.size(1):,} that are strongest at some token"
         + " after the first" * (len(units) > 1)
-        + f", as the second matrix reads them. On average {active.mean():.0%} of all units are above 0 at a token, and "
-        f"{int((active.sum(0) == 0).sum()):,} are so at none.".replace("%", " %"),
+        + f" (inputs of the down projection). On average {active.mean():.0%} of all units are above 0 at a token, and "
+        f"{int((active.sum(0) == 0).sum()):,} are above 0 at no token.".replace("%", " %"),
         [
             cells(
                 "",
@@ -131,24 +131,24 @@ def neurons(reading: Reading, *, layer: int | None = None) -> Picture:
 
 
 def experts(reading: Reading) -> Picture:
-    """The experts of each token, layer by layer."""
+    """Draw the weight of each expert at each token, layer by layer."""
     shares = expert_shares(reading.model, reading.tokens)
     return Picture(
         "The experts of each token",
         "A router sends each token to a few of the feed-forwards of a layer, the experts. A row is an expert, a "
-        "column a token, and a cell the factor of the expert's output in what the feed-forward adds to the token.",
-        [expert_panel(layer, one.T.numpy(), reading.pieces(reading.tokens)) for layer, one in shares.items()],
+        "column a token, and a cell the weight of the expert's output in the output of the feed-forward.",
+        [expert_panel(layer, weights.T.numpy(), reading.pieces(reading.tokens)) for layer, weights in shares.items()],
     )
 
 
 def expert_panel(layer: int, shares: np.ndarray, pieces: Sequence[str]) -> Panel:
-    """The shares (X, T) of the experts of one layer."""
+    """Return a panel of the expert weights (X, T) of one layer."""
     return cells(
         f"layer {layer}",
         shares,
         [f"expert {i}" for i in range(len(shares))],
         pieces,
-        scale=Scale(1, unit="factor of an expert's output"),
+        scale=Scale(1, unit="weight of an expert's output"),
         room=760,
         reading="{column} uses {row} with {value}",
     )

@@ -1,4 +1,4 @@
-"""Text as HTML: escaping, tables, and templates of pages."""
+"""Text as HTML: escaping, tables, and page templates."""
 
 import base64
 import html
@@ -22,17 +22,17 @@ def readable(text: str, marks: Mapping[str, str]) -> str:
 
 
 def visible(text: str, marks: Mapping[str, str] = KEPT) -> str:
-    """Text from `readable`, escaped for HTML."""
+    """Escape the text from `readable` for HTML."""
     return html.escape(readable(text, marks))
 
 
 def embedded(value: Any) -> str:
-    """JSON for a script element. No text inside it can close the element."""
+    """Return a value as JSON for a script element. No text inside it can close the element."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """Rows as an HTML table, at most the first few; the first cell of each row is its name."""
+    """Return rows as an HTML table, cut after a maximum number of rows. The first cell of each row is its heading."""
     head = "".join(f"<th>{visible(cell)}</th>" for cell in header)
     body = "".join(
         f"<tr><th>{visible(name)}</th>{''.join(f'<td>{visible(cell)}</td>' for cell in cells)}</tr>"
@@ -42,31 +42,31 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
 
 
 def details(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """A collapsible table; "" without rows."""
+    """Return a collapsible HTML table; "" without rows."""
     return f"<details><summary>{visible(title)}</summary>{table(rows, header)}</details>" if rows else ""
 
 
 def boxed(svg: str, title: str) -> str:
-    """An SVG as an image in a scrolling box, for the page of another program. An image keeps its own styles and follows
-    the system's colors."""
+    """Return an SVG as an image in a scrolling box, for a page that another program provides. An image keeps its own
+    styles and follows the system's color scheme."""
     data = base64.b64encode(svg.encode()).decode()
     image = f'<img src="data:image/svg+xml;base64,{data}" alt="{visible(title)}" style="max-width:none">'
     return f'<div style="overflow-x:auto">{image}</div>'
 
 
 def resource(name: str) -> str:
-    """A file of this package."""
+    """Read a text file of this package."""
     return files("onward.reports").joinpath(name).read_text(encoding="utf-8")
 
 
 def filled(template: str, parts: Mapping[str, str]) -> str:
-    """Fill a template: each `<!--name-->` becomes the part with that name; text between `<!--if name-->` and
-    `<!--end-->` is removed if the part is empty."""
+    """Fill a template: replace each `<!--name-->` by the part of that name, and remove the text between `<!--if
+    name-->` and `<!--end-->` if the part is empty."""
     kept = re.sub(r"<!--if (\w+)-->(.*?)<!--end-->", lambda m: m[2] if parts[m[1]] else "", template, flags=re.S)
     return re.sub(r"<!--(\w+)-->", lambda m: parts[m[1]], kept)
 
 
 def page_of(body: str, parts: Mapping[str, str]) -> str:
-    """A self-contained page from a template of its `body`. The parts include title and style, and may include data
-    (JSON) and a script."""
+    """Return a self-contained page whose body is the template file `body`, filled with `parts`. The parts include title
+    and style, and may include data (JSON) and a script."""
     return filled(resource("page.html"), {"data": "null", "script": "", **parts, "body": filled(resource(body), parts)})

@@ -1,4 +1,5 @@
-"""The panels of pictures: cells of a matrix, curves, and bars; each as SVG and as lines for a terminal."""
+"""The panels of pictures: cells of a matrix, curves, bars, and shaded words; each as SVG and as lines for a
+terminal."""
 
 import base64
 import math
@@ -36,19 +37,19 @@ def cells(
     longest: int = DEEP,
     reading: str = "",
 ) -> Panel:
-    """The cells of a matrix (R, C), shaded by value; NaN stays blank.
+    """Draw the cells of a matrix (R, C), shaded by value; NaN stays blank.
 
     `rows` and `columns` are labels; as many are drawn as are legible. `room` is the width of all cells in pixels.
-    `texts` (R, C) are written into the cells, at most `longest` characters each. `reading` is the sentence for the cell
+    `texts` (R, C) are printed in the cells, at most `longest` characters each. `reading` is the sentence for the cell
     under the pointer, such as "{row} attends to {column}: {value}".
     """
     values = np.asarray(values, float)
     scale = scale or Scale(float(np.nanmax(np.abs(values), initial=0)), bool((values < 0).any()), unit="value")
     scale = replace(scale, faint=scale.faint or texts is not None).over(values)
-    (height, width), size, written = values.shape, 0.0, list[list[str]]()
+    (height, width), size, labels = values.shape, 0.0, list[list[str]]()
     if texts is not None:
-        written = [[fitted(text, longest) for text in line] for line in texts]
-        size = text_width(written)
+        labels = [[fitted(text, longest) for text in line] for line in texts]
+        size = text_width(labels)
     across = max(size, min(22.0, room / max(width, 1)))
     down = 20.0 if texts is not None else min(across, 22.0)
     shown = [fitted(label, DEEP) for label in rows], [fitted(label, DEEP) for label in columns]
@@ -60,7 +61,7 @@ def cells(
         strength = np.round(255 * scale.strength(np.where(values * sign > 0, values, 0))).astype(np.uint8)
         if strength.any():
             parts.append(shade(style, strength, across, down))
-    for row, line in enumerate(written):
+    for row, line in enumerate(labels):
         parts += [
             f'<text class="label" x="{(column + 0.5) * across:.1f}" y="{(row + 0.5) * down + 4:.1f}" '
             f'text-anchor="middle" style="fill:var(--ink)">{visible(text)}</text>'
@@ -87,30 +88,32 @@ def cells(
         max(left + across * width, 7.2 * cell_len(title)),
         down * height + below,
         f'<g transform="translate({left:g} 0)">{"".join(parts)}{hit}</g>',
-        cell_lines(values, rows, columns, scale, written if texts is not None else None),
+        cell_lines(values, rows, columns, scale, labels if texts is not None else None),
         data | ({"reading": reading} if reading else {}),
         scale,
     )
 
 
 def text_width(texts: Sequence[Sequence[str]]) -> float:
-    """The width of cells with these texts, in pixels."""
+    """Return the width in pixels of a cell that fits each of these texts."""
     return max((cell_len(text) for line in texts for text in line), default=1) * LABEL + 8
 
 
 def floor(values: np.ndarray) -> str:
-    """An SVG path over the cells that are not NaN, one unit each."""
+    """Return an SVG path that covers the cells other than NaN; a cell is one unit wide and high."""
     path = ""
-    for y, there in enumerate(~np.isnan(values)):
-        edges = np.flatnonzero(np.diff(np.pad(there.astype(int), 1)))
+    for y, known in enumerate(~np.isnan(values)):
+        edges = np.flatnonzero(np.diff(np.pad(known.astype(int), 1)))
         path += "".join(f"M{first} {y}H{last}v1H{first}z" for first, last in edges.reshape(-1, 2))
     return path
 
 
 def shade(style: str, strength: np.ndarray, across: float, down: float) -> str:
-    """Cells (R, C) in the color of a style, with an opacity from 0 to 255.
+    """Draw cells in the color of a CSS class, with opacities `strength` (R, C) from 0 to 255. `across` and `down` are
+    the width and height of a cell in pixels.
 
-    The image is the mask of a colored area: the color can follow the theme, and 256 x 256 cells stay small.
+    The opacities are an image that masks a colored area: the color can follow the theme, and 256 x 256 cells stay
+    small.
     """
     rows, columns = strength.shape
     image = gray_png(strength)
@@ -130,7 +133,7 @@ def cell_lines(
     scale: Scale,
     texts: Sequence[Sequence[str]] | None,
 ) -> list[str]:
-    """The cells as lines for a terminal: characters of SHADES, or the texts."""
+    """Return the cells as lines for a terminal: characters of SHADES, or the texts."""
     if texts is None and max(values.shape) > WIDEST:  # each character then stands for several rows and columns
         every = math.ceil(max(values.shape) / WIDEST)
         rows, columns = rows[::every], columns[::every] if [*columns] != [*rows] else rows[::every]
@@ -163,7 +166,8 @@ def cell_lines(
 
 
 def pooled(values: np.ndarray, every: int) -> np.ndarray:
-    """The value farthest from 0 in each square of `every` x `every` cells; NaN only if all are NaN."""
+    """Shrink a matrix: each square of `every` x `every` cells becomes its value farthest from 0; NaN only if all are
+    NaN."""
     rows, columns = (-size % every for size in values.shape)
     padded_values = np.pad(values, ((0, rows), (0, columns)), constant_values=np.nan)
     squares = padded_values.reshape(-(-len(values) // every), every, -1, every).swapaxes(1, 2)
@@ -184,9 +188,10 @@ def curves(
     dots: Sequence[tuple[float, float]] = (),
     size: tuple[float, float] = (420, 250),
 ) -> Panel:
-    """Curves over the same x, with a logarithmic vertical axis if `log`, and named vertical lines at `marks`.
+    """Draw curves over the same x, with a logarithmic vertical axis if `log`, and labeled vertical lines at `marks`.
 
-    `ranges` are the least and greatest values around a curve, drawn as a band; `dots` are single points (x, y).
+    `ranges` are the least and greatest values of a named curve, drawn as a band around it; `dots` are single points (x,
+    y). `size` is the width and height in pixels.
     """
     width, height = size
     domain = np.array([[min(x), max(x)]] * 3, float)
@@ -199,18 +204,18 @@ def curves(
     low, high = float(every.min()), float(every.max())
     margin = 0.05 * (high - low) or 1.0
     y = Heights(frame, low / 1.1, high * 1.1, log=True) if log else Heights(frame, low - margin, high + margin)
-    places = np.stack([np.asarray(x, float)] * 3)
+    coordinates = np.stack([np.asarray(x, float)] * 3)
     drawn = []
     for i, (name, values) in enumerate(numbers.items()):
         few = len(series) <= 2 * len(STYLES)  # each color twice; more are shades of the first
         style = STYLES[i % len(STYLES)] if few else STYLES[0]
         opacity = (1.0 if i < len(STYLES) else 0.45) if few else 1 - 0.8 * i / len(series)
-        there = np.isfinite(values)
-        drawn.append(Series(style, "line", places[:, there], y(values[there]), name, opacity=opacity))
+        known = np.isfinite(values)
+        drawn.append(Series(style, "line", coordinates[:, known], y(values[known]), name, opacity=opacity))
     names = "".join(
-        f'<tspan class="{one.style}-name" opacity="{one.opacity:.2g}" dx="{0 if i == 0 else 14}">&#9644; '
-        f"{visible(one.name)}</tspan>"
-        for i, one in enumerate(drawn)
+        f'<tspan class="{curve.style}-name" opacity="{curve.opacity:.2g}" dx="{0 if i == 0 else 14}">&#9644; '
+        f"{visible(curve.name)}</tspan>"
+        for i, curve in enumerate(drawn)
     )
     around = f'<text x="0" y="12">{names}</text>{y.grid(5)}'
     around += f'<text x="{frame.right:g}" y="{height - 6:g}" text-anchor="end">{visible(x_name)}</text>'
@@ -222,7 +227,7 @@ def curves(
             f'<text x="{place + (-5 if left else 5):.1f}" y="{frame.top + 10:g}" '
             f'text-anchor="{"end" if left else "start"}">{visible(name)}</text>'
         )
-    around += "".join(band(one, bands[one.name], places, y) for one in drawn if one.name in bands)
+    around += "".join(band(curve, bands[curve.name], coordinates, y) for curve in drawn if curve.name in bands)
     drawn.append(Series("dots", "dots", np.stack([points[:, 0]] * 3), y(points[:, 1])))
     svg, _ = plot(frame, drawn, around, visible(title), 6)
     inner = svg[svg.index(">") + 1 : -len("</svg>")]
@@ -234,33 +239,34 @@ def curves(
     lines = [f"{name:<{longest}} {curve_line(y(values), frame)}" for name, values in numbers.items()]
     lines.append(f"{'':{longest}} {x_name} {short(min(x))} to {short(max(x))}; values {low:.4g} to {high:.4g}")
     data = {
-        "x": rounded(places[0]),
+        "x": rounded(coordinates[0]),
         "x_name": x_name,
         "series": {name: finite(values) for name, values in numbers.items()},
     } | ({"dots": points.tolist()} if dots else {})
     return Panel(title, width, height, f'<g class="plot">{inner}{hit}</g>', lines, data)
 
 
-def band(curve: Series, ends: Sequence[np.ndarray], places: np.ndarray, y: Heights) -> str:
-    """The area between the ends of a range, in the color of its curve."""
-    there = np.isfinite(ends[0])
-    x = y.frame.x(places[:, there])
-    low, high = (y(end[there]) for end in ends)
+def band(curve: Series, ends: Sequence[np.ndarray], coordinates: np.ndarray, y: Heights) -> str:
+    """Draw the area between `ends`, the least and greatest values of a range, in the color of its curve. `y` is the
+    vertical axis."""
+    known = np.isfinite(ends[0])
+    x = y.frame.x(coordinates[:, known])
+    low, high = (y(end[known]) for end in ends)
     around = zip(np.concatenate([x, x[::-1]]), np.concatenate([low, high[::-1]]))
-    d = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in around) + "Z" if there.any() else ""
+    d = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in around) + "Z" if known.any() else ""
     return f'<path class="{curve.style}-name" style="stroke:none;fill-opacity:{curve.opacity * 0.16:.2g}" d="{d}"/>'
 
 
 def curve_line(heights: np.ndarray, frame: Frame) -> str:
-    """A curve as one line of block characters, by its heights in pixels."""
+    """Draw a curve for a terminal as one line of block characters, from its heights in pixels."""
     parts = np.array_split(heights, min(COLUMNS, len(heights)))
     share = (frame.bottom - np.array([part.mean() for part in parts])) / (frame.bottom - frame.top)
     return "".join(BLOCKS[int(s * 7.999)] for s in np.clip(np.nan_to_num(share), 0, 1))
 
 
 def bars(title: str, values: Mapping[str, float], *, unit: str = "", marked: str = "", top: float = 0) -> Panel:
-    """A bar for each named value of 0 or more, the `marked` one in the second color. `top` is the value of a full bar,
-    by default the largest."""
+    """Draw a bar for each named value of 0 or more, the bar named `marked` in the second color. `top` is the value of a
+    full bar, by default the largest."""
     top = top or max((abs(value) for value in values.values()), default=0) or 1.0
     names = [fitted(name, 18) for name in values]
     left = LABEL * max(map(cell_len, names), default=0) + 10
@@ -290,9 +296,11 @@ def words(
     below: Sequence[str] = (),
     width: float = 760,
 ) -> Panel:
-    """The tokens `pieces` of a text in a row, each shaded by its value on `scale`. `below` are short texts, one under
-    each token. `notes` appear under the pointer and, in a terminal, beside each token. `width` is the width of the
-    panel in pixels."""
+    """Draw the tokens `pieces` of a text in rows of `width` pixels, each shaded by its value on `scale`.
+
+    `below` are short texts, one under each token. `notes` appear under the pointer; in a terminal each note follows its
+    token.
+    """
     scale, parts, x, y = replace(scale, faint=True).over(values), [], 0.0, 0.0
     down = 38 if any(below) else 23
     for piece, note, under, strength in zip(pieces, notes, below or [""] * len(pieces), scale.strength(values)):
@@ -315,21 +323,21 @@ def words(
 
 
 def unique(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
-    """Values by name; repeated names are numbered."""
+    """Return values by name; repeated names are numbered."""
     named: dict[str, float] = {}
     for name, value in zip(names, values):
-        count = sum(one == name or one.startswith(f"{name} (") for one in named)
+        count = sum(other == name or other.startswith(f"{name} (") for other in named)
         named[f"{name} ({count + 1})" if count else name] = value
     return named
 
 
 def number(value: float, unit: str) -> str:
-    """A value with its unit, shares as percentages."""
+    """Format a value with its unit; the unit "%" shows shares as percentages."""
     return f"{value:.1%}".replace("%", " %") if unit == "%" else f"{value:.4g} {unit}".rstrip()
 
 
 def finite(values: np.ndarray) -> list[Any]:
-    """Numbers with five significant digits, as lists; None for values that are not finite."""
+    """Return an array as nested lists of numbers with five significant digits; None for values that are not finite."""
     if values.ndim > 1:
         return [finite(row) for row in values]
     return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values.tolist()]

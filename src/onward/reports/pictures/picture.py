@@ -1,4 +1,4 @@
-"""A picture: panels with a title and a caption, as SVG, PNG, HTML, JSON, or text for a terminal."""
+"""Pictures: panels with a title and a caption, as SVG, PNG, HTML, JSON, or text for a terminal."""
 
 import json
 import math
@@ -48,7 +48,7 @@ MOST_VALUES = 4096  # of a panel that are on a page as numbers
 
 @dataclass(frozen=True)
 class Panel:
-    """One part of a picture."""
+    """One panel of a picture, such as a matrix or a plot: its SVG, its lines for a terminal, and its data."""
 
     title: str
     width: float  # in pixels
@@ -69,11 +69,12 @@ class Picture:
 
     @property
     def legends(self) -> list[Scale]:
-        """The distinct scales of the panels that have a legend."""
+        """Return the distinct scales of the panels that have a legend."""
         return legends(panel.scale for panel in self.panels)
 
     def write(self, path: Path, theme: Theme = "auto") -> None:
-        """Write the picture in the format of the file's ending; a UserError for any other ending."""
+        """Write the picture in the format of the path's ending. Raises a UserError for an ending that is not in
+        FORMATS."""
         match format_of(path):
             case ".svg":
                 content: bytes = self.svg(theme).encode()
@@ -87,12 +88,13 @@ class Picture:
             new.write_bytes(content)
 
     def values(self) -> dict[str, Any]:
-        """Title, caption and the numbers of every panel."""
+        """Return the title, the caption and the numbers of every panel."""
         panels = [{"title": panel.title, **panel.data} for panel in self.panels]
         return {"title": self.title, "caption": self.caption, "panels": panels}
 
     def svg(self, theme: Theme = "auto", alone: bool = True) -> str:
-        """The picture as SVG: with `alone`, including title, caption and colors; else for a page that provides them."""
+        """Return the picture as SVG: with `alone`, including title, caption and colors; else for a page that provides
+        them."""
         rows = [*in_rows(self.panels, [panel.width for panel in self.panels], WIDEST - 2 * MARGIN, GAP)]
         widths = [sum(panel.width + GAP for panel in row) - GAP for row in rows]
         drawn = [scale.legend() for scale in self.legends]
@@ -130,7 +132,7 @@ class Picture:
         )
 
     def html(self, theme: Theme = "auto") -> str:
-        """The picture as a self-contained page; values are shown under the pointer."""
+        """Return the picture as a self-contained page that shows the value under the pointer."""
         return page_of(
             "pictures/picture.html",
             {
@@ -151,7 +153,7 @@ class Picture:
         return {"text/html": self._repr_html_(), "image/svg+xml": self.svg(), "text/plain": self.text()}
 
     def text(self, width: int = 100) -> str:
-        """The picture for a terminal of this many columns."""
+        """Return the picture as text for a terminal of `width` columns."""
         lines = [readable(self.title, LINE_MARKS), ""]
         blocks = [
             [readable(line, LINE_MARKS) for line in ([panel.title] if panel.title else []) + [*panel.text]]
@@ -170,23 +172,23 @@ class Picture:
 
 
 def legend_of(scale: Scale) -> str:
-    """The legend of a scale as SVG, for a page that provides the colors."""
+    """Return the legend of a scale as SVG, for a page that provides the colors."""
     svg, width, height = scale.legend()
     size = f'viewBox="0 0 {width:g} {height:g}" style="--width:{width:g}px;max-width:{width:.0f}px"'
     return f'<svg {size} class="picture" role="img" aria-label="{visible(scale.words)}">{svg}</svg>'
 
 
 def format_of(path: Path) -> str:
-    """The ending of a picture's file; a UserError for one that is not in FORMATS."""
+    """Return the ending of a picture's file. Raises a UserError if it is not in FORMATS."""
     if path.suffix not in FORMATS:
         raise UserError(f"{path} does not end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: name such a file")
     return path.suffix
 
 
 def pointed(panel: Panel) -> dict[str, Any]:
-    """The data with which a page describes the cell under the pointer.
+    """Return the data with which a page describes the cell under the pointer.
 
-    The values of a large panel are read from its image, to a 255th of the scale and 0 without a value, unless they are
+    The page reads the values of a large panel from its image, to a 255th of the scale and 0 for NaN, unless they are
     signed or exceed the scale.
     """
     data, scale = {"title": panel.title, **panel.data}, panel.scale
@@ -202,8 +204,8 @@ def pointed(panel: Panel) -> dict[str, Any]:
 
 
 def in_rows(items: Sequence[Any], widths: Sequence[float], most: float, gap: float) -> Iterator[list[Any]]:
-    """Items in rows of at most this width, with a gap between items. A wider item gets a row of its own. Items of equal
-    width are spread evenly over the rows."""
+    """Yield items in rows at most `most` pixels wide, with `gap` pixels between items. An item wider than that gets its
+    own row. Items of equal width are spread evenly over the rows."""
     if len({*widths}) == 1:
         rows = math.ceil(len(items) / max(1, (most + gap) // (widths[0] + gap)))
         most = min(most, math.ceil(len(items) / rows) * (widths[0] + gap))
@@ -220,7 +222,7 @@ def in_rows(items: Sequence[Any], widths: Sequence[float], most: float, gap: flo
 
 
 def colors(theme: Theme) -> str:
-    """The CSS variables of the colors of a theme."""
+    """Return the CSS variables for the colors of a theme."""
     light, dark = COLORS.split("@media")
     if theme == "auto":
         return COLORS
@@ -228,7 +230,7 @@ def colors(theme: Theme) -> str:
 
 
 def png_of(svg: str) -> bytes:
-    """An SVG in the light or the dark theme as a PNG, two pixels for each of its units."""
+    """Render an SVG in the light or the dark theme as a PNG, at two pixels per SVG unit."""
     values = dict(re.findall(r"--(\w+): (#\w+)", svg))
     plain = re.sub(r"var\(--(\w+)\)", lambda match: values[match[1]], svg)
 
@@ -246,7 +248,7 @@ def png_of(svg: str) -> bytes:
 
 
 def gray_png(gray: np.ndarray) -> bytes:
-    """A PNG of a grayscale image (R, C) of uint8."""
+    """Encode a grayscale image (R, C) of uint8 as PNG."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -258,13 +260,13 @@ def gray_png(gray: np.ndarray) -> bytes:
 
 
 def fitted(label: str, most: int) -> str:
-    """A label on one line of at most this many terminal columns; a longer one is cut."""
+    """Return a label on one line of at most `most` terminal columns; a longer label is cut."""
     label = readable(label, LINE_MARKS)
     return label if cell_len(label) <= most else set_cell_size(label, most - 1) + "…"
 
 
 def padded(labels: Iterable[str], most: int = 12) -> list[str]:
-    """Labels of the same width, flush right."""
+    """Return labels of the same width, flush right, each cut to `most` terminal columns."""
     short = [fitted(label, most) for label in labels]
     width = max(map(cell_len, short), default=0)
     return [" " * (width - cell_len(label)) + label for label in short]

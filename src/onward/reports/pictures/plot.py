@@ -1,4 +1,4 @@
-"""Plots as SVG that a script can redraw: against steps, seconds or tokens, with a linear or logarithmic axis.
+"""Plots as SVG that a script can redraw: over steps, seconds or tokens, with a linear or logarithmic horizontal axis.
 
 The script, report.js, only moves points horizontally; heights, ticks and everything else are computed here.
 """
@@ -39,7 +39,8 @@ SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800,
 
 @dataclass(frozen=True)
 class Frame:
-    """The plotted area inside a picture, in pixels, and the first and last coordinate on each of AXES, (3, 2)."""
+    """The plotted area inside a picture, in pixels, and the first and last coordinate on each of AXES (steps, seconds,
+    tokens), an array (3, 2)."""
 
     width: float
     height: float
@@ -49,15 +50,16 @@ class Frame:
     bottom: float
     domain: np.ndarray
 
-    def x(self, places: np.ndarray) -> np.ndarray:
-        """The x in pixels (N,) of coordinates (3, N), on the axis of the static picture: linear in the steps."""
+    def x(self, coordinates: np.ndarray) -> np.ndarray:
+        """Return the x in pixels (N,) of points with coordinates (3, N) on AXES: in the static picture, linear in the
+        steps."""
         first, last = self.domain[0]
-        return self.left + (places[0] - first) / max(last - first, 1e-9) * (self.right - self.left)
+        return self.left + (coordinates[0] - first) / max(last - first, 1e-9) * (self.right - self.left)
 
 
 @dataclass(frozen=True)
 class Heights:
-    """A vertical axis: maps values to pixels. Values beyond `low` and `high` are drawn at the edge."""
+    """A vertical axis: maps values to y in pixels. Values beyond `low` and `high` are drawn at the edge."""
 
     frame: Frame
     low: float
@@ -65,14 +67,14 @@ class Heights:
     log: bool = False
 
     def __call__(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
-        """The y in pixels of values (N,)."""
+        """Return the y in pixels (N,) of values (N,)."""
         scale: Callable[[Any], Any] = np.log if self.log else np.asarray
         low, high = float(scale(self.low)), float(scale(self.high))
         share = (scale(np.clip(values, self.low, self.high)) - low) / (high - low)
         return self.frame.bottom - share * (self.frame.bottom - self.frame.top)
 
     def grid(self, most: int) -> str:
-        """Lines across the plotted area at about `most` round values, with their labels."""
+        """Draw lines across the plotted area at about `most` round values, with their labels."""
         values = log_ticks(self.low, self.high, most) if self.log else ticks(self.low, self.high, most)
         f = self.frame
         return "".join(
@@ -84,20 +86,20 @@ class Heights:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of a plot: at `places` (3, N) on AXES and `heights` (N,) in pixels."""
+    """The points of one curve of a plot: their `coordinates` (3, N) on AXES and their `heights` (N,) in pixels."""
 
     style: str  # the CSS classes
     shape: Literal["line", "area", "dots", "marks"]  # marks: lines from top to bottom
-    places: np.ndarray
+    coordinates: np.ndarray
     heights: np.ndarray
     name: str = ""  # shown with the value at the pointer; "": no value is shown
     values: Sequence[float] | np.ndarray = ()
     opacity: float = 1.0
 
     def path(self, frame: Frame) -> str:
-        """The SVG path. Its x coordinates follow M, L and H in the order of the points; an area returns to the first
-        point."""
-        points = list(zip(frame.x(self.places), self.heights))
+        """Return the SVG path of the series. The numbers after M, L and H are x coordinates in the order of the points,
+        which report.js replaces; an area returns to its first point."""
+        points = list(zip(frame.x(self.coordinates), self.heights))
         match self.shape:
             case "line" | "area":
                 d = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
@@ -112,9 +114,10 @@ class Series:
 def plot(
     frame: Frame, series: Iterable[Series], around: str, title: str, most_ticks: int
 ) -> tuple[str, dict[str, Any]]:
-    """An SVG of series over the elements `around` them, and the data from which report.js redraws it."""
-    drawn = [one for one in series if len(one.heights)]
-    tables = {id(one.places): one.places for one in drawn}
+    """Return an SVG of series over the elements `around` them, and the data from which report.js redraws it.
+    `most_ticks` is the largest number of ticks on the horizontal axis."""
+    drawn = [line for line in series if len(line.heights)]
+    tables = {id(line.coordinates): line.coordinates for line in drawn}
     order = list(tables)
     ticks_of = {
         axis: axis_ticks(axis, float(first), float(last), most_ticks) for axis, (first, last) in zip(AXES, frame.domain)
@@ -127,7 +130,7 @@ def plot(
     svg = (
         f'<svg viewBox="0 0 {frame.width:g} {frame.height:g}" style="--width:{frame.width:g}px" class="plot" '
         f'role="img" aria-label="{title}">{around}'
-        f'<g class="ticks">{labels}</g>{"".join(one.path(frame) for one in drawn)}</svg>'
+        f'<g class="ticks">{labels}</g>{"".join(line.path(frame) for line in drawn)}</svg>'
     )
     return svg, {
         "x": [frame.left, frame.right],
@@ -135,38 +138,39 @@ def plot(
         "domain": rounded(frame.domain),
         "places": [rounded(tables[key]) for key in order],
         "series": [
-            {"places": order.index(id(one.places)), "name": one.name, "values": rounded(np.asarray(one.values))}
-            for one in drawn
+            {"places": order.index(id(line.coordinates)), "name": line.name, "values": rounded(np.asarray(line.values))}
+            for line in drawn
         ],
         "ticks": ticks_of,
     }
 
 
 def rounded(values: np.ndarray) -> Any:
-    """The values with five significant digits, whole numbers exactly, as lists."""
+    """Return an array as nested lists of numbers with five significant digits; integers are exact."""
     if values.ndim > 1:
         return [rounded(row) for row in values]
     return [int(v) if v == int(v) else float(f"{v:.5g}") for v in values.tolist()]
 
 
 def axis_ticks(axis: str, first: float, last: float, most: int) -> list[list[tuple[float, str]]]:
-    """The ticks (place, label) from first to last on one of AXES, for its linear and its logarithmic scale."""
+    """Return the ticks (coordinate, label) from `first` to `last` on one of AXES: a list for its linear and one for its
+    logarithmic scale."""
     if first < 0 or (axis == "step" and last < 2):  # no counts
         linear = [t for t in ticks(first, last, most) if first <= t <= last]
-        return [[(t, f"{t:g}") for t in places] for places in (linear, log_ticks(max(first, 1), max(last, 1), most))]
+        return [[(t, f"{t:g}") for t in values] for values in (linear, log_ticks(max(first, 1), max(last, 1), most))]
     if axis == "seconds":
         gap: float = next((s for s in SECONDS if last / s <= most), 86400 * math.ceil(last / 86400 / most))
         gap = gap if last > 3 else 10.0 ** math.floor(math.log10(max(last, 1e-3)))
         linear = [gap * i for i in range(1, int(last / gap) + 1)]
         log = [s for s in (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 36000, 360000) if first <= s <= last]
-        return [[(s, clock(s)) for s in places] for places in (linear, log)]
+        return [[(s, clock(s)) for s in values] for values in (linear, log)]
     linear = [t for t in ticks(0, last, most) if t >= max(first, 1) and t == int(t)]
     label: Callable[[float], str] = short if axis == "tokens" else lambda step: f"{step:,.0f}"
-    return [[(t, label(t)) for t in places] for places in (linear, log_ticks(max(first, 1), max(last, 1), most))]
+    return [[(t, label(t)) for t in values] for values in (linear, log_ticks(max(first, 1), max(last, 1), most))]
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """About `most` round numbers from low to high."""
+    """Return about `most` round numbers from low to high."""
     raw = (high - low) / most or 1.0
     unit = 10.0 ** math.floor(math.log10(raw))
     step = unit * next(m for m in (1, 2, 5, 10) if m * unit >= raw * 0.999)
@@ -174,7 +178,7 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """At most `most` powers of ten from low to high and, where they fit, their multiples by 2 and 5, or by 3."""
+    """Return at most `most` powers of ten from low to high and, where they fit, their multiples by 2 and 5, or by 3."""
     exponents = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     for factors in (1, 2, 5), (1, 3), (1,):
         round_numbers = [m * 10.0**e for e in exponents for m in factors if low * 0.999 <= m * 10.0**e <= high * 1.001]
@@ -184,7 +188,7 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def short(number: float) -> str:
-    """A number in a few characters: 1.5 M, 20 k, 0.003."""
+    """Format a number in a few characters: 1.5 M, 20 k, 0.003."""
     for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         if abs(number) >= unit:
             return f"{number / (1e3 if name == 'k' else unit):.3g} {name}"
@@ -192,7 +196,7 @@ def short(number: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A time on an axis: 0.1 s, 30 s, 5 min, 1.5 h, 2 d."""
+    """Format a time in seconds for an axis: 0.1 s, 30 s, 5 min, 1.5 h, 2 d."""
     for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= unit:
             return f"{seconds / unit:.3g} {name}"

@@ -1,4 +1,4 @@
-"""A model and a text, of which the views draw pictures."""
+"""A model with a text that it reads: the input of the pictures in `views` and `layer_views`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from onward.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Reading:
-    """A model that reads a text, or token ids in its place."""
+    """A model and the text that it reads, or token ids instead of a text."""
 
     model: Decoder
     tokenizer: Tokenizer
@@ -21,22 +21,22 @@ class Reading:
     ids: Sequence[int] = ()
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text as the model reads it."""
+        """Return the token ids of a text, after a beginning-of-text token if the tokenizer has one."""
         return self.tokenizer.begin(self.tokenizer.encode(text))
 
     @cached_property
     def tokens(self) -> list[int]:
-        """The tokens of the text. A UserError if there are none, or more than the context has."""
+        """The token ids of the text. Raises a UserError if there are none, or more than the context length."""
         tokens = list(self.ids) or self.encode(self.text)
         as_row(self.model, tokens)
         return tokens
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The texts of tokens, with visible white space."""
+        """Return the text of each token, with visible white space."""
         return [readable(self.tokenizer.piece(token), MARKS) for token in tokens]
 
     def next_token(self, text: str, tokens: Sequence[int]) -> int:
-        """The id of a token given as text, or the likeliest token after `tokens`."""
+        """Return the id of the token `text` or, if it is "", of the likeliest token after `tokens`."""
         if not text:
             return int(logits(self.model, tokens)[-1].argmax())
         ids = self.tokenizer.encode(text)

@@ -1,4 +1,5 @@
-"""A roofline: the speed that memory and arithmetic allow, by operations per byte read, and the measured speed.
+"""Draws a roofline: the decoding speed that memory and arithmetic allow, by operations per byte read, and the measured
+speed.
 
 Williams et al. 2009, "Roofline: an insightful visual performance model".
 """
@@ -18,7 +19,8 @@ STYLES = {"more": 4, "less": -6, "third": 15, "soft": 4}  # of the precisions, a
 
 
 def roofline(name: str, speeds: Sequence[Speed], limits: Limits) -> Picture:
-    """Decoding of a model as points under the roofs: bandwidth times intensity, and the peak of each dtype."""
+    """Draw measured decoding speeds of a model as points under the limits of the machine: bandwidth times intensity
+    (operations per byte), and the peak of each dtype."""
     caption = (
         f"A decoding step of few rows is limited by memory, {limits.bandwidth / 1e9:.1f} GB/s here: the sloping line. "
         "More rows share each weight that is read, which moves a point to the right, up to the peak of arithmetic: the "
@@ -28,7 +30,7 @@ def roofline(name: str, speeds: Sequence[Speed], limits: Limits) -> Picture:
 
 
 def panel(speeds: Sequence[Speed], limits: Limits) -> Panel:
-    """Operations per second by operations per byte, both logarithmic."""
+    """Return a panel of operations per second by operations per byte, both logarithmic."""
     reached = [speed.intensity * speed.bandwidth_share * limits.bandwidth for speed in speeds]
     peak, xs = max(limits.flops.values()), [speed.intensity for speed in speeds]
     low, high = min(xs) / 2, max(*xs, peak / limits.bandwidth) * 2
@@ -45,14 +47,14 @@ def panel(speeds: Sequence[Speed], limits: Limits) -> Panel:
     )
     for dtype, flops in limits.flops.items():
         corner = flops / limits.bandwidth
-        places = np.array([low, corner, high])
-        points = zip(x(places), y(np.minimum(places * limits.bandwidth, flops)))
+        intensities = np.array([low, corner, high])
+        points = zip(x(intensities), y(np.minimum(intensities * limits.bandwidth, flops)))
         parts.append('<path class="validation" d="M' + "L".join(f"{a:.1f} {b:.1f}" for a, b in points) + '"/>')
         label = visible(str(dtype).removeprefix("torch."))
         parts.append(f'<text x="{frame.right + 4:g}" y="{float(y([flops])[0]) + 4:.1f}">{label}</text>')
     lines = [f"{'precision':10} {'batch':>5} {'operations/byte':>15} {'of the roof':>11}"]
     numbered = list(zip(speeds, reached))
-    for (style, below), (_, group) in zip(STYLES.items(), groupby(numbered, key=lambda one: one[0].precision)):
+    for (style, below), (_, group) in zip(STYLES.items(), groupby(numbered, key=lambda item: item[0].precision)):
         for speed, flops in group:
             left, top = float(x([speed.intensity])[0]), float(y([flops])[0])
             parts.append(

@@ -1,4 +1,4 @@
-"""Color scales: the opacity of values, and a legend for it."""
+"""Color scales: map values to opacities, with a legend."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -26,7 +26,8 @@ class Legend(NamedTuple):
 
 @dataclass(frozen=True)
 class Scale:
-    """A color scale: 0 is transparent, `top` opaque; negative values use the second color, down to -top."""
+    """A color scale: 0 is transparent, `top` is opaque. If `signed`, negative values use the second color, down to
+    -top."""
 
     top: float
     signed: bool = False
@@ -42,33 +43,34 @@ class Scale:
         return FAINT if self.faint else 1.0
 
     def over(self, values: np.ndarray) -> "Scale":
-        """The scale for these values; it records whether some exceed its top."""
+        """Return the scale with a note whether some of `values` exceed its top."""
         beyond = bool(np.nanmax(np.abs(values), initial=0) > 1.001 * self.top)
         return replace(self, clipped=self.clipped or beyond)
 
     def strength(self, values: np.ndarray) -> np.ndarray:
-        """From 0 to 1, with the shape of `values`; NaN counts as 0."""
+        """Compute the opacity, from 0 to 1, of each of `values`; NaN counts as 0."""
         share = np.clip(np.nan_to_num(np.abs(values)) / (self.top or 1.0), 0, 1)
         return (np.sqrt(share) if self.root else share) * self.full
 
     def levels(self, values: np.ndarray) -> np.ndarray:
-        """The index in SHADES, from 0 to 4, of values; NaN counts as 0."""
+        """Compute the index in SHADES, from 0 to 4, of each of `values`; NaN counts as 0."""
         return np.ceil(4 * self.strength(values) / self.full - 1e-9).astype(int)
 
     def ticks(self) -> list[float]:
-        """The values at 0, a quarter, a half, three quarters and all of the scale; if signed, from -top to top."""
+        """Return the values at 0, a quarter, a half, three quarters and the end of the scale; if signed, from -top to
+        top."""
         if self.signed:
             return [self.top * tick for tick in (-1, -0.5, 0, 0.5, 1)]
         return [self.top * (share**2 if self.root else share) for share in (0, 0.25, 0.5, 0.75, 1)]
 
     @property
     def words(self) -> str:
-        """A description of the scale: its unit, whether it is not linear, and where it ends."""
+        """Describe the scale: its unit, whether it is not linear, and its largest value."""
         ends = f"full color also beyond {'±' * self.signed}{brief(self.top)}" if self.clipped else ""
         return ", ".join(filter(None, (self.unit, "square-root scale" * self.root, ends)))
 
     def legend(self) -> Legend:
-        """A color bar with values at its quarters, or a cell for each of `keys`."""
+        """Draw the legend: a color bar with values at its quarters, or a cell for each of `keys`."""
         if self.keys:
             return self.legend_of_keys()
         shares = np.linspace(-1 if self.signed else 0, 1, STEPS) * self.full
@@ -90,7 +92,7 @@ class Scale:
         return Legend(svg, max(width, CHARACTER * cell_len(self.words)), LINE + BAR + 23)
 
     def legend_of_keys(self) -> Legend:
-        """One legend cell for each of `keys`: its color and its meaning."""
+        """Draw a legend cell for each of `keys`: its color and its meaning."""
         values, meanings = zip(*self.keys)
         cell = f'width="16" height="{BAR}"'
         rows = "".join(
@@ -101,7 +103,7 @@ class Scale:
         return Legend(rows, 22 + CHARACTER * max(map(cell_len, meanings)), LINE * len(meanings) + 5)
 
     def text(self) -> list[str]:
-        """The legend as lines for a terminal: the largest value of each character."""
+        """Return the legend as lines for a terminal: the largest value of each character."""
         if self.keys:
             values, meanings = zip(*self.keys)
             return ["   ".join(f"{SHADES[i]} {meaning}" for i, meaning in zip(self.levels(np.array(values)), meanings))]
@@ -112,7 +114,8 @@ class Scale:
 
 
 def legends(scales: Iterable[Scale | None]) -> list[Scale]:
-    """The distinct scales that have a legend; a scale is clipped if any of its panels is."""
+    """Return the distinct scales that have a legend. A scale is marked as exceeded if the values of any of its panels
+    exceed it."""
     distinct: dict[Scale, bool] = {}
     for scale in scales:
         if scale and (scale.unit or scale.keys):
@@ -122,6 +125,6 @@ def legends(scales: Iterable[Scale | None]) -> list[Scale]:
 
 
 def brief(value: float) -> str:
-    """A value in at most five characters where three digits, or two, allow it."""
+    """Format a value in at most five characters if three digits, or two, fit."""
     text = f"{value:.3g}"
     return text if len(text) <= 5 else f"{value:.2g}"

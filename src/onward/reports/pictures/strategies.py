@@ -1,4 +1,4 @@
-"""One next-token distribution under each sampling strategy, as a table and as a picture.
+"""Compares sampling strategies on one next-token distribution, as a table and as a picture.
 
 Shapes: V vocabulary.
 """
@@ -18,20 +18,20 @@ ROW, LEFT, BAR = 15, 58, 80  # pixels of a panel: height of a row, width of its 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A distribution, unchanged and under each sampling strategy."""
+    """The probabilities of the likeliest tokens, unchanged and under each sampling strategy."""
 
     tokens: list[str]  # the most probable first; the last is "others" where there are more
     probabilities: dict[str, list[float]]  # strategy -> the probability of each token
 
     def markdown(self) -> str:
-        """A Markdown table with a row for each token and a column for each strategy."""
+        """Return a Markdown table with a row for each token and a column for each strategy."""
         rows = [["", *self.probabilities], ["---", *["---:"] * len(self.probabilities)]]
         for i, token in enumerate(self.tokens):
             rows.append([token, *(share(each[i]) for each in self.probabilities.values())])
         return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
 
     def panels(self) -> list[Panel]:
-        """A panel for each strategy: its probabilities as bars over those of the unchanged distribution."""
+        """Return a panel for each strategy: its probabilities as bars over those of the unchanged distribution."""
         before, panels = next(iter(self.probabilities.values())), []
         for name, after in self.probabilities.items():
             texts, lines = [], []
@@ -52,13 +52,14 @@ class Comparison:
         return panels
 
     def svg(self) -> str:
-        """The panels as SVG."""
+        """Return the panels as SVG."""
         about = "Gray bars: the distribution of the model. Colored bars: the same after each strategy."
         return Picture("What each strategy makes of one distribution", about, self.panels()).svg()
 
 
 def compare(logits: Tensor, name: Callable[[int], str], most: int = 8) -> Comparison:
-    """The distribution of logits (V,) under each strategy, for the `most` most probable tokens.
+    """Apply each sampling strategy to the distribution of logits (V,), and return the probabilities of the `most` most
+    probable tokens.
 
     `name` returns the text of a token id. For the penalties, the second, the third and again the second most probable
     token count as already generated.
@@ -98,12 +99,12 @@ def compare(logits: Tensor, name: Callable[[int], str], most: int = 8) -> Compar
 
 
 def share(p: float) -> str:
-    """A probability in three digits, or a dash for 0."""
+    """Format a probability with three digits; 0 is a dash."""
     return f"{p:.3f}".removeprefix("0") if p else "–"
 
 
 def bars(probabilities: Sequence[float], height: int) -> str:
-    """An SVG path with a bar for each probability."""
+    """Return an SVG path with a bar for each probability, `height` pixels high."""
     return "".join(
         f"M{LEFT} {ROW * row + (ROW - height) / 2:g}h{BAR * p:.1f}v{height}H{LEFT}z"
         for row, p in enumerate(probabilities)

@@ -1,4 +1,4 @@
-"""Pictures of a text as a model reads it: next tokens, lens, losses, patching.
+"""Pictures of a text as a model reads it: next tokens, logit lens, losses, activation patching.
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -26,7 +26,7 @@ ENDING = 5  # tokens of a text that a title quotes
 
 
 def next_token(reading: Reading, *, sampling: Sampling = USUAL) -> Picture:
-    """The likeliest next tokens, and the effect of each step of sampling on them."""
+    """Draw the likeliest next tokens, and the effect of each sampling step on them."""
     effects = sampling_steps(reading.model, reading.tokens, sampling)
     names = [f"{piece}" for piece in reading.pieces(effects.candidates)]
     rest = reading.model.config.vocab_size > len(names)
@@ -41,21 +41,22 @@ def next_token(reading: Reading, *, sampling: Sampling = USUAL) -> Picture:
     return Picture(
         f"The token after “{cut}{''.join(reading.pieces(reading.tokens[-ENDING:]))}”",
         "The likeliest next tokens with their probabilities"
-        + ", and what each step of sampling, with its value, makes of them, in the order in which generate applies "
-        "them, with the number of tokens that it leaves" * (len(panels) > 1) + ".",
+        + ". Further panels: the probabilities after each step of sampling, in the order in which generate applies the "
+        "steps, with the value of each step and the number of tokens left" * (len(panels) > 1) + ".",
         panels,
     )
 
 
 def applied(sampling: Sampling, step: str) -> str:
-    """The options of a sampling step that have an effect, with their values if they are numbers."""
+    """Describe the options of a sampling step that have an effect, with their values if they are numbers."""
     values = {name: getattr(sampling, name) for name in STEPS[step]}
     changed = {name: value for name, value in values.items() if value != getattr(UNCHANGED, name)}
     return ", ".join(f"{name} {v:g}" if isinstance(v, int | float) else name for name, v in changed.items())
 
 
 def lens(reading: Reading, *, tuned: TunedLens | None = None) -> Picture:
-    """The next token predicted by each layer at each position. `tuned` translates the residual streams first."""
+    """Draw the next token predicted by each layer at each position (logit lens). `tuned` first translates the residual
+    streams into those of the last layer."""
     predictions = logit_lens(reading.model, reading.tokens, top=1, tuned=tuned)
     order = range(len(predictions.names) - 1, -1, -1)
     names = [f"block {layer - 1}" if layer else "embedding" for layer in order]
@@ -89,7 +90,7 @@ def lens(reading: Reading, *, tuned: TunedLens | None = None) -> Picture:
 
 
 def tokens(reading: Reading) -> Picture:
-    """The loss, rank and entropy of each token of a text."""
+    """Draw the loss, rank and entropy of each token of a text."""
     statistics = token_statistics(reading.model, reading.tokens)
     losses, pieces = -statistics.logprobs, reading.pieces(reading.tokens)
     notes = ["the first token is given"]
@@ -113,36 +114,39 @@ def tokens(reading: Reading) -> Picture:
         caption += "The curves are the loss, and the entropy: how uncertain the model was before the token. "
     if len(pieces) > 1:
         caption += f"The mean loss is {float(losses[1:].mean()):.3f} nats, that of a uniform guess {uniform:.2f}."
-    return Picture("What the model thinks of each token", caption.strip(), panels)
+    return Picture("The loss of each token", caption.strip(), panels)
 
 
 def patch(reading: Reading, *, corrupted: str = "", right: str = "", wrong: str = "") -> Picture:
-    """The effect of each activation of the text when it replaces that of the corrupted text.
+    """Draw the effect of replacing each activation, while the model reads the corrupted text, by that of the original
+    text (activation patching).
 
-    `corrupted` has as many tokens. `right` is the next token after the text, `wrong` the one after the corrupted text;
-    by default the likeliest.
+    The text `corrupted` has as many tokens as the original. `right` is the next token after the original text, `wrong`
+    the one after the corrupted text; by default the likeliest.
     """
     if not corrupted:
         raise UserError('patch compares two texts: give the other one with --corrupted "..."')
     clean, other = reading.tokens, reading.encode(corrupted)
     answer, other_answer = reading.next_token(right, clean), reading.next_token(wrong, other)
     if answer == other_answer:
-        raise UserError("both texts are continued by the same token: choose other texts, or give --right and --wrong")
+        raise UserError(
+            "the likeliest next token is the same after both texts: choose other texts, or give --right and --wrong"
+        )
     metric = logit_difference(answer, other_answer)
     streams = activation_patching(reading.model, clean, other, metric, "in").effects.numpy()
     of_heads = activation_patching(reading.model, clean, other, metric, "attn.heads").effects.numpy()
     pieces = [
-        one if one == changed else f"{one}/{changed}"
-        for one, changed in zip(reading.pieces(clean), reading.pieces(other), strict=True)
+        piece if piece == changed else f"{piece}/{changed}"
+        for piece, changed in zip(reading.pieces(clean), reading.pieces(other), strict=True)
     ]
     layers = [f"layer {i}" for i in range(len(streams))]
     scale = Scale(1, signed=True, unit="0: nothing changes; 1: the answer of the text is restored")
     answers = reading.pieces([answer, other_answer])
     return Picture(
         "Activation patching",
-        f"The model reads the corrupted text, with one activation taken from its run of the other text. Where this "
-        f"restores the difference of the logits of “{answers[0]}” and “{answers[1]}”, the activation carries what "
-        "distinguishes the texts.",
+        f"The model reads the corrupted text, with one activation replaced by that of the other text. Where this "
+        f"restores the difference of the logits of “{answers[0]}” and “{answers[1]}”, the activation carries the "
+        "difference between the texts.",
         [
             cells(
                 "residual stream before each block",
@@ -167,7 +171,7 @@ def patch(reading: Reading, *, corrupted: str = "", right: str = "", wrong: str 
 
 
 def positions(reading: Reading) -> Picture:
-    """The loss by position, also beyond the context length if the positions allow it."""
+    """Draw the mean loss by position, also beyond the context length if the position encoding allows it."""
     model, c = reading.model, reading.model.config
     loss = text_loss_by_position(model, reading.encode(reading.text))
     length = len(loss.loss)

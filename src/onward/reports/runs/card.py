@@ -1,4 +1,4 @@
-"""The model card, README.md on the hub, from the records in the folder of a model or a run."""
+"""Builds a model card, the README.md of a model on the hub, from the records in the folder of a model or a run."""
 
 import html
 import re
@@ -28,18 +28,16 @@ LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
 def model_card(folder: Path, license: str, name: str = "") -> str:
-    """The card of the model in a folder: Markdown with the table of properties that the hub reads.
+    """Return the card of the model in a folder: Markdown that begins with the YAML metadata read by the hub.
 
-    `name` is its name on the hub, by default the name of the folder. Properties without a record are left out. A
-    UserError if the folder holds no whole model, or if `license` is not an identifier.
+    `name` is the model's name on the hub, by default the name of the folder. Properties without a record are left out.
+    Raises a UserError if the folder holds an adapter instead of a model, or if `license` is not an identifier.
     """
     if not LICENSE.fullmatch(license):
         given = f"license is {license!r}" if license else "the model needs a license"
         raise UserError(f"{given}: give --license apache-2.0, mit, cc-by-4.0 or another identifier that the hub lists")
     if is_adapter(folder):
-        raise UserError(
-            f"{folder} is an adapter: make one model of it and its base with onward merge, and publish that"
-        )
+        raise UserError(f"{folder} is an adapter: merge it into its base with onward merge, and publish the result")
     name = name or folder.resolve().name
     record, model_type = Record(folder), str(read_config(folder).get("model_type", ""))
     model, tokenizer = load_model(folder)[0], open_source(folder).tokenizer()
@@ -55,7 +53,8 @@ def model_card(folder: Path, license: str, name: str = "") -> str:
 
 
 def properties(license: str, model_type: str, base: str, sources: Sequence[Any]) -> str:
-    """The table of properties at the top, in YAML."""
+    """Return the YAML metadata at the top of the card. `sources` are the run's sources of text; those on the hub are
+    listed as datasets."""
     from huggingface_hub import ModelCardData
 
     table: dict[str, Any] = {
@@ -73,6 +72,7 @@ def properties(license: str, model_type: str, base: str, sources: Sequence[Any])
 
 
 def lead(record: Record, model: Decoder, model_type: str) -> str:
+    """Return the first paragraph: the number of parameters, the training time and the base model."""
     figures, count = record.figures(), sum(p.numel() for p in model.parameters())
     kind = "decoder" if model_type == "onward" else f"decoder of the architecture `{model_type}`"
     trained = f", trained for {duration(figures.seconds)}" if figures.seconds else ""
@@ -81,6 +81,7 @@ def lead(record: Record, model: Decoder, model_type: str) -> str:
 
 
 def described(record: Record, model: Decoder, tokenizer: Tokenizer | None) -> Iterator[tuple[str, str]]:
+    """Yield (name, value) rows about the model: its parts, dtype, tokenizer and chat template."""
     yield from describe_parts(model.config)
     yield "dtype", str(model.dtype).removeprefix("torch.")
     kind = public(record.options.get("tokenizer") or "")
@@ -93,7 +94,8 @@ def described(record: Record, model: Decoder, tokenizer: Tokenizer | None) -> It
 
 
 def usage(name: str, model_type: str, model: Decoder, tokenizer: Tokenizer | None) -> str:
-    """How to load the model in Onward and, if they support it, in transformers and llama.cpp."""
+    """Return Markdown that shows how to load the model in Onward and, if they support it, in transformers and
+    llama.cpp."""
     speak = (
         f"onward chat {quote(name)}"
         if tokenizer and tokenizer.templates
@@ -119,7 +121,8 @@ def usage(name: str, model_type: str, model: Decoder, tokenizer: Tokenizer | Non
 
 
 def training(record: Record) -> Iterator[str]:
-    """The sections on the training of a run: command, data, curves, evaluation."""
+    """Yield the sections on the training of a run: command, data, losses, evaluation. Yields nothing for a model
+    without a run."""
     if not record.options:
         return
     yield "## How it was trained\n\n" + block("sh", [" ".join(map(quote, command(record.options)))])
@@ -140,10 +143,11 @@ def training(record: Record) -> Iterator[str]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a Markdown table."""
     cells = [[html.escape(readable(cell, {}), quote=False).replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *cells])
 
 
 def block(language: str, lines: Iterable[str]) -> str:
+    """Return a fenced Markdown code block."""
     return "\n".join([f"```{language}", *lines, "```"])

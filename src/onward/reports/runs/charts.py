@@ -1,5 +1,5 @@
-"""Small charts of the figures that a run records in addition to its loss, with one line per layer where they are
-recorded by layer."""
+"""Small charts of the figures that a run records besides its loss, such as gradient norms; figures recorded per layer
+have one line per layer."""
 
 from collections import defaultdict
 from statistics import fmean
@@ -31,14 +31,15 @@ KINDS = {  # name in metrics.jsonl (without "/LAYER"): title, logarithmic axis, 
     "logprob_gap": ("gap of engine and trainer", True, "largest difference of log-probabilities; 1e-4 at most in fp32"),
 }
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 290.0, 124.0, 50.0, 272.0, 8.0, 98.0
-POINTS = 160  # largest number of points of a line; each is the highest value of several steps
+POINTS = 160  # largest number of points of a line; each is the highest value of a stretch of steps
 ALL_POINTS = 2400  # largest number of points of all lines of a chart; each line has at least 30
 
-Lines = dict[str, list[tuple[float, float]]]  # layer ("" where there is one line) -> (step, value), in order
+Lines = dict[str, list[tuple[float, float]]]  # layer ("" for a single line) -> (step, value), in order
 
 
 def charts(metrics: Metrics, other: Metrics | None = None, other_name: str = "") -> str:
-    """A chart for each figure that the run recorded at two steps or more, with another run's lines over it."""
+    """Return the HTML of one chart for each figure that the run recorded at two steps or more. The lines of the run
+    `other` are drawn over them."""
     lines, others = recorded(metrics), recorded(other) if other else {}
     return "".join(
         figure(kind, lines[kind], metrics, others.get(kind, {}), other, other_name)
@@ -48,7 +49,7 @@ def charts(metrics: Metrics, other: Metrics | None = None, other_name: str = "")
 
 
 def recorded(metrics: Metrics) -> dict[str, Lines]:
-    """The lines of each kind of figure."""
+    """Collect the recorded (step, value) points of each kind of figure, by layer."""
     lines: dict[str, Lines] = defaultdict(lambda: defaultdict(list))
     for row in metrics.rows:
         for key, value in row.items():
@@ -62,31 +63,31 @@ def recorded(metrics: Metrics) -> dict[str, Lines]:
 def figure(
     kind: str, lines: Lines, metrics: Metrics, other_lines: Lines, other: Metrics | None, other_name: str
 ) -> str:
-    """A line for each layer, or for the whole and each part, over the steps; of another run, the whole or the mean over
-    the layers."""
+    """Return the HTML chart of one kind of figure over the steps: one line per layer or, for rewards, one for the sum
+    and one for each reward. Of the run `other` it shows the line of the sum, or the mean over the layers."""
     title, log, reading = KINDS[kind]
     most = max(30, min(POINTS, ALL_POINTS // len(lines)))
     drawn = {layer: thinned(line, most) for layer, line in lines.items()}
-    theirs = mean([thinned(line, most) for line in wholes(other_lines)])
+    theirs = mean([thinned(line, most) for line in totals(other_lines)])
     failed = [row["failed_step"] for row in metrics.rollbacks]
 
-    ends = metrics.places([1, *failed, max(row["step"] for row in metrics.rows)])
+    ends = metrics.coordinates([1, *failed, max(row["step"] for row in metrics.rows)])
     if other and len(theirs):
-        ends = np.concatenate([ends, other.places(theirs[-1:, 0])], axis=1)
+        ends = np.concatenate([ends, other.coordinates(theirs[-1:, 0])], axis=1)
     frame = Frame(WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM, np.stack([ends[:, 0], ends.max(axis=1)], axis=1))
     y = axis(frame, np.concatenate([*(line[:, 1] for line in drawn.values()), theirs[:, 1]]), log)
 
-    tables: dict[bytes, np.ndarray] = {}  # lines that are recorded at the same steps share their places
-    series = [Series("rollback", "marks", metrics.places(failed), np.zeros(len(failed)))]
+    tables: dict[bytes, np.ndarray] = {}  # lines that are recorded at the same steps share their coordinates
+    series = [Series("rollback", "marks", metrics.coordinates(failed), np.zeros(len(failed)))]
     for i, (layer, line) in enumerate(drawn.items()):
-        places = tables.setdefault(line[:, 0].tobytes(), metrics.places(line[:, 0]))
+        coordinates = tables.setdefault(line[:, 0].tobytes(), metrics.coordinates(line[:, 0]))
         name = f"layer {int(layer)}" if layer.isdecimal() else layer or title
-        series.append(Series("smooth", "line", places, y(line[:, 1]), name, line[:, 1], (i + 1) / len(drawn)))
+        series.append(Series("smooth", "line", coordinates, y(line[:, 1]), name, line[:, 1], (i + 1) / len(drawn)))
     if other and len(theirs):
-        name = f"{other_name}: mean" if len(wholes(other_lines)) > 1 else other_name
-        series.append(Series("other", "line", other.places(theirs[:, 0]), y(theirs[:, 1]), name, theirs[:, 1]))
+        name = f"{other_name}: mean" if len(totals(other_lines)) > 1 else other_name
+        series.append(Series("other", "line", other.coordinates(theirs[:, 0]), y(theirs[:, 1]), name, theirs[:, 1]))
     svg, data = plot(frame, series, y.grid(4), f"{title} by training step", 4)
-    now = fmean(line[-1][1] for line in wholes(lines))
+    now = fmean(line[-1][1] for line in totals(lines))
     note = "logarithmic axis; " * log + reading
     return (
         f'<figure class="chart"><h3>{title} <b>{now:.3g}</b></h3>{svg}<p class="readout">{note}</p>'
@@ -94,14 +95,14 @@ def figure(
     )
 
 
-def wholes(lines: Lines) -> list[list[tuple[float, float]]]:
-    """The line of the whole, such as the sum of several rewards; without one, the lines of all layers."""
+def totals(lines: Lines) -> list[list[tuple[float, float]]]:
+    """Return the line of the total, such as the sum of all rewards; without a total, the lines of all layers."""
     return [lines[""]] if "" in lines else [*lines.values()]
 
 
 def axis(frame: Frame, values: np.ndarray, log: bool) -> Heights:
-    """The vertical axis: from 0, or if `log` from at least a thousandth of the median. On a linear axis, values above 3
-    times the 95th percentile are cut off."""
+    """Choose the vertical axis for `values`. A linear axis starts at 0 and ends at 3 times the 95th percentile at most;
+    higher values are drawn at the edge. A logarithmic axis starts no lower than a thousandth of the median."""
     positive = values[values > 0]
     if log and len(positive):
         low, high = max(positive.min(), np.median(positive) / 1000), positive.max()
@@ -111,12 +112,13 @@ def axis(frame: Frame, values: np.ndarray, log: bool) -> Heights:
 
 
 def thinned(line: list[tuple[float, float]], most: int) -> np.ndarray:
-    """At most `most` points (step, value) of a line (N, 2): the first step, and the highest value of each stretch."""
+    """Reduce a line to at most `most` points (step, value), an array (N, 2): the first point, and the highest value of
+    each stretch of steps."""
     stretches = np.array_split(np.array(line, float), min(len(line), most))
     return np.array([(stretch[0, 0], stretch[:, 1].max()) for stretch in stretches])
 
 
 def mean(lines: list[np.ndarray]) -> np.ndarray:
-    """The mean of lines (N, 2) recorded at the same steps, as long as the shortest."""
+    """Return the mean of lines (N, 2) recorded at the same steps, cut to the shortest."""
     count = min(map(len, lines), default=0)
     return np.mean([line[:count] for line in lines], axis=0) if count else np.empty((0, 2))

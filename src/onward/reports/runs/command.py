@@ -1,4 +1,4 @@
-"""The command that repeats the training of a run, from its recorded options."""
+"""Rebuilds the command that repeats the training of a run from its recorded options."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,8 +12,11 @@ UNSAID = "sources", "out", "model"  # model has options of its own
 
 
 def command(options: Mapping[str, Any]) -> list[str]:
-    """The words of the command, including values that were chosen at the start. Options with default values, and the
-    directories of local paths, are left out. A UserError if the options are not those of a run."""
+    """Return the words of the command that repeats a run, including the values that Onward chose at its start.
+
+    Options with default values, and the directories of local paths, are left out. Raises a UserError if `options` are
+    not those of a run.
+    """
     config = fields.build(config_class(options), options)
     changed = {name: value for name, value in fields.changed_fields(config).items() if name not in UNSAID}
     words = ["onward", "train"]
@@ -21,27 +24,28 @@ def command(options: Mapping[str, Any]) -> list[str]:
         words = ["onward", "finetune", public(changed.pop("base"))]
     words += map(public, config.sources)
     for name, value in [*changed.items(), *model_options(config.model)]:
-        for one in value if isinstance(value, tuple) else [value]:
-            words += [fields.flag(name)] if one is True else [fields.flag(name), public(fields.notation(one))]
+        for item in value if isinstance(value, tuple) else [value]:
+            words += [fields.flag(name)] if item is True else [fields.flag(name), public(fields.notation(item))]
     return words
 
 
 def model_options(values: Mapping[str, Any], name: str = "model") -> Iterator[tuple[str, str]]:
-    """The options that change fields of the model, and their values: a part as its notation."""
+    """Yield (option, value) for the fields of the model that the run changed; a part is written in the notation of the
+    command line."""
     for key, value in values.items():
         if isinstance(value, Mapping) and "kind" not in value:
             yield from model_options(value, f"{name}.{key}")
         else:
-            yield f"{name}.{key}", written(value)
+            yield f"{name}.{key}", notation(value)
 
 
-def written(value: Any) -> str:
-    """A plain value in the notation of the command line."""
+def notation(value: Any) -> str:
+    """Return a JSON value in the notation of the command line."""
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{name}={written(field)}" for name, field in value.items() if name != "kind")
+        inner = ", ".join(f"{name}={notation(field)}" for name, field in value.items() if name != "kind")
         return f"{value['kind']}({inner})" if inner else str(value["kind"])
     if isinstance(value, list | tuple):
-        return f"({', '.join(map(written, value))}{',' * (len(value) == 1)})"
+        return f"({', '.join(map(notation, value))}{',' * (len(value) == 1)})"
     return fields.notation(value)
 
 

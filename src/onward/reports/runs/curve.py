@@ -1,4 +1,4 @@
-"""The loss curve of a run, for its page (with a second run over it) and as loss.svg."""
+"""Draws the loss curve of a run, for its page (with the curve of a second run over it) and as loss.svg."""
 
 import math
 from dataclasses import dataclass
@@ -17,15 +17,20 @@ POINTS = 600  # largest number of points of a curve
 
 
 def loss_figure(metrics: Metrics, guesses: int, other: Metrics | None = None, other_name: str = "") -> str:
-    """The loss curve as a figure for report.js, with the curve of another run over it; needs at least one step.
-    `guesses` is the vocabulary size for the loss of a uniform guess; 0 if the loss is not one of tokens."""
+    """Return the loss curve as an HTML figure that report.js redraws, with the curve of the run `other` over it. Needs
+    at least one step.
+
+    `guesses` is the vocabulary size, for the line at the loss of a uniform guess; 0 if the loss is not a loss of
+    tokens.
+    """
     svg, data = loss_plot(metrics, guesses, other, other_name)
     script = f'<script type="application/json">{embedded(data)}</script>'
     return f'<figure class="curve">{svg}<p class="readout js"></p>{script}</figure>'
 
 
 def write_loss_svg(run: Path, guesses: int) -> Path | None:
-    """Write the loss curve of a run folder as loss.svg; None if the run has made no step yet."""
+    """Write the loss curve of a run folder as loss.svg and return its path; None if the run has made no step yet.
+    `guesses` as in `loss_figure`."""
     metrics = read_metrics(run)
     if not metrics.steps:
         return None
@@ -35,7 +40,7 @@ def write_loss_svg(run: Path, guesses: int) -> Path | None:
 
 
 def loss_svg(metrics: Metrics, guesses: int) -> str:
-    """The loss curve as an SVG of its own; needs at least one step."""
+    """Return the loss curve as a standalone SVG. Needs at least one step; `guesses` as in `loss_figure`."""
     svg, _ = loss_plot(metrics, guesses)
     head, rest = svg.split(">", 1)
     size = f'xmlns="http://www.w3.org/2000/svg" width="{WIDTH:g}" height="{HEIGHT:g}"'
@@ -46,30 +51,32 @@ def loss_svg(metrics: Metrics, guesses: int) -> str:
 def loss_plot(
     metrics: Metrics, guesses: int, other: Metrics | None = None, other_name: str = ""
 ) -> tuple[str, dict[str, Any]]:
-    """The loss curve as SVG, and the data with which report.js redraws it."""
-    runs = [Curves.of(one) for one in (metrics, other) if one and one.steps]
+    """Return the loss curve as SVG, and the data from which report.js redraws it. Arguments as in `loss_figure`."""
+    runs = [Curves.of(rows) for rows in (metrics, other) if rows and rows.steps]
     uniform, failed = math.log(max(guesses, 1)), [row["failed_step"] for row in metrics.rollbacks]
     low, high = min(run.low for run in runs), max(run.high for run in runs)
     show_uniform = bool(guesses) and high > 0.8 * uniform
     high = max(high, uniform) if show_uniform else high
     margin = 0.05 * (high - low) + 1e-6
-    ends = np.concatenate([metrics.places(failed), *(run.ends for run in runs)], axis=1)
+    ends = np.concatenate([metrics.coordinates(failed), *(run.ends for run in runs)], axis=1)
     frame = Frame(WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM, np.stack([ends.min(axis=1), ends.max(axis=1)], axis=1))
     y = Heights(frame, low - margin, high + margin)
 
     own = runs[0]
     peak = own.rates.max() or 1.0
     series = [
-        Series("rate", "area", own.places, BOTTOM - own.rates / peak * (BOTTOM - TOP) / 3, "learning rate", own.rates),
-        Series("raw", "line", own.places, y(own.losses), "this step", own.losses),
-        Series("smooth", "line", own.places, y(own.smooth), "training", own.smooth),
+        Series(
+            "rate", "area", own.coordinates, BOTTOM - own.rates / peak * (BOTTOM - TOP) / 3, "learning rate", own.rates
+        ),
+        Series("raw", "line", own.coordinates, y(own.losses), "this step", own.losses),
+        Series("smooth", "line", own.coordinates, y(own.smooth), "training", own.smooth),
         Series("validation", "line", own.validated, y(own.validations), "validation", own.validations),
         Series("dots", "dots", own.validated, y(own.validations)),
-        Series("rollback", "marks", metrics.places(failed), np.zeros(len(failed))),
+        Series("rollback", "marks", metrics.coordinates(failed), np.zeros(len(failed))),
     ]
     for run in runs[1:]:
         series += [
-            Series("other", "line", run.places, y(run.smooth), f"{other_name}: training", run.smooth),
+            Series("other", "line", run.coordinates, y(run.smooth), f"{other_name}: training", run.smooth),
             Series(
                 "dots other", "dots", run.validated, y(run.validations), f"{other_name}: validation", run.validations
             ),
@@ -89,38 +96,39 @@ def loss_plot(
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of a run, with at most POINTS points each."""
+    """The curves of a run to be plotted, with at most POINTS points each."""
 
-    places: np.ndarray  # of the steps on AXES, (3, N)
+    coordinates: np.ndarray  # of the steps on AXES, (3, N)
     losses: np.ndarray
     smooth: np.ndarray
     rates: np.ndarray
-    validated: np.ndarray  # places of the validations on AXES, (3, M)
+    validated: np.ndarray  # coordinates of the validations on AXES, (3, M)
     validations: np.ndarray
     low: float  # smallest loss
     high: float  # largest loss of the first step, of the validations and of the smoothed curve
-    ends: np.ndarray  # places of the first and the last row, (3, 2)
+    ends: np.ndarray  # coordinates of the first and the last row, (3, 2)
 
     @classmethod
     def of(cls, metrics: Metrics) -> "Curves":
+        """Extract the curves from the metrics of a run with at least one step."""
         steps, validations = metrics.steps, metrics.validations
         losses, validated = [row["loss"] for row in steps], [row["validation_loss"] for row in validations]
-        smooth, kept, some = smoothed(losses), sample(len(steps), POINTS), sample(len(validations), POINTS)
+        smooth, kept, chosen = smoothed(losses), sample(len(steps), POINTS), sample(len(validations), POINTS)
         return cls(
-            metrics.places([steps[i]["step"] for i in kept]),
+            metrics.coordinates([steps[i]["step"] for i in kept]),
             np.array(losses)[kept],
             smooth[kept],
             np.array([steps[i].get("learning_rate", 0.0) for i in kept]),
-            metrics.places([validations[i]["step"] for i in some]),
-            np.array([validated[i] for i in some]),
+            metrics.coordinates([validations[i]["step"] for i in chosen]),
+            np.array([validated[i] for i in chosen]),
             min(losses + validated),
             max(*smooth, losses[0], *validated),
-            metrics.places([steps[0]["step"], max(row["step"] for row in metrics.rows)]),
+            metrics.coordinates([steps[0]["step"], max(row["step"] for row in metrics.rows)]),
         )
 
 
 def legend(run: Curves, unit: str, rollbacks: bool, other_name: str) -> str:
-    """The names of the curves above the plotted area."""
+    """Return the SVG text above the plotted area that names the curves."""
     names = [("smooth-name", "&#9644; training (faint: single steps)")]
     names += [("validation-name", "&#9679; validation")] * bool(len(run.validations))
     names += [("", f"&#9650; learning rate, up to {run.rates.max():.3g}")]

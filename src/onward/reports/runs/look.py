@@ -1,4 +1,4 @@
-"""The parts of a page that show the model at work on a text: attention, next tokens, and the loss of each token.
+"""Sections of a page that show the model reading a text: attention, next tokens, and the loss of each token.
 
 Shapes: H heads, T tokens.
 """
@@ -44,8 +44,12 @@ SENTENCES = 50  # of a paragraph, from which the passage is chosen
 
 
 def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[str, str], list[Picture]]:
-    """The parts of a page that show the model reading the first sentences of a text: attention maps, next-token tables,
-    losses, lens and experts; and the pictures among them. "" without a tokenizer and for fewer than two tokens."""
+    """Return the HTML sections that show the model reading the first sentences of a text, by name, and the pictures
+    among them.
+
+    The sections are attention maps, next-token tables, losses, logit lens and experts. They are "" without a tokenizer
+    and for fewer than two tokens.
+    """
     nothing, c = dict.fromkeys(PARTS, ""), model.config
     if tokenizer is None:
         return nothing, []
@@ -104,8 +108,9 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
 def distributions(
     logits: Tensor, following: Sequence[int], tokenizer: Tokenizer, likeliest: int = LIKELIEST
 ) -> dict[str, Any]:
-    """The data of the sliders from logits (T, V): the log-probabilities of the likeliest tokens at each position, the
-    log-sum-exp of all others at each of TEMPERATURES, and the index of the token in `following`."""
+    """Return the data for the page's sampling sliders, from logits (T, V): at each position the log-probabilities of
+    the `likeliest` most probable tokens, the log-sum-exp of all others at each of TEMPERATURES, and the index of the
+    text's next token (`following`) among them."""
     log_p = logits.float().log_softmax(-1)
     top = log_p.topk(min(likeliest, log_p.size(-1)))
     rest = log_p.scatter(-1, top.indices, -math.inf)
@@ -127,13 +132,13 @@ def distributions(
 
 
 def prompts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """The text up to each token, without a beginning-of-text token."""
+    """Return, for each token, the text from the beginning to this token, without a beginning-of-text token."""
     first = int(tokens[:1] == [tokenizer.bos_id])
     return [tokenizer.decode(tokens[first : i + 1]) for i in range(len(tokens))]
 
 
 def losses(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
-    """The tokens of a paragraph as spans, shaded by their losses, and a sentence about them."""
+    """Return the HTML sections with a paragraph's tokens, shaded by their losses, and a sentence about these losses."""
     most = min(PARAGRAPH, model.config.context_length)
     tokens = tokenizer.begin(tokenizer.encode(passage(tokenizer, text, most)))[:most]
     nats = -logprobs(model, np.array([tokens]))[0]
@@ -154,9 +159,9 @@ def losses(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
 
 
 def passage(tokenizer: Tokenizer, text: str, most: int) -> str:
-    """The first whole sentences of one paragraph, with FEWEST to `most` tokens together.
+    """Return the first complete sentences of one paragraph of a text, FEWEST to `most` tokens in total.
 
-    A text of at most `most` tokens is returned whole. If no sentences fit, the text is cut at white space.
+    A text of at most `most` tokens is returned unchanged. If no sentences fit, the text is cut at white space.
     """
     count = lambda part: len(tokenizer.begin(tokenizer.encode(part)))
     text = text[: 64 * TOKENS]
@@ -177,7 +182,8 @@ def passage(tokenizer: Tokenizer, text: str, most: int) -> str:
 
 
 def sentence_ends(text: str) -> Iterator[int]:
-    """Where sentences end: not after an abbreviation, except at the end of the text, and not inside parentheses."""
+    """Yield the index of each sentence end in a text. An abbreviation ends a sentence only at the end of the text; a
+    full stop inside parentheses ends none."""
     for match in SENTENCE_END.finditer(text):
         end = match.end()
         abbreviated = end < len(text) and ABBREVIATION.search(text[max(0, match.start() - 6) : match.start()])
@@ -187,12 +193,13 @@ def sentence_ends(text: str) -> Iterator[int]:
 
 
 def packed(weights: Tensor) -> str:
-    """Attention weights (H, T, T) as one byte each, 255 for a weight of 1, in base64."""
+    """Encode attention weights (H, T, T) as base64 of one byte each, 255 for a weight of 1."""
     return base64.b64encode((weights.float() * 255).round().byte().cpu().numpy().tobytes()).decode()
 
 
 def next_article(before: str, rows: Sequence[tuple[str, float, bool]]) -> str:
-    """The likeliest next tokens after a text: (text, probability, whether it is the next token of the text)."""
+    """Return an HTML article with the likeliest next tokens after the text `before`. Each row is (token, probability,
+    whether it is the actual next token)."""
     items = ""
     for piece, p, true in rows:
         share = f"{p:.1%}".replace("%", " %") if p >= 0.001 else f"1 in {1 / max(p, 1e-9):,.0f}"

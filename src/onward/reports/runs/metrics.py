@@ -1,4 +1,4 @@
-"""Read metrics.jsonl, in which a run records a row per step, per validation and per rollback."""
+"""Reads metrics.jsonl, in which a run records one row per step, per validation and per rollback."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ LARGEST = 1e100
 
 @dataclass(frozen=True)
 class Metrics:
-    """The rows of metrics.jsonl, in the order in which they were written."""
+    """The rows of metrics.jsonl, in the order in which the run wrote them."""
 
     rows: list[dict[str, float]]  # the finite numbers of each step and each validation
     rollbacks: list[dict[str, Any]]  # each with the failed_step, the reason, and the step of the save it went back to
 
     @cached_property
     def steps(self) -> list[dict[str, float]]:
-        """The rows of steps."""
+        """The rows of training steps."""
         return [row for row in self.rows if "loss" in row]
 
     @cached_property
@@ -31,21 +31,21 @@ class Metrics:
         """The rows of validations."""
         return [row for row in self.rows if "validation_loss" in row]
 
-    def places(self, steps: Sequence[float] | np.ndarray) -> np.ndarray:
-        """The coordinates of steps on AXES, (3, N): the steps, and the seconds and tokens of training up to their
-        ends."""
+    def coordinates(self, steps: Sequence[float] | np.ndarray) -> np.ndarray:
+        """Return the horizontal coordinates (3, N) of N steps: the steps themselves, and the seconds and the tokens of
+        training up to the end of each."""
         known, *sums = self.sums
         return np.stack([np.asarray(steps, float), *(np.interp(steps, known, of_axis) for of_axis in sums)])
 
     @cached_property
     def sums(self) -> list[np.ndarray]:
-        """The values on each of AXES before the first step and after each step."""
+        """The steps, cumulated seconds and cumulated tokens, each before the first step and after every step."""
         seconds, tokens = ([0.0, *(row.get(axis, 0.0) for row in self.steps)] for axis in AXES[1:])
         return [np.array([0.0, *(row["step"] for row in self.steps)]), np.cumsum(seconds), np.cumsum(tokens)]
 
 
 def read_metrics(run: Path) -> Metrics:
-    """The metrics of a run folder; empty without a metrics.jsonl."""
+    """Read the metrics of a run folder; empty without a metrics.jsonl."""
     lines = read_lines(run / "metrics.jsonl")
     rollbacks = [{"step": "?", "failed_step": row.get("step")} | row for row in lines if "reason" in row]
     rows = [numbers(row) for row in lines if "reason" not in row]
@@ -56,7 +56,7 @@ def read_metrics(run: Path) -> Metrics:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects in a .jsonl file. Incomplete lines, and lines that are not objects, are left out."""
+    """Read the objects in a .jsonl file. Incomplete lines, and lines that are not objects, are skipped."""
     rows = []
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -68,12 +68,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a row, without those too large to plot."""
+    """Return the finite numbers of a row, without those too large to plot."""
     return {key: value for key, value in row.items() if isinstance(value, int | float) and abs(value) < LARGEST}
 
 
 def smoothed(values: Sequence[float]) -> np.ndarray:
-    """The centered moving mean over 2 % of the values; over fewer near the beginning, where losses fall fast."""
+    """Return the centered moving mean over 2 % of the values; over fewer near the beginning, where losses fall fast."""
     count = len(values)
     cumulated = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
     index = np.arange(count)
@@ -83,7 +83,8 @@ def smoothed(values: Sequence[float]) -> np.ndarray:
 
 
 def sample(count: int, most: int) -> list[int]:
-    """At most `most` of `count` indices, the first and the last among them: half of them spaced logarithmically."""
+    """Choose at most `most` of `count` indices, including the first and the last: half evenly spaced, half
+    logarithmically."""
     if count <= most:
         return list(range(count))
     even, early = np.linspace(0, count - 1, most // 2), np.geomspace(1, count, most // 2) - 1

@@ -1,4 +1,4 @@
-"""The HTML of models, configurations and runs in a notebook: tables of parts and figures, and the loss curve."""
+"""HTML of models, configurations and runs for notebooks: tables of parts and figures, and the loss curve."""
 
 from collections.abc import Iterable
 from functools import singledispatch
@@ -23,8 +23,8 @@ Rows = list[tuple[str, str]]
 
 
 def shown(value: object) -> str | None:
-    """An object as HTML; None if it cannot be described, such as an unfinished part, so that the notebook prints its
-    text."""
+    """Return an object as HTML for a notebook; None if it cannot be described, such as an incomplete part: the notebook
+    then prints its repr."""
     try:
         return html(value)
     except UserError:
@@ -33,13 +33,13 @@ def shown(value: object) -> str | None:
 
 @singledispatch
 def html(value: object) -> str:
-    """An object as HTML."""
+    """Return an object as HTML; one registered function per type of object."""
     raise NotImplementedError(type(value))
 
 
 @html.register
 def of_config(config: DecoderConfig) -> str:
-    """The sizes and parts of a decoder, its parameters, and the memory of its weights and its cache."""
+    """Return a table of a decoder's sizes, parts and parameters, and of the memory of its weights and its cache."""
     count = parameters(config)
     weights = f"{size_of(4 * count)} in fp32, {size_of(2 * count)} in bf16"
     return table("DecoderConfig", [*described(config), ("memory of the weights", weights), cached(config)])
@@ -47,12 +47,12 @@ def of_config(config: DecoderConfig) -> str:
 
 @html.register
 def of_decoder(model: Decoder) -> str:
-    """The table of a decoder, with the memory that its weights occupy."""
+    """Return a table of a decoder, including the memory that its weights occupy."""
     return table(type(model).__name__, rows_of(model))
 
 
 def of_model(model: Decoder, tokenizer: Tokenizer | None) -> str | None:
-    """The table of a LanguageModel; None if its model cannot be described."""
+    """Return the table of a LanguageModel; None if its model cannot be described."""
     vocabulary = "none" if tokenizer is None else f"{tokenizer.vocab_size:,} tokens"
     try:
         return table("LanguageModel", [*rows_of(model), ("tokenizer", vocabulary)])
@@ -62,7 +62,7 @@ def of_model(model: Decoder, tokenizer: Tokenizer | None) -> str | None:
 
 @html.register
 def of_figures(figures: Figures) -> str:
-    """The figures of a run or a model."""
+    """Return a table of the figures of a run or a model."""
     steps = f" of {figures.steps:,}" if figures.steps else ""
     values = {
         "state": figures.state,
@@ -79,7 +79,7 @@ def of_figures(figures: Figures) -> str:
 
 @html.register
 def of_record(record: Record) -> str:
-    """The figures of a folder; of a run, over its loss curve."""
+    """Return a table of the figures of a folder, followed by the loss curve if it is a run."""
     drawn = of_figures(record.figures())
     if record.metrics.steps:
         guesses = record.guesses(find(f"{record.folder}/")[1].vocab_size)
@@ -89,12 +89,12 @@ def of_record(record: Record) -> str:
 
 @html.register
 def of_run(run: Run) -> str:
-    """The figures and the loss curve of a run up to now."""
+    """Return the figures and the loss curve of a run up to now."""
     return of_record(Record(run.folder))
 
 
 def rows_of(model: Decoder) -> Rows:
-    """The rows of a model: its parts, its parameters, and the location and format of its weights."""
+    """Return the table rows of a model: its parts, its parameters, and the device and dtype of its weights."""
     tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}.values()
     dtypes = dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in model.parameters())
     trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
@@ -104,24 +104,25 @@ def rows_of(model: Decoder) -> Rows:
 
 
 def described(config: DecoderConfig) -> Rows:
-    """The parts of a decoder, and its parameters."""
+    """Return the table rows of a decoder's parts and its parameters."""
     count, active = parameters(config), active_parameters(config)
     used = f", of which a token uses {active:,}" if active < count else ""
     return [*describe_parts(config), ("parameters", f"{count:,}{used}")]
 
 
 def cached(config: DecoderConfig) -> tuple[str, str]:
-    """The memory of the cache for a token."""
+    """Return the table row for the bytes of KV cache per token."""
     return "memory of the cache", f"{size_of(cache_bytes_per_token(config))} per token, in 16 bits"
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """The bytes of a tensor."""
+    """Return the bytes of a tensor's elements."""
     return tensor.numel() * tensor.element_size()
 
 
 def table(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Rows under a title. Notebooks align cells to the right unless told otherwise."""
+    """Return rows as an HTML table with a title. Cells are left-aligned by an explicit style, since notebooks align to
+    the right by default."""
     left = 'style="text-align:left"'
     body = "".join(f"<tr><th {left}>{visible(name)}</th><td {left}>{visible(what)}</td></tr>" for name, what in rows)
     return f'<div style="overflow-x:auto"><b>{visible(title)}</b><table>{body}</table></div>'

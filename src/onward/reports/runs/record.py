@@ -1,4 +1,4 @@
-"""The records in the folder of a run or a model, other than its weights. Does not import torch."""
+"""Reads the files in the folder of a run or a model, other than its weights. Does not import torch."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ State = Literal["running", "stopped", "finished", "no run"]
 
 @dataclass(frozen=True)
 class Figures(Shown):
-    """The figures of a run or a model: from the final evaluation or, before it, from the last validation. None if a
-    figure is not recorded."""
+    """The figures of a run or a model, such as its loss: from the final evaluation or, before it, from the last
+    validation. A figure that is not recorded is None."""
 
     name: str
     state: State  # no run: a folder that contains only a model
@@ -47,7 +47,7 @@ class Figures(Shown):
 
 @dataclass(frozen=True)
 class Record(Shown):
-    """The files of a folder. Missing or damaged files read as empty."""
+    """The files in the folder of a run or a model, read when first used. A missing or damaged file reads as empty."""
 
     folder: Path
 
@@ -58,8 +58,8 @@ class Record(Shown):
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
-        """The rows of samples.jsonl: step, prompt, text, the reward of rewarded texts, and the scores
-        by its terms."""
+        """The rows of samples.jsonl: step, prompt, text and, of completions that were rewarded, the reward and the
+        score of each of its terms."""
         return read_lines(self.folder / "samples.jsonl")
 
     @cached_property
@@ -69,7 +69,7 @@ class Record(Shown):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules whose code the run needs; empty if run.json cannot be read."""
+        """The names of the user's modules that the run imports; empty if run.json cannot be read."""
         try:
             return fields.build(config_class(self.options), self.options).modules
         except UserError:
@@ -77,27 +77,29 @@ class Record(Shown):
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """The index of the run's tokens, without the options they were prepared with."""
+        """The index of the run's prepared tokens (sources and counts), without the options of their preparation."""
         return {k: v for k, v in read_table(self.folder / "data/data.json").items() if k != "settings"}
 
     @cached_property
     def result(self) -> dict[str, float]:
-        """The final evaluation."""
+        """The figures of the final evaluation, by name."""
         return numbers(read_table(self.folder / "result.json"))
 
     @property
     def method(self) -> str:
-        """The method of the loss; sft for the loss of tokens, also in pre-training."""
+        """The fine-tuning method, such as "dpo"; "sft" if the loss is a cross-entropy of tokens, also in
+        pre-training."""
         method = self.options.get("method")
         return str(method.get("kind")) if isinstance(method, dict) else "sft"
 
     def guesses(self, vocab_size: int) -> int:
-        """The vocabulary size, for the loss of a uniform guess; 0 if the loss is not one of tokens."""
+        """Return `vocab_size` if the run's loss is a loss of tokens, else 0. Plots use it for the loss of a uniform
+        guess."""
         return vocab_size if self.method == "sft" else 0
 
     @property
     def state(self) -> State:
-        """Whether the run is training, was stopped, or is finished and evaluated."""
+        """Return whether the run is training, was stopped, or is finished and evaluated."""
         if not (self.folder / "run.json").exists():
             return "no run"
         if (self.folder / "result.json").exists():
@@ -106,7 +108,7 @@ class Record(Shown):
 
     @property
     def parameters(self) -> int | None:
-        """The number of parameters from the shapes in model.safetensors; None without the file."""
+        """The number of parameters, by the shapes in model.safetensors; None without the file."""
         try:
             with safe_open(self.folder / "model.safetensors", framework="np") as file:
                 return sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
@@ -114,7 +116,7 @@ class Record(Shown):
             return None
 
     def figures(self) -> Figures:
-        """All figures of the folder."""
+        """Collect all figures of the folder."""
         steps, final, validations = self.metrics.steps, self.result, self.metrics.validations
         last = validations[-1] if validations else {}
         loss = final.get("loss", last.get("validation_loss"))
@@ -138,27 +140,29 @@ class Record(Shown):
 
     @property
     def when(self) -> str:
-        """The time of the last change in the folder, as 2026-11-22 14:05."""
+        """The local time of the last change in the folder, as 2026-11-22 14:05."""
         times = [path.stat().st_mtime for name in DATED if (path := self.folder / name).exists()]
         return datetime.fromtimestamp(max(times)).isoformat(" ", "minutes") if times else ""
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The run folders in a folder, down to three levels, and the folder itself if it is one; sorted by name."""
+    """Find the run folders in a folder, down to three levels, and the folder itself if it is one. Returns them sorted
+    by name."""
     patterns = ["/".join(["*"] * depth + ["run.json"]) for depth in range(4)]
     folders = {path.parent for pattern in patterns for path in folder.glob(pattern)}
     return sorted(run for run in folders if not any(part.startswith(".") for part in run.relative_to(folder).parts))
 
 
 def finished_runs(folder: Path) -> list[Run]:
-    """The runs found by `find_runs` with recorded sizes and losses."""
+    """Return the sizes, tokens and losses of the runs in a folder, for scaling laws. Runs without recorded sizes and
+    losses are skipped."""
     figures = (Record(run).figures() for run in find_runs(folder))
-    known = ((one.parameters, one.tokens, one.validation_loss) for one in figures)
+    known = ((run.parameters, run.tokens, run.validation_loss) for run in figures)
     return [Run(size, tokens, loss) for size, tokens, loss in known if size and loss]
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if the file is missing or damaged."""
+    """Read the object in a JSON file; empty if the file is missing or damaged."""
     try:
         return read_json(path)
     except UserError:
@@ -166,11 +170,10 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def options_in_effect(options: Mapping[str, Any], model: DecoderConfig) -> list[tuple[str, str, str]]:
-    """The name, the effective value and the meaning of each option of a run. Options that are empty, or have no effect
-    on this model, are left out; so is an unresolved `auto`.
+    """Return (name, value, meaning) for each option of a run that had an effect on this model.
 
-    A value that stands for another (0, none, "") is given as the other. Fields of the model are left out: the page
-    describes the model itself.
+    Empty options, and an `auto` that was never resolved, are left out. A special value (0, none, "") is replaced by the
+    value it stands for. Fields of the model are left out: the page describes the model itself.
     """
     try:
         config = fields.build(config_class(options), options)
@@ -191,8 +194,8 @@ def options_in_effect(options: Mapping[str, Any], model: DecoderConfig) -> list[
 
 
 def in_words(value: Any, meaning: str) -> str:
-    """A value of an option as text. An empty value (0, none, "", ()) becomes the explanation in its meaning, such as
-    "all" in "...; 0: all"."""
+    """Return the value of an option as text. A special value (0, none, "", ()) is replaced by its explanation in
+    `meaning`, such as "all" in "...; 0: all"."""
     name = "none" if value is None else "0" if value == 0 else r'(?:""|\(\))'
     if not value and value is not False and (explained := search(f"; {name}: ([^;]*)", meaning)):
         return explained[1]
@@ -200,7 +203,7 @@ def in_words(value: Any, meaning: str) -> str:
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The values in nested tables and lists, with dotted names."""
+    """Yield (dotted name, value) for each value in nested tables and lists. `name` is the prefix of the names."""
     if isinstance(value, Mapping | list) and value:
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in items:

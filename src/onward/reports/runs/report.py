@@ -1,4 +1,4 @@
-"""report.html: everything recorded of a run or a model, on one self-contained page."""
+"""Writes report.html: all records of a run or a model on one self-contained page."""
 
 import platform
 import re
@@ -45,8 +45,8 @@ def write_report(
 ) -> Figures:
     """Write the page of a run or a model, and return the figures on it.
 
-    The page shows the model reading the first sentences of `text`, and the curves of the run `other` over its own.
-    Parts without records are left out.
+    The page shows the model reading the first sentences of `text`, and draws the curves of the run `other` over its
+    own. Sections without records are left out.
     """
     metrics, samples, vocab_size = record.metrics, record.samples, model.config.vocab_size
     figures = replace(record.figures(), parameters=sum(p.numel() for p in model.parameters()))
@@ -76,7 +76,8 @@ def write_report(
 
 
 def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tokenizer | None) -> dict[str, str]:
-    """The top of the page: lead, notice, tiles, note on the figures, and facts."""
+    """Return the sections at the top of the page, by name: lead, notice, tiles of figures, note on the figures, and
+    facts."""
     f, last = figures, record.metrics.validations[-1:]
     whole = "a part of" if record.options.get("evaluation_tokens") else "the whole"
     on = f"on {whole} validation text" if "loss" in record.result else f"at step {last[0]['step']:,}" if last else ""
@@ -121,7 +122,8 @@ def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tok
 
 
 def why_they_differ(record: Record) -> str:
-    """Why the last point of the validation curve differs from the final validation loss; "" if they are equal."""
+    """Explain why the last point of the validation curve differs from the final validation loss; "" if they are
+    equal."""
     final = record.result
     for last in record.metrics.validations[-1:] if "loss" in final else ():
         if f"{last['validation_loss']:.4f}" != f"{final['loss']:.4f}":
@@ -135,7 +137,7 @@ def why_they_differ(record: Record) -> str:
 
 
 def source_line(value: Any) -> str:
-    """The sources of a run in one line: each source's name and its recorded facts, with shortened hashes."""
+    """Describe the sources of a run in one line: each source's name and its recorded facts, with shortened hashes."""
     if isinstance(value, Mapping):
         shown = {key: source_line(item) for key, item in value.items() if key not in UNSHOWN}
         return ", ".join(item if key == "name" else f"{key} {item}" for key, item in shown.items())
@@ -148,14 +150,14 @@ def source_line(value: Any) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time: 0.5 s, 2 min 13 s, 3 h 5 min."""
-    whole = round(seconds)
-    hours, minutes = whole // 3600, whole // 60 % 60
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s" if minutes else f"{seconds:.3g} s"
+    """Format a time in seconds: 0.5 s, 2 min 13 s, 3 h 5 min."""
+    rounded = round(seconds)
+    hours, minutes = rounded // 3600, rounded // 60 % 60
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rounded % 60} s" if minutes else f"{seconds:.3g} s"
 
 
 def comparison(record: Record, figures: Figures, config: DecoderConfig, other: Record) -> str:
-    """The figures of two runs side by side, and the options and parts that differ."""
+    """Return HTML that shows the figures of two runs side by side, and the options and parts in which they differ."""
     if not other.metrics.steps:
         raise UserError(f"{other.folder} has no steps on record to compare with: name the folder of a run")
     theirs = find(f"{other.folder}/")[1]
@@ -187,7 +189,7 @@ def comparison(record: Record, figures: Figures, config: DecoderConfig, other: R
 
 
 def tables(record: Record, config: DecoderConfig) -> str:
-    """All records as collapsible tables."""
+    """Return all records as collapsible HTML tables."""
     facts = [(fact.what, in_text(fact.value), fact.meaning) for fact in describe(config)]
     return (
         details("The options of the run, with the values in effect", options_in_effect(record.options, config))
@@ -198,7 +200,8 @@ def tables(record: Record, config: DecoderConfig) -> str:
 
 
 def data_rows(data: Mapping[str, Any]) -> list[list[str]]:
-    """A row of name and COUNTS for each source, then the number of documents dropped by each filter."""
+    """Return a table row (name, then COUNTS) for each source, then rows with the number of documents dropped by each
+    filter."""
     sources, report = data.get("sources"), data.get("report")
     named = [one for one in sources if isinstance(one, Mapping)] if isinstance(sources, list) else []
     rows = [[str(one.get("name", "?")), *(source_line(one.get(name)) for name in COUNTS)] for one in named]
@@ -209,7 +212,7 @@ def data_rows(data: Mapping[str, Any]) -> list[list[str]]:
 
 
 def rollbacks(metrics: Metrics) -> str:
-    """A sentence for each rollback: the failed step, the reason, and the step from which the run continued."""
+    """Return a sentence for each rollback: the failed step, the reason, and the step from which the run continued."""
     items = ""
     for row in metrics.rollbacks[:ROLLBACKS]:
         sentence = f"Step {row['failed_step']:,} failed ({row['reason']}): the run went back to step {row['step']}"
@@ -220,12 +223,12 @@ def rollbacks(metrics: Metrics) -> str:
 
 
 def sample_article(row: Mapping[str, Any]) -> str:
-    """One sample: the prompt and its continuation at a step."""
+    """Return the HTML of one sample: the prompt and the continuation that the model generated at a step."""
     prompt, text = (visible(str(row.get(key, ""))[:SAMPLE_LENGTH]) for key in ("prompt", "text"))
     step = visible(str(row.get("step", "?")))
     step += f", reward {row['reward']:.3g}" if isinstance(row.get("reward"), float) else ""
     terms = row["rewards"] if isinstance(row.get("rewards"), Mapping) else {}
     step += "".join(f", {visible(str(name))} {term:.3g}" for name, term in terms.items() if isinstance(term, float))
     at = row["step"] if isinstance(row.get("step"), int) else ""  # where the loss curve is marked
-    whole = f'<p class="text" dir="auto"><span class="prompt">{prompt}</span>{text}</p>'
-    return f'<article data-step="{at}"><h3>step {step}</h3>{whole}</article>'
+    sample = f'<p class="text" dir="auto"><span class="prompt">{prompt}</span>{text}</p>'
+    return f'<article data-step="{at}"><h3>step {step}</h3>{sample}</article>'

@@ -1,4 +1,4 @@
-"""Results of variants of a run: a table, whether differences exceed noise, curves, and the valley of a sweep."""
+"""Compares variants of a run: a table, whether differences exceed noise, curves, and the loss over the swept field."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of a variant over its seeds."""
+    """The figures of one variant: a value of the measure per seed, and their difference from the first variant."""
 
     name: str
-    values: list[float]  # of each run; none where one diverged
+    values: list[float]  # of the measure, for each run; empty if a run diverged
     parameters: int | None
     steps: int
     tokens: int
@@ -39,22 +39,22 @@ class Result:
 
     @property
     def mean(self) -> float:
-        """The mean over the runs; infinite if one diverged."""
+        """The mean of the measure over the seeds; infinite if a run diverged."""
         return fmean(self.values) if self.values else math.inf
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation over the runs; None for one."""
+        """The standard deviation of the measure over the seeds; None for a single seed."""
         return stdev(self.values) if len(self.values) > 1 else None
 
     def verdict(self, first: Result) -> str:
-        """The comparison of this variant with the first one, in words."""
+        """Say in words how this variant compares with the variant `first`."""
         if self is first:
             return "the others are compared with it"
         if not self.values or not first.values:
             return "diverged" if not self.values else f"{first.name} diverged"
         if self.difference is None:
-            return f"{self.mean - first.mean:+.4f}; one seed says nothing of noise"
+            return f"{self.mean - first.mean:+.4f}; one seed gives no estimate of noise"
         difference, word = self.difference, "better" if self.mean < first.mean else "worse"
         between = f"{difference.mean:+.4f} ({difference.low:+.4f} to {difference.high:+.4f})"
         seeds = len(self.values)
@@ -62,8 +62,11 @@ class Result:
 
 
 def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
-    """The figures of each variant. Differences from the first variant are paired by seed. Their intervals hold jointly
-    with LEVEL: each with 1 - (1 - LEVEL) / n for n differences (Bonferroni)."""
+    """Compute the figures of each variant.
+
+    Differences from the first variant are paired by seed. Their confidence intervals hold jointly with LEVEL: with n
+    differences, each interval has level 1 - (1 - LEVEL) / n (Bonferroni).
+    """
     base = outcomes[0].values(measure)
     level = 1 - (1 - LEVEL) / max(1, len(outcomes) - 1)
     result = []
@@ -79,7 +82,7 @@ def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
 
 
 def row(result: Result, first: Result, measure: Measure) -> dict[str, str]:
-    """A result as a row of the printed table."""
+    """Return a result as a row of the printed table, by column."""
     return {
         "variant": result.name,
         measure.replace("_", " "): f"{result.mean:.4f}" if result.values else "diverged",
@@ -92,20 +95,21 @@ def row(result: Result, first: Result, measure: Measure) -> dict[str, str]:
 
 
 def plain(result: Result) -> dict[str, Any]:
-    """A result as JSON."""
+    """Return a result as a JSON object."""
     difference = result.difference and {**vars(result.difference), "more_than_noise": result.difference.shown}
     mean = result.mean if result.values else None
     return {**vars(result), "mean": mean, "spread": result.spread, "difference": difference}
 
 
 def comparison_picture(outcomes: Sequence[Outcome], measure: Measure, length: str, axis: str) -> Picture:
-    """The validation of each variant by tokens or seconds (`axis`): the mean over its seeds, and their range."""
+    """Draw the validation measure of each variant over tokens or seconds (`axis`): the mean over its seeds, and their
+    range. `length` says in words how long the runs are."""
     name = "validation_loss" if measure == "loss" else measure
-    lines = {one.variant.name: [curve(Record(run).metrics, name, axis) for run in one.runs] for one in outcomes}
-    every = [places for runs in lines.values() for places, _ in runs if len(places)]
+    lines = {run.variant.name: [curve(Record(folder).metrics, name, axis) for folder in run.runs] for run in outcomes}
+    every = [x for runs in lines.values() for x, _ in runs if len(x)]
     if not every:
         raise UserError("no run has validated: give more time or steps")
-    x = np.linspace(max(places[0] for places in every), max(places[-1] for places in every), POINTS)
+    x = np.linspace(max(x[0] for x in every), max(x[-1] for x in every), POINTS)
     series, ranges = {}, {}
     for variant, runs in lines.items():
         drawn = np.stack([np.interp(x, *run, right=np.nan) if len(run[0]) else np.full(POINTS, np.nan) for run in runs])
@@ -118,21 +122,22 @@ def comparison_picture(outcomes: Sequence[Outcome], measure: Measure, length: st
 
 
 def curve(metrics: Metrics, name: str, axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """The places and the values of a run's validations."""
-    places = metrics.places([row["step"] for row in metrics.validations])[AXES.index(axis)]
-    return places, np.array([row.get(name, np.nan) for row in metrics.validations])
+    """Return the coordinates on `axis` and the values of `name` at a run's validations."""
+    coordinates = metrics.coordinates([row["step"] for row in metrics.validations])[AXES.index(axis)]
+    return coordinates, np.array([row.get(name, np.nan) for row in metrics.validations])
 
 
 @dataclass(frozen=True)
 class Valley:
-    """The results of a sweep: by the values of one field, or of two."""
+    """The results of a sweep over the values of one field, or of two fields; its minimum is the best setting."""
 
     field: str
     lines: Mapping[str, Mapping[str, Result]]  # by the second field's value ("": there is none), by the field's
 
     @classmethod
     def of(cls, grid: Sequence[Mapping[str, str]], points: Sequence[Result]) -> Valley:
-        """The valley of results at the points of a grid, each with the values of the same one or two fields."""
+        """Arrange results by the field values of their grid points. Every point of `grid` has values for the same one
+        or two fields."""
         first, *second = grid[0]
         lines: dict[str, dict[str, Result]] = {}
         for point, result in zip(grid, points):
@@ -142,21 +147,22 @@ class Valley:
 
     @property
     def numbers(self) -> list[float] | None:
-        """The values of the field as numbers; None if one is not a number."""
+        """The values of the first field as numbers; None if a value is not a number."""
         try:
             return [float(value) for value in next(iter(self.lines.values()))]
         except ValueError:
             return None
 
     def best(self) -> tuple[str, str, Result]:
-        """The result with the least mean, and its values of the second field and the field."""
+        """Return (value of the second field, value of the first field, result) for the result with the least mean."""
         return min(
             ((line, value, result) for line, values in self.lines.items() for value, result in values.items()),
             key=lambda point: point[2].mean,
         )
 
     def edge(self) -> str:
-        """A warning if the best value of a number is the least or the greatest tried; else ""."""
+        """Return a warning if the best value of a numeric field is the least or the greatest of those tried; else
+        ""."""
         _, value, result = self.best()
         if self.numbers is None or not result.values:
             return ""
@@ -168,8 +174,8 @@ class Valley:
 
 
 def valley_picture(valley: Valley, measure: Measure, length: str) -> Picture:
-    """The measure by the value of the field: a curve with the range over seeds, or bars if the values are not
-    numbers."""
+    """Draw the measure over the values of the swept field: a curve with the range over seeds, or bars if the values are
+    not numbers. `length` says in words how long the runs are."""
     title = f"{UNITS[measure]} after {length}"
     numbers = valley.numbers
     caption = f"Each point is a run of {length}, evaluated on the validation text."

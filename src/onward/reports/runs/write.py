@@ -1,4 +1,4 @@
-"""Write the reports of a run or a model, at any time: report.html, loss.svg, and result.json when a run has ended."""
+"""Writes the reports of a run or a model, at any time: report.html, loss.svg, and result.json when a run has ended."""
 
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,11 @@ def write_reports(
     device: torch.device | str | None = None,
 ) -> Figures:
     """Write report.html and, for a run, loss.svg into the folder of a run (running, stopped or finished) or of a model.
-    Returns the figures on the page.
+    Return the figures on the page.
 
     The page shows the model of the newest save reading `text`, by default sentences of the run's validation text. With
-    `out` only the page is written, to that path. `compare` is the folder of another run, whose curves are drawn too. A
-    UserError if the folder contains no model.
+    `out`, only the page is written, to that path. `compare` is the folder of another run, whose curves are drawn too.
+    Raises a UserError if the folder contains no model.
     """
     model, tokenizer = open_model(folder, device)
     other = None if compare is None else Record(compare)
@@ -48,22 +48,22 @@ def write_reports(
 
 
 def conclude(run: Run) -> dict[str, Any]:
-    """Evaluate a run after its last step on its validation text; write result.json, then the reports with its figures.
-    Returns the figures; {} without a validation text."""
+    """Evaluate a run on its validation text after its last step, write result.json and the reports, and return the
+    figures; {} without a validation text."""
     figures = evaluate_run(run)
     write_reports(run.folder, device=run.device)
     return figures
 
 
 def open_model(folder: Path, device: torch.device | str | None) -> tuple[Decoder, Tokenizer | None]:
-    """The model in a folder, and its tokenizer if there is one."""
+    """Load the model in a folder, and its tokenizer if there is one."""
     model, _, source = load_with_adapters(folder, device=choose_device(device))
     return model.eval(), source.tokenizer()
 
 
 def opening(folder: Path, tokenizer: Tokenizer | None) -> str:
-    """The first whole sentences of a run's validation text or, without one, of its training text. SENTENCE for a model
-    without a run, and if the run's tokens were removed."""
+    """Return the first complete sentences of a run's validation text or, without one, of its training text. Returns
+    SENTENCE for a model without a run, and if the run's tokens were removed."""
     try:
         inputs = inputs_of(folder)
     except UserError:
