@@ -105,7 +105,8 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     known, prefix = hints(cls), f"{where}." if where else ""
     for name in values:
         if name not in known:
-            raise UserError(f"{prefix}{name} is not a known option: {nearest(str(name), known)}")
+            hint = nearest(str(name), known) if known else "it has no options"
+            raise UserError(f"{prefix}{name} is not a known option: {hint}")
     made = {name: convert(known[name], value, prefix + name) for name, value in values.items()}
     needed = (dataclasses.MISSING, dataclasses.MISSING)
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ examples:
   onward finetune runs/mybook reviews.jsonl --method classify
   onward finetune --resume runs/assistant
 
-Each line of a .jsonl file, or row of a .parquet file, is an example:
+Each line of a .jsonl file, or row of a .csv, .parquet or .json, is an example (ShareGPT, Alpaca and OpenAI are known too):
   {"messages": [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]}
   {"prompt": "2 + 3 =", "completion": " 5"}
   {"text": "All of this is trained."}
@@ -51,7 +51,7 @@ class Options(FinetuneConfig):
     positional: ClassVar[tuple[str, ...]] = ("base", "sources")
     part: ClassVar[type[Method] | None] = SFT  # the method, whose fields are options
     base: str = ""  # the model to begin from: its folder or its name on the hub
-    sources: tuple[str, ...] = ()  # examples: .jsonl, .parquet, folders and globs of them, or hf://NAME
+    sources: tuple[str, ...] = ()  # .jsonl, .json, .csv or .parquet files, folders and globs of them, hf://NAME
     config: str = ""  # a TOML file with any of these options
     resume: str = ""  # the folder of a run to go on with; no other option then
     show: int = 0  # print this many examples, colored by what is trained, and end
@@ -105,7 +105,7 @@ def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool]:
     if "base" not in values:
         raise UserError("no model to fine-tune: name its folder, and then the examples")
     if not values.get("sources"):
-        raise UserError(f"no examples to train {values['base']} on: name a .jsonl or .parquet file after it")
+        raise UserError(f"no examples to train {values['base']} on: name a .jsonl, .json, .csv or .parquet after it")
     config = FinetuneConfig.of(**values)
     if not config.out:
         config = dataclasses.replace(config, out=f"runs/{Path(config.base).name}-{config.method.kind}")
