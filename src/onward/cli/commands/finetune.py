@@ -34,7 +34,7 @@ examples:
   onward finetune runs/mybook reviews.jsonl --method classify
   onward finetune --resume runs/assistant
 
-Each line of a .jsonl file, or row of a .csv, .parquet or .json, is an example (ShareGPT, Alpaca and OpenAI are known too):
+Each line of a .jsonl, or row of a .csv, .parquet or .json, is an example (ShareGPT and Alpaca are known too):
   {"messages": [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]}
   {"prompt": "2 + 3 =", "completion": " 5"}
   {"text": "All of this is trained."}
