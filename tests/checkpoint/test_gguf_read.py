@@ -149,7 +149,7 @@ def test_parts_of_a_split_file_are_one_model(file: Path, tmp_path: Path) -> None
     with pytest.raises(UserError, match="name the first, which ends in -00001"):
         load_model(tmp_path / "llama-00002-of-00002.gguf")
     (tmp_path / "llama-00002-of-00002.gguf").unlink()
-    with pytest.raises(UserError, match="there is no llama-00002-of-00002"):
+    with pytest.raises(UserError, match="has no llama-00002-of-00002"):
         load_model(first)
 
 
@@ -179,7 +179,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "texts without end": (header_of(0, 1, rest=key("a", struct.pack("<IIQ", 9, 8, HUGE)) + bytes(9)), "texts"),
     "nested arrays": (header_of(0, 1, rest=key("a", struct.pack("<IIQ", 9, 9, 2)) + bytes(99)), "array of type 9"),
     "an unknown type": (header_of(0, 1, rest=key("a", struct.pack("<I", 77)) + bytes(99)), "has type 77"),
-    "a key twice": (header_of(0, 2, rest=2 * key("a", typed(1))), "the key a is there twice"),
+    "a key twice": (header_of(0, 2, rest=2 * key("a", typed(1))), "the key a occurs twice"),
     "an alignment of 3": (header_of(0, 1, rest=key("general.alignment", typed(3))), "general.alignment is 3"),
     "an alignment of 0": (header_of(0, 1, rest=key("general.alignment", typed(0))), "general.alignment is 0"),
     "no architecture": (header_of(0, 1, rest=key("a", typed(1)) + bytes(99)), "no general.architecture"),
@@ -189,7 +189,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     ),
     "no embedding": (header_of(0, 1, rest=LLAMA + bytes(99)), "no matrix token_embd.weight"),
     "a tensor that is not there": (header_of(1, 1, rest=LLAMA + TENSOR), "is not all in the file"),
-    "a tensor twice": (header_of(2, 1, rest=LLAMA + 2 * TENSOR + bytes(200)), "a tensor is there twice"),
+    "a tensor twice": (header_of(2, 1, rest=LLAMA + 2 * TENSOR + bytes(200)), "two tensors have the same name"),
     "five dimensions": (header_of(1, 1, rest=LLAMA + text("a") + struct.pack("<I", 5) + bytes(99)), "5 dimensions"),
     "sizes without end": (
         header_of(1, 1, rest=LLAMA + text("a") + struct.pack("<IQQIQ", 2, HUGE, HUGE, 0, 0) + bytes(99)),

@@ -82,7 +82,7 @@ ACCEPTED = {"gelu": "an exact GELU", "ramp": "YaRN's ramp, GPT-OSS", "window": "
 @torch.inference_mode()
 def test_a_difference_that_is_accepted_is_named_and_small(accept: Any, tmp_path: Path) -> None:
     lm = onward.LanguageModel(decoder(REFUSED[ACCEPTED[accept]][0]))
-    with pytest.raises(UserError, match=f"written all the same with --accept {accept}$"):
+    with pytest.raises(UserError, match=f"accept the difference with --accept {accept}$"):
         onward.save(lm, tmp_path / "x.gguf")
     onward.save(lm, tmp_path / "x.gguf", accept=[accept])
     [tokens] = token_ids(lm.model.config, 1, 8).tolist()  # as many as the window has

@@ -143,8 +143,8 @@ Q, FIRST, SECOND = (
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a shard missing": (lambda folder: (folder / SECOND).unlink(), f"no {SECOND}"),
     "a shard cut off": (lambda folder: (folder / SECOND).write_bytes(b"\1\2"), f"{SECOND} is cut off"),
-    "in a shard that lacks it": (place(Q, SECOND), f"{Q} in {SECOND}, which has no such tensor"),
-    "outside": (place(Q, "../" + SECOND), f"{Q} in '../{SECOND}'"),
+    "in a shard that lacks it": (place(Q, SECOND), f"{Q} to {SECOND}, which has no such tensor"),
+    "outside": (place(Q, "../" + SECOND), f"{Q} to '../{SECOND}'"),
     "at an absolute path": (place(Q, "/etc/passwd"), "'/etc/passwd'"),
     "in a pickle": (place(Q, "pytorch_model.bin"), "'pytorch_model.bin'"),
     "in a name with a zero": (place(Q, "a\0b.safetensors"), Q),

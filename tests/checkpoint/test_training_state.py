@@ -294,7 +294,7 @@ def test_damaged_save_is_moved_aside_and_the_one_before_is_loaded(file: str, dam
     harm(saves(run)[-1] / file, DAMAGES[damage])
     (sentence,) = assert_loads(run, 1)
     assert "step-0000002 is damaged (" in sentence
-    assert "step-0000001 is taken" in sentence
+    assert "resumes from step-0000001" in sentence
     assert "\n" not in sentence
     assert (run / "checkpoints/damaged-step-0000002").is_dir()
     assert assert_loads(run, 1) == [], "it is said once"

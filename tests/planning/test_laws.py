@@ -111,7 +111,7 @@ def test_a_model_that_more_tokens_made_worse_is_named() -> None:
 
 TABLES = {
     "no column": ("n,d\n1e6,1e7\n", "has no column loss"),
-    "a text": ("n,d,loss\n1e6,1e7,much\n", "line 2: loss is 'much', which is no number"),
+    "a text": ("n,d,loss\n1e6,1e7,much\n", "line 2: loss is 'much', which is not a number"),
     "NaN": ("n,d,loss\n1e6,1e7,3\n2e6,1e7,nan\n", "line 3: loss is nan: leave out runs without a result"),
     "an empty cell": ("n,d,loss\n1e6,,3\n", "line 2 has no d: leave out runs without a result"),
     "a short row": ("n,d,loss\n\n1e6,1e7,3\n1e6,1e7\n", "line 4 has no loss: leave out runs without a result"),

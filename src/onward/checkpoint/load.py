@@ -1,4 +1,5 @@
-"""Load a model from any format: open its source, read its tensors under our names, and assign them to a decoder."""
+"""Loads a model from any format: opens its source, reads its tensors under the names of Decoder's parameters, and
+assigns them to a decoder."""
 
 import warnings
 from collections.abc import Mapping
@@ -23,11 +24,11 @@ from onward.transforms.quantize import ALREADY, Precision, QuantizedLinear, choo
 
 
 class KeptLayers(UserWarning):
-    """Linear layers that cannot be quantized."""
+    """Warning: linear layers that cannot be quantized and stay as they are."""
 
 
 def open_source(path: Path) -> ModelSource:
-    """The model at a path: a GGUF file, or else a folder, which need not exist yet."""
+    """Return the source of the model at a path: a GGUF file, or else a folder, which need not exist yet."""
     return GGUFFile(path) if is_gguf(path) else ModelFolder(path)
 
 
@@ -39,15 +40,16 @@ def load_model(
     allow_nonfinite: bool = False,
     quantize: str | None = None,
 ) -> tuple[Decoder, dict[str, Any]]:
-    """The decoder in a folder or a GGUF file, and its config.json; of a GGUF file, the keys that it has in common.
+    """Load the decoder in a folder or a GGUF file. Returns it with its config.json; for a GGUF file, with the keys of
+    config.json that follow from it.
 
-    `dtype` defaults to the dtype of the files: of most elements if they are mixed, bf16 if they are dequantized.
-    With `quantize`, "int8" or "int4", linear layers are quantized while they are read; layers stored in Onward's format
-    of quantized weights stay quantized. A head that config.json ties to the embedding is untied, with a warning, if the
-    files hold another one.
+    `dtype` defaults to the dtype of the files: of most elements if they are mixed, bf16 if they are dequantized. With
+    `quantize`, "int8" or "int4", linear layers are quantized while they are read; layers stored in Onward's format of
+    quantized weights stay quantized. A head that config.json ties to the embedding is untied, with a warning, if the
+    files hold a different head.
 
-    Weights that need no change are memory-mapped; writes to them never reach the files. Weights that are not finite
-    raise a UserError unless `allow_nonfinite`.
+    Weights that need no change are memory-mapped; writes to them never reach the files. Raises a UserError if a weight
+    is not finite, unless `allow_nonfinite`.
     """
     return load_source(open_source(path), dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize)
 
@@ -60,7 +62,7 @@ def load_source(
     allow_nonfinite: bool = False,
     quantize: str | None = None,
 ) -> tuple[Decoder, dict[str, Any]]:
-    """The decoder of a source and its config.json; see `load_model`."""
+    """Load the decoder of a source and its config.json; see `load_model`."""
     try:
         outline = source.outline()
         model, stored, tied = outline.model, outline.stored, outline.config.tied
@@ -99,8 +101,8 @@ def load_source(
 
 
 def add_stored_head(model: Decoder, stored: Mapping[str, StoredTensor | Tensor], hf: HF) -> None:
-    """Give a model the head of outputs that is among the stored tensors, if any, with the labels in config.json. Its
-    weights are loaded with the others."""
+    """Add the classification or value head among the stored tensors, if any, to a model, with the labels in
+    config.json. Its weights are loaded with the others."""
     if (weight := stored.get(f"{NAME}.weight")) is None:
         return
     names, outputs = hf.get("id2label"), weight.shape[0]

@@ -1,4 +1,5 @@
-"""Translation of tensors between a family's names and ours, by the family's table, in both directions."""
+"""Translates tensors between the names in a family's files ("theirs") and the names of Decoder's parameters ("ours"),
+by the family's table of names, in both directions."""
 
 import math
 import re
@@ -25,7 +26,8 @@ same: Change = lambda t: t
 def rows(
     family: Names, config: DecoderConfig, ours: Mapping[str, Any]
 ) -> Iterator[tuple[str | list[str], list[str], Change, Change]]:
-    """The family's table for the tensors of a model: (their name or names, our names, function to ours, to theirs).
+    """Yield the rows of a family's table for the tensors of a model: (their name or names, our names, function that
+    changes their tensor to ours, function that changes ours to theirs). `ours` are the model's tensors by our names.
 
     A tensor of ours without a row keeps its name.
     """
@@ -44,8 +46,8 @@ def rows(
 def to_theirs(
     family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Tensors under their names from tensors under ours, one by one; a quantized layer given for its weight is packed.
-    On the meta device it gives their shapes."""
+    """Yield the tensors of a family's files from tensors under our names, one by one. A quantized layer, given in place
+    of its weight, is packed. On the meta device the tensors have shapes only."""
     for their, names, _, back in rows(family, config, ours):
         parts = [ours[name] for name in names]
         if quantized := [part for part in parts if isinstance(part, QuantizedLinear)]:
@@ -56,8 +58,8 @@ def to_theirs(
 
 
 def packable(family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]) -> bool:
-    """Whether a family's files have a place for quantized layers: tensors of their own, or the rows of one with others
-    of the same precision."""
+    """Return whether a family's files can store these quantized layers: each as a tensor of its own, or as rows of one
+    tensor together with layers of the same precision."""
     for their, names, _, back in rows(family, config, ours):
         parts = [ours[name] for name in names]
         layers = [part for part in parts if isinstance(part, QuantizedLinear)]
@@ -74,22 +76,23 @@ def packable(family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | Q
 def layers_of(
     family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
 ) -> tuple[dict[str, Precision], list[str]]:
-    """The quantized layers by their names in a family's files, with their precisions, and the plain linear layers."""
+    """Return the precisions of the quantized layers, by their names in a family's files, and the names of the other
+    linear layers."""
     quantized, plain = dict[str, Precision](), list[str]()
     for their, names, _, _ in rows(family, config, ours):
-        one, layers = (
+        first, layers = (
             ours[names[0]],
             [str(name).removesuffix(".weight") for name in ([their] if isinstance(their, str) else their)],
         )
-        if isinstance(one, QuantizedLinear):
-            quantized |= dict.fromkeys(layers, one.precision)
-        elif one.ndim > 1 and not names[0].startswith(("embed.", "position.")):
+        if isinstance(first, QuantizedLinear):
+            quantized |= dict.fromkeys(layers, first.precision)
+        elif first.ndim > 1 and not names[0].startswith(("embed.", "position.")):
             plain += layers
     return quantized, plain
 
 
 def joined(tensors: list[Tensor]) -> Tensor:
-    """Tensors concatenated along their rows."""
+    """Concatenate tensors along their rows."""
     if tensors[0].is_meta:  # torch.cat on meta tensors takes a second of imports
         return tensors[0].new_empty(sum(tensor.size(0) for tensor in tensors), *tensors[0].shape[1:])
     return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
@@ -106,12 +109,13 @@ def to_ours(
     allow_nonfinite: bool,
     precisions: Mapping[str, Precision],
 ) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
-    """Tensors under our names, contiguous as fused optimizers need them, from stored tensors under theirs; and the
-    codes and scales of the weights that `precisions` names or that are stored quantized.
+    """Read stored tensors, given under their names, as tensors under our names, contiguous as fused optimizers need
+    them. Also returns the integer codes and scales of the weights that `precisions` names or that are stored
+    quantized.
 
     `model` has the expected tensors on the meta device. A tensor stays memory-mapped if it needs no change and has
     torch's alignment; others are copied in pieces. Without a `dtype`, trainable tensors get the dtype of the files (see
-    `common_dtype`), and other tensors, which are routing biases, keep theirs. A UserError names a tensor that is
+    `common_dtype`), and other tensors, which are routing biases, keep theirs. Raises a UserError for a tensor that is
     missing, unexpected, of another shape or dtype, or not finite.
     """
     wanted = dict(to_theirs(family, config, model))
@@ -161,7 +165,8 @@ def to_ours(
 def stored_codes(
     stored: Callable[[int, int], tuple[Tensor, Tensor]], into: Change, outputs: int, device: torch.device
 ) -> Callable[[int, int], tuple[Tensor, Tensor]]:
-    """Reads codes and scales of rows (start, end) from stored integers and scales, after a change that moves rows."""
+    """Return a function that reads codes and scales of rows (start, end) from stored integers and scales, with their
+    rows reordered by `into`."""
     moved = None if into is same else [into(tensor) for tensor in stored(0, outputs)]
 
     def read(start: int, end: int) -> tuple[Tensor, Tensor]:
@@ -180,26 +185,27 @@ def checked_rows(
     start: int,
     end: int,
 ) -> Tensor:
-    """Rows of a stored tensor, checked to be finite."""
+    """Read rows `start` to `end` of a stored tensor. Raises a UserError if an element is not finite, unless that is
+    allowed."""
     part = source.rows(start, end).to(device, dtype)
     check(part, name, allow_nonfinite)
     return part
 
 
 def rows_of(tensor: Tensor, start: int, end: int) -> Tensor:
-    """Rows `start` to `end` of a tensor that is in memory."""
+    """Return rows `start` to `end` of a tensor in memory."""
     return tensor[start:end]
 
 
 class ScratchBuffer:
-    """Memory for tensors that are copied again, reused for all of them: freed each time, it would fragment between the
-    tensors that are kept."""
+    """Memory for tensors that are copied again, reused for all of them: freed each time, it would fragment the memory
+    between the tensors that are kept."""
 
     def __init__(self) -> None:
         self.bytes = torch.empty(0, dtype=torch.uint8)
 
     def empty(self, *shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """An uninitialized tensor in this memory; it overwrites the previous one."""
+        """Return an uninitialized tensor in this memory; it overwrites the previous one."""
         size = math.prod(shape) * dtype.itemsize
         if self.bytes.numel() < size:
             self.bytes = torch.empty(0)
@@ -207,16 +213,16 @@ class ScratchBuffer:
         return self.bytes[:size].view(dtype).view(shape)
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor is in this memory."""
+        """Return whether a tensor is in this memory."""
         return tensor.untyped_storage().data_ptr() == self.bytes.untyped_storage().data_ptr()
 
 
 class MixedDtypes(UserWarning):
-    """Weights of several dtypes, loaded as one."""
+    """Warning: weights of different dtypes are loaded as one dtype."""
 
 
 def common_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
-    """The dtype that most elements have; a warning names the tensors of other dtypes."""
+    """Return the dtype of most elements. Warns about tensors of other dtypes."""
     elements = Counter[str]()
     for tensor in stored.values():
         elements[tensor.dtype] += math.prod(tensor.shape)
@@ -224,8 +230,8 @@ def common_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
     if others := [name for name, tensor in stored.items() if tensor.dtype != most]:
         shown = ", ".join([f"{name} ({stored[name].dtype})" for name in others[:3]] + ["..."] * (len(others) > 3))
         warnings.warn(
-            f"{len(others)} of the {len(stored)} tensors in the checkpoint are not {most} as the others: {shown}; all "
-            "are loaded as the dtype of most elements, unless dtype names another",
+            f"{len(others)} of the {len(stored)} tensors in the checkpoint are not {most} like the others: {shown}; "
+            "all are loaded in the dtype of most elements, unless you set another dtype",
             MixedDtypes,
             stacklevel=1,
         )
@@ -233,11 +239,11 @@ def common_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
 
 
 class UntiedHead(UserWarning):
-    """A head that the config.json ties to the embedding, and that differs from it in the weights."""
+    """Warning: config.json ties the head to the embedding, but their stored weights differ."""
 
 
 def head_differs(family: Names, config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> bool:
-    """Whether there is a stored head other than the stored embedding; a warning names it."""
+    """Return whether the files hold a head that differs from the embedding. Warns if they do."""
     outline = torch.empty(config.vocab_size, config.d_embed, device="meta")
     names = [str(their) for their, *_ in rows(family, config, {"embed.weight": outline, "head.weight": outline})]
     pair = [stored.get(name, stored.get(name.removeprefix(family.BASE))) for name in names]
@@ -253,7 +259,7 @@ def head_differs(family: Names, config: DecoderConfig, stored: Mapping[str, Stor
 
 
 def equal(one: StoredTensor, other: StoredTensor) -> bool:
-    """Whether two matrices have the same shape and elements, compared in pieces."""
+    """Return whether two matrices have the same shape and elements, compared in pieces."""
     if one.shape != other.shape or len(one.shape) != 2 or not {one.dtype, other.dtype} <= FLOATS.keys():
         return False
     dtype = torch.promote_types(FLOATS[one.dtype], FLOATS[other.dtype])
@@ -263,7 +269,7 @@ def equal(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def mapped(source: StoredTensor, dtype: torch.dtype) -> Tensor | None:
-    """The memory-mapped tensor, if it has the requested dtype and torch's alignment; else None."""
+    """Return the memory-mapped tensor if it has the requested dtype and torch's alignment; else None."""
     if source.mapped is None or dtype != FLOATS[source.dtype]:
         return None
     tensor = source.mapped()
@@ -277,7 +283,7 @@ def copied(
     device: torch.device,
     allow_nonfinite: bool,
 ) -> Tensor:
-    """The stack of tensors of the same shape, copied in pieces into memory from `make`."""
+    """Copy tensors of the same shape, in pieces, into a stack allocated by `make`."""
     stack = make(len(sources), *next(iter(sources.values())).shape, dtype=dtype, device=device)
     for (name, source), tensor in zip(sources.items(), stack):
         step = max(1, COPY_BYTES // tensor[0].nbytes)
@@ -290,7 +296,8 @@ def copied(
 def find(
     family: Names, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """The stored tensors under the wanted names; files may leave out the family's base prefix."""
+    """Return the stored tensors by the names in `wanted`; files may leave out the family's base prefix. Raises a
+    UserError for a tensor that is missing, unexpected, or of another shape or dtype."""
     left, matched = dict(stored), {}
     for name, shape in ((name, list(tensor.shape)) for name, tensor in wanted.items()):
         short = name if name in left else name.removeprefix(family.BASE)
@@ -306,17 +313,17 @@ def find(
             left.pop(str(their), None)
     ignored = "|".join(filter(None, (family.IGNORED, r"rotary_emb\.inv_freq$")))
     if extra := [name for name in left if not re.search(ignored, name)]:
-        raise UserError(f"the checkpoint has a tensor {min(extra)} that its config.json has no place for")
+        raise UserError(f"the checkpoint has a tensor {min(extra)} that the model of its config.json does not have")
     return matched
 
 
 def aligned(tensor: Tensor) -> bool:
-    """Whether a tensor is contiguous and aligned as torch allocates it."""
+    """Return whether a tensor is contiguous and aligned as torch allocates it."""
     return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
 
 
 def check(tensor: Tensor, name: str, allow_nonfinite: bool) -> None:
-    """Raise a UserError if an element is not finite, unless that is allowed; makes no copy."""
+    """Raise a UserError if an element is not finite, unless `allow_nonfinite`; makes no copy."""
     if not allow_nonfinite and not all(bound.isfinite() for bound in tensor.aminmax()):
         raise UserError(
             f"tensor {name} has NaN or infinite elements (as {tensor.dtype}): get the weights again, or load them "

@@ -25,9 +25,9 @@ BITS: dict[Precision, int] = {"int8": 8, "int4": 4}
 def packed_integers(
     name: str, packed: StoredTensor, scales: StoredTensor, shape: StoredTensor, config: Mapping[str, Any]
 ) -> StoredTensor:
-    """A weight (O, I) from packed integers (O, words), scales (O, G) and its shape (2,).
+    """Return the weight (O, I) stored as packed integers (O, words), scales (O, G) and its shape (2,).
 
-    It can be read as plain rows, and also as integers and scales if Onward computes with this precision.
+    Its rows can be read dequantized, and also as integers and scales if Onward computes with this precision.
     """
     check_format(config)
     size = shape.rows(0, 2).tolist() if (shape.dtype, shape.shape) == ("I64", [2]) else []
@@ -42,12 +42,12 @@ def packed_integers(
         return unpacked(packed.rows(start, end), bits, inputs), scales.rows(start, end)
 
     def plain(start: int, end: int) -> Tensor:
-        whole, factors = integers(start, end)
-        return (whole.unflatten(1, (groups, group)).float() * factors.float()[:, :, None]).flatten(1)
+        codes, factors = integers(start, end)
+        return (codes.unflatten(1, (groups, group)).float() * factors.float()[:, :, None]).flatten(1)
 
     def ours(start: int, end: int) -> tuple[Tensor, Tensor]:
-        whole, factors = integers(start, end)
-        return whole, factors[:, 0].float() if bits == 8 else factors.repeat_interleave(group // GROUP, 1)
+        codes, factors = integers(start, end)
+        return codes, factors[:, 0].float() if bits == 8 else factors.repeat_interleave(group // GROUP, 1)
 
     native = groups == 1 if bits == 8 else scales.dtype == "BF16" and group % GROUP == 0
     return StoredTensor([outputs, inputs], "BF16", plain, quantized=ours if native else None)
@@ -64,12 +64,12 @@ def check_format(config: Mapping[str, Any]) -> None:
         if isinstance(scheme, Mapping) and (scheme.get("symmetric") is False or scheme.get("actorder")):
             raise UserError(
                 "config.json has a quantization_config with zero points or reordered inputs (symmetric, actorder): "
-                "get weights without"
+                "get weights without them"
             )
 
 
 def refusal(name: str, packed: StoredTensor, scales: StoredTensor, kind: str) -> UserError:
-    """The error for a packed weight whose dtypes or shapes do not match its format."""
+    """Return the UserError for a packed weight whose dtypes or shapes do not match its format."""
     return UserError(
         f"{name} is stored as {packed.dtype} of {packed.shape} with scales {scales.dtype} of {scales.shape}, which is "
         f"not {kind}: get the files or the config.json again"
@@ -77,7 +77,7 @@ def refusal(name: str, packed: StoredTensor, scales: StoredTensor, kind: str) ->
 
 
 def unpacked(words: Tensor, bits: int, inputs: int) -> Tensor:
-    """The integers (O, I) in int8 from int32 (O, words)."""
+    """Unpack int32 (O, words) to integers (O, I) in int8."""
     integers = words.contiguous().view(torch.uint8)
     if bits == 4:
         integers = torch.stack([integers & 15, integers >> 4], 2).flatten(1)
@@ -85,21 +85,21 @@ def unpacked(words: Tensor, bits: int, inputs: int) -> Tensor:
 
 
 def packed(integers: Tensor, bits: int) -> Tensor:
-    """Integers (O, I) as int32 (O, words)."""
+    """Pack integers (O, I) into int32 (O, words)."""
     words = math.ceil(integers.size(1) * bits / 32)
-    whole = integers.new_zeros(len(integers), words * 32 // bits, dtype=torch.uint8)
-    whole[:, : integers.size(1)] = integers.view(torch.uint8) + (1 << (bits - 1))
+    codes = integers.new_zeros(len(integers), words * 32 // bits, dtype=torch.uint8)
+    codes[:, : integers.size(1)] = integers.view(torch.uint8) + (1 << (bits - 1))
     if bits == 4:
-        whole = whole[:, ::2] | (whole[:, 1::2] << 4)
-    return whole.view(torch.int32)
+        codes = codes[:, ::2] | (codes[:, 1::2] << 4)
+    return codes.view(torch.int32)
 
 
 Change = Callable[[Tensor], Tensor]
 
 
 def moves_rows(change: Change, outputs: int) -> bool:
-    """Whether a change of a weight with this number of outputs only reorders its rows. Such a change can be applied to
-    integers and scales."""
+    """Return whether `change`, applied to a weight of `outputs` rows, only reorders its rows. Such a change can be
+    applied to integers and scales."""
     indices = torch.arange(3 * outputs).view(outputs, 3)
     try:
         moved = change(indices)
@@ -109,8 +109,8 @@ def moves_rows(change: Change, outputs: int) -> bool:
 
 
 def packed_tensors(name: str, layers: Sequence[QuantizedLinear], change: Change) -> Iterator[tuple[str, Tensor]]:
-    """The tensors with which a file stores layers as the rows of one weight, after a change that only moves rows; on
-    the meta device their outlines."""
+    """Yield the tensors (`_packed`, `_scale`, `_shape`) that store quantized layers as the rows of one weight, after a
+    change that only reorders rows. On the meta device they have shapes only."""
     bits, inputs = BITS[layers[0].precision], layers[0].in_features
     outputs = sum(layer.out_features for layer in layers)
     words, groups = math.ceil(inputs * bits / 32), layers[0].scales.view(layers[0].out_features, -1).size(1)
@@ -124,7 +124,8 @@ def packed_tensors(name: str, layers: Sequence[QuantizedLinear], change: Change)
 
 
 def quantization_config(precisions: Mapping[str, Precision], plain: Sequence[str]) -> dict[str, Any]:
-    """The quantization_config for layers by their names in the files; `plain` are linear layers that stay so."""
+    """Return the quantization_config of config.json. `precisions` are by the names of layers in the files; `plain`
+    names the linear layers that are not quantized."""
     by_precision: dict[Precision, list[str]] = {}
     for name, precision in precisions.items():
         by_precision.setdefault(precision, []).append(name)

@@ -1,5 +1,5 @@
-"""Weights in pickles (.bin), as the oldest releases have them, as safetensors: read by a process of its own, with
-`torch.load(weights_only=True)`, which makes tensors and runs no code, and with a limit to its memory.
+"""Converts weights in pickles (.bin), the format of the oldest releases, to safetensors. A separate process with a
+memory limit reads them with `torch.load(weights_only=True)`, which makes tensors and runs no code.
 
 `python -m onward.checkpoint.pickles OUT FILE ...` is that process; nothing else of Onward reads a pickle.
 """
@@ -27,14 +27,14 @@ from onward.files import write_json
 from onward.hub import FILES, INDEX
 from onward.limits import limit_memory
 
-ROOM = 1 << 30  # bytes that the process may allocate beside twice those of the largest file
+ROOM = 1 << 30  # bytes that the process may allocate in addition to twice those of the largest file
 PICKLED = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
 
 
 @contextmanager
 def as_safetensors(folder: Path, parent: Path) -> Iterator[Path]:
-    """A temporary folder in `parent` with the model of a folder whose weights are pickles. A UserError if it has no
-    pickles, or if they hold other objects than tensors."""
+    """Convert a folder whose weights are pickles to a temporary folder in `parent`, which exists inside the context.
+    Raises a UserError if it has no pickles, or if they hold objects other than tensors."""
     pickles = sorted(path for path in folder.iterdir() if PICKLED.fullmatch(path.name)) if folder.is_dir() else []
     if not pickles:
         raise UserError(f"{folder} has no pytorch_model.bin: leave out --from-bin, which is for such files")
@@ -53,7 +53,7 @@ def as_safetensors(folder: Path, parent: Path) -> Iterator[Path]:
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:
-    """The tensors of a pickle by name, memory-mapped if its format allows that."""
+    """Read the tensors of a pickle by name, memory-mapped if its format allows that."""
     state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]
@@ -67,17 +67,18 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the tensors of pickles into a folder, a file for each of them and an index; the exit status."""
+    """Write the tensors of pickles into a folder: a safetensors file for each pickle, and an index. Returns the exit
+    status."""
     out, files = Path(argv[0]), list(map(Path, argv[1:]))
     limit_memory(ROOM + 2 * max(path.stat().st_size for path in files))
-    places = dict[str, str]()
+    file_of = dict[str, str]()
     try:
         for number, path in enumerate(files, 1):
             name = f"model-{number:05}-of-{len(files):05}.safetensors"
             tensors = tensors_of(path)
             fill(out / name, {key: tensor.to("meta") for key, tensor in tensors.items()}, tensors.items())
-            places |= dict.fromkeys(tensors, name)
-        write_json(out / INDEX, {"weight_map": places})
+            file_of |= dict.fromkeys(tensors, name)
+        write_json(out / INDEX, {"weight_map": file_of})
     except pickle.UnpicklingError as error:
         code = re.search(r"GLOBAL ([\w.]+)", str(error))
         print(f"one holds {code[1] if code else 'something'} beside weights", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The interface of a model on disk, in any format."""
+"""The interface of a stored model in any format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from onward.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Outline:
-    """A stored model whose headers have been read, and its weights not yet."""
+    """A stored model whose headers are read, but not its weights: its configuration, its tensors on disk, and the
+    decoder on the meta device."""
 
     hf: dict[str, Any]  # its config.json; of a GGUF file, the keys that it has in common
     names: Names  # the names of its tensors
@@ -33,33 +34,34 @@ class Outline:
 
 
 class ModelSource(ABC):
-    """A stored model: `huggingface.folder.ModelFolder` or `gguf.load.GGUFFile`; see `load.open_source`."""
+    """A stored model, from which its configuration, tensors and tokenizer are read: `huggingface.folder.ModelFolder` or
+    `gguf.load.GGUFFile`; see `load.open_source`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @abstractmethod
     def outline(self) -> Outline:
-        """The decoder, without weights, and its stored tensors."""
+        """Read the headers: return the decoder without weights, and its stored tensors."""
 
     @abstractmethod
     def family(self) -> tuple[Family, DecoderConfig]:
-        """The family and the configuration of the decoder; opens no file of weights."""
+        """Return the family and the configuration of the decoder; opens no file of weights."""
 
     @abstractmethod
     def stored(self) -> Mapping[str, StoredTensor]:
-        """The stored tensors by name. Quantized ones may be several tensors."""
+        """Return the stored tensors by name. A quantized weight may be stored as more than one tensor."""
 
     @abstractmethod
     def tensor_types(self) -> list[str]:
-        """The type of each stored tensor, in the words of the format."""
+        """Return the type of each stored tensor, by the format's name for it."""
 
     @abstractmethod
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None if there is none."""
+        """Read the tokenizer; None if there is none."""
 
     def required_tokenizer(self) -> Tokenizer:
-        """The tokenizer; a UserError if there is none."""
+        """Read the tokenizer. Raises a UserError if there is none."""
         if (tokenizer := self.tokenizer()) is None:
             raise UserError(f"{self.path} has no tokenizer: name a file or folder that holds one")
         return tokenizer
@@ -69,9 +71,11 @@ ALLOCATIONS = torch.empty, torch.full, torch.ones, torch.zeros
 
 
 class SizeLimit(TorchFunctionMode):
-    """A limit on the elements that modules on the meta device allocate: a UserError if they allocate far more than
-    `elements`, the number in a checkpoint, or a tensor of an impossible size. It also skips the initialization of
-    weights, whose imports take a second."""
+    """A context that limits the elements allocated by modules on the meta device. Raises a UserError if they allocate
+    far more than `elements`, the number in a checkpoint, or a tensor of an impossible size.
+
+    It also skips the initialization of weights, whose imports take a second.
+    """
 
     def __init__(self, elements: int) -> None:
         super().__init__()
@@ -95,6 +99,7 @@ class SizeLimit(TorchFunctionMode):
 
 
 def allocated(config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> Decoder:
-    """The Decoder on the meta device."""
+    """Build the Decoder on the meta device. Raises a UserError if it has far more elements than the `stored`
+    tensors."""
     with torch.device("meta"), SizeLimit(sum(math.prod(tensor.shape) for tensor in stored.values())):
         return Decoder(config)

@@ -31,7 +31,7 @@ ALIGNMENT = 64  # bytes, as torch allocates: without it matmuls round differentl
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor on disk that has not been read."""
+    """A tensor on disk that is read on request: its shape, its dtype, and functions that read its rows."""
 
     shape: list[int]
     dtype: str  # its name in safetensors
@@ -41,9 +41,9 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of the model in a folder, by name; reads headers only.
+    """List the tensors of the model in a folder, by name; reads headers only.
 
-    Raises UserError if a file is missing, cut off or not a safetensors file, or if the index contradicts its shards.
+    Raises a UserError if a file is missing, cut off or not a safetensors file, or if the index contradicts its shards.
     """
     index = folder / INDEX
     if (folder / SINGLE).exists() or not index.exists():
@@ -54,25 +54,25 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     shards: dict[str, dict[str, StoredTensor]] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,200}\.safetensors", shard):
-            raise UserError(f"{index} places {name} in {shard!r:.99}, which is not a safetensors file in its folder")
+            raise UserError(f"{index} maps {name} to {shard!r:.99}, which is not a safetensors file in its folder")
         if shard not in shards:
             if not (folder / shard).exists():
                 raise UserError(f"there is no {shard} in {folder}, which {INDEX} names: copy or download it")
             shards[shard] = SafetensorsFile(folder / shard).tensors()
         if name not in shards[shard]:
-            raise UserError(f"{INDEX} places {name} in {shard}, which has no such tensor: download both again")
+            raise UserError(f"{INDEX} maps {name} to {shard}, which has no such tensor: download both again")
     return {name: shards[shard][name] for name, shard in weight_map.items()}
 
 
 class SafetensorsFile:
     """A safetensors file with two handles: one for tensors that stay memory-mapped, one for tensors that are copied.
-    The second is reopened after every COPY_BYTES, which releases the pages that it has touched."""
+    The second is reopened after every COPY_BYTES, which releases the memory pages that it has touched."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.lasting, self.passing, self.touched = path, open_file(path), open_file(path), 0
 
     def tensors(self) -> dict[str, StoredTensor]:
-        """The stored tensors of the file, by name."""
+        """Return the stored tensors of the file, by name."""
         result = {}
         for name in self.lasting.keys():  # noqa: SIM118
             header = self.lasting.get_slice(name)
@@ -81,7 +81,7 @@ class SafetensorsFile:
         return result
 
     def rows(self, name: str, start: int, end: int) -> Tensor:
-        """Rows `start` to `end` of a tensor, which the caller copies at once."""
+        """Return rows `start` to `end` of a tensor. The caller must copy them before the next call."""
         if self.touched >= COPY_BYTES:
             self.passing, self.touched = open_file(self.path), 0
         part: Tensor = self.passing.get_slice(name)[start:end]
@@ -90,7 +90,8 @@ class SafetensorsFile:
 
 
 def open_file(path: Path) -> Any:
-    """A handle of a safetensors file; its header is checked."""
+    """Open a safetensors file and check its header. Raises a UserError if it is missing, cut off or in another
+    format."""
     try:
         return safe_open(path, framework="pt")
     except FileNotFoundError:
@@ -100,7 +101,7 @@ def open_file(path: Path) -> Any:
 
 
 def refuse_pickles(folder: Path) -> None:
-    """Raise a UserError if a folder holds a model as pickles only."""
+    """Raise a UserError if a folder holds weights as pickles only."""
     if folder.is_dir() and not any((folder / name).exists() for name in (SINGLE, INDEX)):
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     else:
@@ -114,7 +115,8 @@ def refuse_pickles(folder: Path) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, memory-mapped; a UserError if it is missing, cut off or another format."""
+    """Read the tensors of a safetensors file, memory-mapped. Raises a UserError if it is missing, cut off or in another
+    format."""
     file = open_file(path)
     return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
@@ -128,7 +130,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def fill(path: Path, outlines: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Write tensors one by one as a safetensors file; `outlines` has their shapes and dtypes, for the header.
 
-    Tensors start at multiples of 64 bytes as far as their sizes allow, which lets a reader memory-map them.
+    Tensors start at multiples of 64 bytes as far as their sizes allow, so that a reader can memory-map them.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -146,7 +148,8 @@ def fill(path: Path, outlines: Mapping[str, Tensor], tensors: Iterable[tuple[str
 
 
 def split(tensors: Mapping[str, Tensor], shard_bytes: float) -> dict[str, list[str]]:
-    """The names of the tensors of each file, in order; no file exceeds `shard_bytes` unless a single tensor does."""
+    """Distribute tensors over files, in order: return the tensor names of each file. No file exceeds `shard_bytes`
+    unless a single tensor does."""
     shards: list[list[str]] = [[]]
     room = shard_bytes
     for name, tensor in tensors.items():

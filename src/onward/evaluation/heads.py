@@ -1,4 +1,4 @@
-"""Evaluation of a classifier or a reward model on examples.
+"""Evaluates a classifier or a reward model on examples.
 
 Shapes: M examples, N outputs.
 """
@@ -21,17 +21,17 @@ from onward.transforms.heads import VALUE, head_labels
 
 @dataclass(frozen=True)
 class ClassEvaluation:
-    """The figures of a classifier."""
+    """The figures of a classifier on examples, such as its accuracy."""
 
     accuracy: float  # share of the examples whose likeliest class is their label
     label_loss: float  # mean cross-entropy of the labels, in nats
     examples: int
-    confusion: dict[str, dict[str, int]]  # by label: how many of its examples were taken for each class
+    confusion: dict[str, dict[str, int]]  # by label: number of its examples by predicted class
 
 
 @dataclass(frozen=True)
 class PairEvaluation:
-    """The figures of a reward model."""
+    """The figures of a reward model on pairs of a chosen and a rejected answer."""
 
     accuracy: float  # share of the pairs whose chosen answer has the higher reward; equal rewards count as half
     margin: float  # mean reward of the chosen answer less that of the rejected one
@@ -41,13 +41,13 @@ class PairEvaluation:
 
 
 def judges(model: Decoder) -> bool:
-    """Whether a model is a classifier or a reward model. A language model with a head of values is neither."""
+    """Return whether a model is a classifier or a reward model. A language model with a value head is neither."""
     return head_labels(model) not in ((), VALUE)
 
 
 def examples_of(model: Decoder, tokenizer: Tokenizer, records: Iterable[Record]) -> Examples:
-    """The examples in records: texts and labels for a classifier, pairs of answers for a reward model. A UserError
-    names a record without them, with an unknown label, or longer than the context."""
+    """Make examples of records: texts and labels for a classifier, pairs of answers for a reward model. Raises a
+    UserError for a record without them, with an unknown label, or longer than the context."""
     encoder, labels = Encoder(tokenizer), head_labels(model)
     encoder.labels = labels
     form = classified if len(labels) > 1 else preferred
@@ -56,7 +56,7 @@ def examples_of(model: Decoder, tokenizer: Tokenizer, records: Iterable[Record])
 
 
 def within(examples: Iterable[Example], length: int) -> Iterator[Example]:
-    """Examples, unchanged; a UserError for a sequence of more than `length` tokens."""
+    """Yield the examples unchanged. Raises a UserError at a sequence of more than `length` tokens."""
     for example in examples:
         longest = max(len(sequence.tokens) for sequence in example.sequences)
         if longest > length:
@@ -65,7 +65,7 @@ def within(examples: Iterable[Example], length: int) -> Iterator[Example]:
 
 
 def evaluate_head(model: Decoder, examples: Examples) -> ClassEvaluation | PairEvaluation:
-    """The figures of a classifier or, for a head with one output, of a reward model."""
+    """Compute the figures of a classifier or, for a head with one output, of a reward model."""
     labels = head_labels(model)
     scores = outputs(model, [examples.sequence(i).until_trained() for i in range(len(examples.ends))]).cpu()
     if len(labels) < 2:
@@ -74,10 +74,10 @@ def evaluate_head(model: Decoder, examples: Examples) -> ClassEvaluation | PairE
         mean = lambda values: float(values.mean())
         return PairEvaluation(mean(right), mean(chosen - rejected), mean(chosen), mean(rejected), len(examples))
     wanted = torch.from_numpy(examples.numbers["label"]).long()
-    taken = scores.argmax(-1)  # (M,)
-    counts = torch.bincount(wanted * len(labels) + taken, minlength=len(labels) ** 2).view(len(labels), -1)
+    predicted = scores.argmax(-1)  # (M,)
+    counts = torch.bincount(wanted * len(labels) + predicted, minlength=len(labels) ** 2).view(len(labels), -1)
     return ClassEvaluation(
-        accuracy=float((taken == wanted).float().mean()),
+        accuracy=float((predicted == wanted).float().mean()),
         label_loss=float(F.cross_entropy(scores, wanted)),
         examples=len(examples),
         confusion={label: dict(zip(labels, row)) for label, row in zip(labels, counts.tolist())},

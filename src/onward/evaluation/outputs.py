@@ -1,4 +1,5 @@
-"""The outputs of a model's head after sequences of tokens: rewards, values, or the probabilities of classes.
+"""Computes the outputs of a model's head after sequences of tokens: rewards, values, or class scores; and their
+calibration.
 
 Shapes: S sequences, N outputs, T tokens of the longest sequence of a batch, M answers.
 """
@@ -18,20 +19,20 @@ BINS = 10  # of confidence, from 0 to 1
 
 @torch.inference_mode()
 def outputs(model: Decoder, sequences: Sequence[Sequence[int]]) -> Tensor:
-    """The outputs (S, N) of the head after the last token of each sequence of token ids, in at least fp32. A UserError
-    if the model has no head."""
+    """Compute the outputs (S, N) of the head after the last token of each sequence of token ids, in at least fp32.
+    Raises a UserError if the model has no head."""
     head, rows = head_of(model), []
     with without_dropout(model):
         for start in range(0, len(sequences), ROWS):
-            several = [torch.tensor(sequence) for sequence in sequences[start : start + ROWS]]
-            hidden = model.hidden(pad_sequence(several, batch_first=True).to(model.device))
-            lasts = torch.tensor([len(sequence) - 1 for sequence in several], device=model.device)
-            rows.append(head(hidden[torch.arange(len(several), device=model.device), lasts]))
+            batch = [torch.tensor(sequence) for sequence in sequences[start : start + ROWS]]
+            hidden = model.hidden(pad_sequence(batch, batch_first=True).to(model.device))
+            lasts = torch.tensor([len(sequence) - 1 for sequence in batch], device=model.device)
+            rows.append(head(hidden[torch.arange(len(batch), device=model.device), lasts]))
     return torch.cat(rows)
 
 
 def calibration_bins(confidence: Tensor, right: Tensor) -> dict[str, Tensor]:
-    """For each bin of confidence, the sum over answers of confidence minus correctness, from both (M,)."""
+    """Compute, for each bin of confidence, the sum over answers of confidence minus correctness, from both (M,)."""
     index = (confidence * BINS).long().clamp(max=BINS - 1)
     sums = confidence.new_zeros(BINS).index_add(0, index, confidence - right)
     return {f"bin/{i}": value for i, value in enumerate(sums.unbind())}

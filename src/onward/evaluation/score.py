@@ -1,4 +1,4 @@
-"""Log-probabilities, loss, perplexity and bits per byte of a model over token ids.
+"""Computes log-probabilities, loss, perplexity and bits per byte of a model over token ids.
 
 Shapes: B windows, T tokens, V vocabulary.
 """
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 @torch.inference_mode()
 def logprobs(model: Decoder, windows: np.ndarray, first: int = 1) -> np.ndarray:
-    """The log-probabilities, in nats, of the tokens from index `first` on in windows (B, T).
+    """Compute the log-probabilities, in nats, of the tokens from index `first` on in windows (B, T).
 
-    Each token is predicted from the tokens before it in its window. Returns (B, T - first) in at least fp32. A token
-    id outside the vocabulary, or a result that is not finite, is a UserError.
+    Each token is predicted from the tokens before it in its window. Returns (B, T - first) in at least fp32. Raises a
+    UserError for a token id outside the vocabulary, or a result that is not finite.
     """
     check_ids(int(windows.min()), int(windows.max()), model.config)
     ids = torch.as_tensor(windows.astype(np.int64), device=model.device)
@@ -45,7 +45,7 @@ TOGETHER = 4096  # tokens in one call
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of a model on a text."""
+    """The figures of a model on a text, such as its loss and perplexity."""
 
     loss: float  # mean negative log-probability of a token, in nats
     perplexity: float  # exp(loss)
@@ -57,11 +57,11 @@ class Evaluation:
 
 
 def windows(count: int, context_length: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Iterate over (start, first, end) of each window: tokens start to end - 1 are the input, tokens first to end - 1
-    are predicted.
+    """Yield (start, first, end) for each window: tokens start to end - 1 are the input, tokens first to end - 1 are
+    predicted.
 
-    Every token but the first is predicted once, from at least context_length - stride tokens before it if there are as
-    many.
+    Every token but the first of the text is predicted once, from at least context_length - stride tokens before it if
+    there are as many.
     """
     first = 1
     while first < count:
@@ -71,14 +71,14 @@ def windows(count: int, context_length: int, stride: int) -> Iterator[tuple[int,
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Lists of up to `size` items."""
+    """Yield lists of up to `size` consecutive items."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
 
 
 def evaluate(model: Decoder, tokens: np.ndarray | Tokens, n_bytes: int, stride: int = 0) -> Evaluation:
-    """Loss, perplexity and bits per byte of tokens (T,), with a window that advances by `stride` tokens.
+    """Compute loss, perplexity and bits per byte of tokens (T,), with a window that advances by `stride` tokens.
 
     By default windows do not overlap: the stride is the context length. With a smaller stride, tokens are predicted
     from more context, which takes longer. `n_bytes` is the length of the text without its first token, which is not
@@ -92,7 +92,7 @@ def evaluate(model: Decoder, tokens: np.ndarray | Tokens, n_bytes: int, stride: 
         raise UserError("the text has fewer than two tokens, so that no token can be predicted: give more text")
 
     def each() -> Iterator[float]:
-        """The log-probability of each token."""
+        """Yield the log-probability of each token."""
         for shape, spans in groupby(windows(len(tokens), length, stride), key=lambda s: (s[2] - s[0], s[1] - s[0])):
             for batch in batched(spans, max(1, TOGETHER // shape[0])):
                 stack = np.stack([tokens[start:end] for start, _, end in batch])

@@ -1,4 +1,4 @@
-"""Whether two sets of measurements differ by more than noise."""
+"""Tests whether two sets of measurements differ by more than noise."""
 
 import math
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ class Difference:
 
     @property
     def shown(self) -> bool:
-        """Whether the interval excludes 0: the difference is more than noise."""
+        """Whether the interval excludes 0, so that the difference exceeds noise."""
         return self.low > 0 or self.high < 0
 
 
 def paired_difference(one: Sequence[float], other: Sequence[float], level: float = 0.95) -> Difference | None:
-    """`one` minus `other`, pair by pair, with Student's interval of the mean difference: mean +- t s / sqrt(n) with n -
-    1 degrees of freedom. None for fewer than two pairs, which give no estimate of noise.
+    """Compute the mean of `one` minus `other`, pair by pair, with Student's confidence interval: mean +- t s / sqrt(n)
+    with n - 1 degrees of freedom. None for fewer than two pairs, which give no estimate of noise.
 
     Pairs share a seed and therefore the order of the data: their differences vary less than the measurements.
     """
@@ -35,7 +35,7 @@ def paired_difference(one: Sequence[float], other: Sequence[float], level: float
 
 
 def t_quantile(level: float, freedom: int) -> float:
-    """The quantile t with P(|T| < t) = level, for Student's distribution with `freedom` degrees of freedom."""
+    """Compute the quantile t with P(|T| < t) = level, for Student's distribution with `freedom` degrees of freedom."""
     low, high = 0.0, math.pi / 2
     for _ in range(80):
         middle = (low + high) / 2
@@ -44,7 +44,7 @@ def t_quantile(level: float, freedom: int) -> float:
 
 
 def t_share(angle: float, freedom: int) -> float:
-    """P(|T| < t) for t = tan(angle) sqrt(freedom) (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """Compute P(|T| < t) for t = tan(angle) sqrt(freedom) (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     sine, cosine, odd = math.sin(angle), math.cos(angle), freedom % 2
     term = total = 0.0 if freedom == 1 else cosine if odd else 1.0
     for k in range(2 + odd, freedom - 1, 2):

@@ -1,4 +1,4 @@
-"""Log-probabilities, perplexity and bits per byte of texts: a model with its tokenizer."""
+"""Computes log-probabilities, perplexity and bits per byte of texts, for a model with its tokenizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DECODED_AT_ONCE = 1 << 20  # tokens whose bytes are counted at a time
 
 @dataclass(frozen=True)
 class Score:
-    """The log-probabilities of a text."""
+    """The tokens of a text and their log-probabilities."""
 
     tokens: list[int]
     pieces: list[str]  # each token as readable text
@@ -31,9 +31,10 @@ class Score:
 
 
 def score_text(model: Decoder, tokenizer: Tokenizer, text: str) -> Score:
-    """The log-probability of each token of a text that fits into the context.
+    """Compute the log-probability of each token of a text that fits into the context.
 
-    The first token has one only if the tokenizer has a beginning-of-text token; see `Tokenizer.begin`.
+    The first token has a log-probability only if the tokenizer puts a beginning-of-text token before it; see
+    `Tokenizer.begin`.
     """
     if not isinstance(text, str):
         raise UserError(f"text is {text!r}: score takes one text")
@@ -52,17 +53,19 @@ def score_text(model: Decoder, tokenizer: Tokenizer, text: str) -> Score:
 
 
 def documents_of(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[str]:
-    """The documents of one or several texts and paths: a str is a document, and a UserError if it names a file."""
+    """Return the documents in texts and paths: a str is a document, a Path is read. Raises a UserError if a str names a
+    file."""
     result: list[str] = []
-    for one in [given] if isinstance(given, str | PathLike) else given:
-        if isinstance(one, str):
-            check_text(one, "text", "give Path({!r})")
-        result += [one] if isinstance(one, str) else documents([fspath(one)])
+    for item in [given] if isinstance(given, str | PathLike) else given:
+        if isinstance(item, str):
+            check_text(item, "text", "give Path({!r})")
+        result += [item] if isinstance(item, str) else documents([fspath(item)])
     return result
 
 
 def evaluate_texts(model: Decoder, tokenizer: Tokenizer, documents: Sequence[str], stride: int = 0) -> Evaluation:
-    """Loss, perplexity and bits per byte over documents, each after a beginning-of-text token if there is one.
+    """Compute loss, perplexity and bits per byte over documents, each after a beginning-of-text token if the tokenizer
+    has one.
 
     Bytes are those of the documents, even if the tokenizer does not know a character.
     """
@@ -78,8 +81,8 @@ def evaluate_texts(model: Decoder, tokenizer: Tokenizer, documents: Sequence[str
 def evaluate_tokens(
     model: Decoder, tokenizer: Tokenizer, tokens: np.ndarray | Tokens, stride: int = 0, n_bytes: int | None = None
 ) -> Evaluation:
-    """Loss, perplexity and bits per byte over token ids (T,) of any length. `n_bytes` of their text are by default
-    counted from the tokens; an unknown character counts as the three bytes of U+FFFD."""
+    """Compute loss, perplexity and bits per byte over token ids (T,) of any length. The bytes of their text, `n_bytes`,
+    are by default counted from the tokens; an unknown character counts as the three bytes of U+FFFD."""
     if isinstance(tokens, np.ndarray) and (tokens.ndim != 1 or tokens.dtype.kind not in "iu"):
         raise UserError(f"tokens are {tokens.dtype} {tokens.shape}: evaluate takes integers (T,)")
     if n_bytes is None:

@@ -30,7 +30,7 @@ LABELS = {
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """One value of a configuration."""
+    """One value of a configuration: its name, the value, and the meaning from the code."""
 
     what: str  # its name: d_model, position, position.theta
     value: int | float | str  # where layers differ, each value and the number of its layers, as text
@@ -49,13 +49,13 @@ class Change:
 
 
 def describe(config: DecoderConfig) -> list[Fact]:
-    """The values of a decoder that are worth a mention."""
+    """List the values of a decoder, without the defaults that descriptions leave out (see `neutral`)."""
     return [fact for fact in facts(config) if not fact.silent]
 
 
 def describe_parts(config: DecoderConfig) -> list[tuple[str, str]]:
-    """A line for the sizes of a decoder and one for each of its parts, such as ("attention", "self, 8 heads of 64");
-    where layers differ, each description with the number of its layers."""
+    """Return (name, description) for the sizes of a decoder and for each of its parts, such as ("attention", "self, 8
+    heads of 64"). If layers differ, each description is followed by the number of its layers."""
     head = "the embeddings are the head's weights" if config.tied else "the head has its own weights"
     lines = [
         ("layers", f"{config.n_layers} of width {config.d_model:,}, context {config.context_length:,}"),
@@ -66,27 +66,27 @@ def describe_parts(config: DecoderConfig) -> list[tuple[str, str]]:
         texts = [at(getattr(config, name), layer).describe(config) for layer in layers]
         if name == "mlp":
             blocks = [at(config.block, layer) for layer in layers]
-            texts = ["none" if isinstance(block, AttentionOnly) else said for block, said in zip(blocks, texts)]
+            texts = ["none" if isinstance(block, AttentionOnly) else text for block, text in zip(blocks, texts)]
         lines.append((label, str(over_layers(texts))))
     return lines
 
 
 def differences(before: DecoderConfig, after: DecoderConfig) -> list[Change]:
-    """The values that changed from one decoder to the other."""
+    """List the values that differ between two decoders."""
     old, new = ({fact.what: fact for fact in facts(config)} for config in (before, after))
-    order = {what: place for place, what in enumerate(new)}
+    order = {what: i for i, what in enumerate(new)}
     changes = []
     for what in sorted({**old, **new}, key=lambda what: order[what.split(".")[0]]):
-        there = [table.get(what) for table in (old, new)]
-        a, b = (None if fact is None else fact.value for fact in there)
-        mentioned = [fact for fact in there if fact and not fact.silent]
+        both = [table.get(what) for table in (old, new)]
+        a, b = (None if fact is None else fact.value for fact in both)
+        mentioned = [fact for fact in both if fact and not fact.silent]
         if mentioned and a != b:
             changes.append(Change(what, a, b, mentioned[-1].meaning))
     return changes
 
 
 def facts(config: DecoderConfig) -> Iterator[Fact]:
-    """All values of a configuration, sizes first. Names without a dot exist in every configuration."""
+    """Yield all values of a configuration, sizes first. Names without a dot exist in every configuration."""
     count, active = parameters(config), active_parameters(config)
     yield Fact("parameters", count, "trainable parameters")
     yield Fact("active parameters", active, "parameters that one token uses", silent=active == count)
@@ -110,7 +110,8 @@ def facts(config: DecoderConfig) -> Iterator[Fact]:
 
 
 def facts_of_part(what: str, meaning: str, parts: Sequence[Part | None], silent: bool = False) -> Iterator[Fact]:
-    """The parts of one type, layer by layer, and their fields; `facts` lists biases all together."""
+    """Yield the kind of one part of the decoder, such as "attention", layer by layer, and its fields. Biases are left
+    out: `facts` lists them together. `parts` has an element per layer."""
     yield Fact(what, over_layers([part and titled(part) for part in parts], meaning), SPECIAL.sub("", meaning), silent)
     owned = [(part, field) for part in parts if part is not None for field in dataclasses.fields(part) if field.init]  # type: ignore[arg-type]
     for name in dict.fromkeys(field.name for _, field in owned if not field.name.endswith("bias")):
@@ -125,12 +126,12 @@ def facts_of_part(what: str, meaning: str, parts: Sequence[Part | None], silent:
 
 
 def neutral(value: Any, field: dataclasses.Field[Any]) -> bool:
-    """Whether a field has a default that is not worth a mention."""
+    """Return whether a field has a default that descriptions leave out."""
     return value == field.default and value in NEUTRAL
 
 
 def grouping(config: DecoderConfig) -> str:
-    """How the heads of the first layer share keys and values: multi-head, grouped-query or multi-query."""
+    """Say how the heads of the first layer share keys and values: multi-head, grouped-query or multi-query."""
     heads = [shape for shape in at(config.attention, 0).entries(config).values() if len(shape) > 1]
     if not heads:
         return "latent: the keys and values of all heads are projections of one vector"
@@ -141,25 +142,26 @@ def grouping(config: DecoderConfig) -> str:
 
 
 def titled(part: Part) -> str:
-    """The class of a part and the first sentence of its docstring."""
+    """Return the class name of a part and the first sentence of its docstring."""
     about = sentence(type(part))
     capital = about[:1].isupper() and not about[1:2].isupper()
     return f"{type(part).__name__}: {about[:1].lower() + about[1:] if capital else about}"
 
 
 def sentence(documented: Any) -> str:
-    """The first sentence of a docstring, without its full stop."""
+    """Return the first sentence of a docstring, without its full stop."""
     first = (inspect.getdoc(documented) or "").partition("\n\n")[0]
     return re.split(r"\.(?:\s+(?=[A-Z])|$)", " ".join(first.split()))[0]
 
 
 def formula(part: Part) -> str:
-    """The formula of a part from its docstring, without the names of models in parentheses."""
+    """Return the formula in a part's docstring, without the names of models in parentheses."""
     return re.sub(r" \([^()]*\)$", "", sentence(type(part)))
 
 
 def over_layers(values: Sequence[Any], meaning: str = "") -> int | float | str:
-    """The common value of some layers, or each value with its number of layers."""
+    """Return the value that all layers share or, if layers differ, a text that lists each value with its number of
+    layers."""
     counts = Counter(shown(value, meaning) for value in values).most_common()
     if len(counts) == 1:
         return counts[0][0]
@@ -169,7 +171,8 @@ def over_layers(values: Sequence[Any], meaning: str = "") -> int | float | str:
 
 
 def shown(value: Any, meaning: str) -> int | float | str:
-    """A field's value as text: the meaning that its comment gives a special value, or the value itself."""
+    """Return a field's value for display: for a special value, the explanation in the field's comment; else the
+    value."""
     special = SPECIAL.search(meaning)
     if special and value in ((None,) if special[1] == "none" else (0,)):
         return special[2]

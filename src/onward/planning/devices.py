@@ -1,4 +1,4 @@
-"""Well-known devices: the limits on their makers' data sheets.
+"""Well-known devices with the limits on their makers' data sheets.
 
 Compared in November 2026 with copies of these sheets, since the makers' own pages were not at hand: b200 to a100 and
 l40s with S. Bekman, Machine Learning Engineering, compute/accelerator (August 2026), which links the sheets; l4, v100
@@ -38,7 +38,8 @@ FLOPS = {name: device.flops for name, device in DEVICES.items()}
 
 
 def device_flops(device: str, count: int = 1, share: float = 1.0) -> float:
-    """Operations per second of devices that reach a share of their peak. Raises a UserError for an unknown device."""
+    """Return the operations per second of `count` devices that reach a `share` of their peak. Raises a UserError for an
+    unknown device."""
     if device not in FLOPS:
         raise UserError(f"device is {device!r}: {nearest(device, FLOPS)}")
     return count * share * FLOPS[device]

@@ -1,5 +1,5 @@
-"""A dry run of one step: PyTorch's FakeTensorMode gives tensors shapes without memory. A model of any size passes
-through in a second, and every allocation is counted.
+"""A dry run of one step: PyTorch's FakeTensorMode gives tensors shapes without memory, and every allocation is counted.
+A step of a model of any size takes about a second.
 
 Only two blocks of each kind are run; the other blocks of a kind allocate as much as the second.
 """
@@ -30,14 +30,14 @@ LAYERED = "block", "attention", "mlp", "norm", "position"
 
 @dataclass(frozen=True)
 class Segment:
-    """The effect of a part of a step on memory, in bytes."""
+    """The change of memory during a section of a step, in bytes relative to its beginning."""
 
-    kept: int  # more than before, at its end
-    peak: int  # more than before, at most
+    kept: int  # bytes at its end, less those at its beginning
+    peak: int  # largest number of bytes during it, less those at its beginning
 
 
 def replay(segments: Iterable[Segment]) -> Segment:
-    """Several segments in a row as one segment."""
+    """Combine consecutive segments into one."""
     now = peak = 0
     for segment in segments:
         peak, now = max(peak, now + segment.peak), now + segment.kept
@@ -45,7 +45,7 @@ def replay(segments: Iterable[Segment]) -> Segment:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of live tensors."""
+    """A context that counts the bytes of live tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def add(self, tensor: Tensor) -> None:
-        """Count a new tensor."""
+        """Count the storage of a tensor, unless it is counted already."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self.known:
@@ -70,12 +70,12 @@ class LiveBytes(TorchDispatchMode):
             weakref.finalize(storage, self.drop, key, size)
 
     def drop(self, key: int, size: int) -> None:
-        """Subtract a tensor that was freed."""
+        """Subtract a storage of `size` bytes that was freed."""
         self.known.discard(key)
         self.now -= size
 
     def cut(self) -> Segment:
-        """The segment since the last call."""
+        """End a segment: return the change of memory since the last call."""
         segment = Segment(self.now - self.start, self.peak - self.start)
         self.start = self.peak = self.now
         return segment
@@ -83,19 +83,20 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class EvenSplit:
-    """The counts of a router that gives every expert the same number of tokens."""
+    """Stands for a router's token counts in a dry run: every expert gets the same number of tokens."""
 
     assignments: int
     experts: int
 
     def tolist(self) -> list[int]:
+        """Return the number of tokens of each expert."""
         each, rest = divmod(self.assignments, self.experts)
         return [each + (expert < rest) for expert in range(self.experts)]
 
 
 class Shortened(TorchFunctionMode):
-    """A context for dry runs: routers divide tokens evenly, since fake tensors have no numbers to count, and only some
-    chunks of a loss are computed, since all chunks share the memory of one."""
+    """A context for dry runs: routers divide tokens evenly, since fake tensors have no numbers to count, and only the
+    first chunks of a loss are computed, since all chunks reuse the same memory."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.bincount:
@@ -105,29 +106,30 @@ class Shortened(TorchFunctionMode):
 
 
 def kinds_of_layers(config: DecoderConfig) -> list[int]:
-    """For each layer, the first layer that has the same parts."""
+    """Return, for each layer, the number of the first layer that has the same parts."""
     parts = [tuple(at(getattr(config, name), layer) for name in LAYERED) for layer in range(config.n_layers)]
-    return [parts.index(one) for one in parts]
+    return [parts.index(layer) for layer in parts]
 
 
 def reduced(config: DecoderConfig, layers: list[int]) -> DecoderConfig:
-    """The decoder with only these layers. Its experts are computed one after the other."""
+    """Return the decoder with only these layers. Its experts are computed one after the other."""
 
-    def part(name: str, layer: int) -> Any:
-        one = at(getattr(config, name), layer)
-        return replace(one, backend="loop") if isinstance(one, Experts) else one
+    def part_at(name: str, layer: int) -> Any:
+        part = at(getattr(config, name), layer)
+        return replace(part, backend="loop") if isinstance(part, Experts) else part
 
-    parts: dict[str, Any] = {name: tuple(part(name, layer) for layer in layers) for name in LAYERED}
+    parts: dict[str, Any] = {name: tuple(part_at(name, layer) for layer in layers) for name in LAYERED}
     final = config.final_norm or at(config.norm, config.n_layers - 1)
     return replace(config, n_layers=len(layers), final_norm=final, **parts)
 
 
 class DryStep(NamedTuple):
-    """The memory, without the weights, up to three points of a step. Without a loss the three are the same."""
+    """The memory used, without the weights, from the start of a step to three points of it. Without a loss the three
+    are equal."""
 
     forward: Segment  # the hidden states
     loss: Segment  # the loss, and the backward of the head
-    step: Segment  # the whole backward
+    step: Segment  # the entire backward
 
 
 def dry_step(
@@ -139,8 +141,8 @@ def dry_step(
     autocast: torch.dtype | None = None,
     recompute: bool = False,
 ) -> DryStep:
-    """The memory of `rows` texts of `length` tokens; with a `loss`, including the backward, as in a Trainer. Weights
-    are in fp32, products in `autocast`, if given."""
+    """Measure the memory of a step on `rows` texts of `length` tokens in a dry run: the forward or, with a `loss`, the
+    forward and backward of a Trainer. Weights are in fp32, matrix products in the dtype `autocast`, if given."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)
@@ -176,13 +178,13 @@ def dry_step(
     cut()
     # cuts: embedding; blocks forward; norm, head and loss; blocks backward, the first of them with the embedding's
     count = 2 * len(chosen)
-    first = {kind: cuts[1 + 2 * place] for place, kind in enumerate(chosen)}  # with the masks that layers share
-    second = {kind: cuts[2 + 2 * place] for place, kind in enumerate(chosen)}
+    first = {kind: cuts[1 + 2 * i] for i, kind in enumerate(chosen)}  # with the masks that layers share
+    second = {kind: cuts[2 + 2 * i] for i, kind in enumerate(chosen)}
     layers = [first[kind] if kind == layer else second[kind] for layer, kind in enumerate(kinds)]
     forward = replay([cuts[0], *layers])
     if not loss:
         return DryStep(forward, forward, forward)
-    backward = {kind: cuts[2 * count - 2 * place] for place, kind in enumerate(chosen)}
+    backward = {kind: cuts[2 * count - 2 * i] for i, kind in enumerate(chosen)}
     loss_made = replay([forward, cuts[count + 1]])
     step = replay([loss_made, *(backward[kind] for kind in reversed(kinds[1:])), cuts[-1]])
     return DryStep(forward, loss_made, step)

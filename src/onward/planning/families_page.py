@@ -1,4 +1,4 @@
-"""The generated parts of docs/families.md: `python -m onward.planning.families_page docs/families.md`."""
+"""Generates the tables of docs/families.md: `python -m onward.planning.families_page docs/families.md`."""
 
 import re
 import sys
@@ -14,13 +14,13 @@ LADDER = ("gpt", "gpt2", "gpt3-175b", "palm-540b", "llama-7b", "mistral-7b", "ge
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def families() -> str:
-    """Every family with its releases."""
+    """Return a Markdown table of every family with its releases."""
 
     def code(names: Iterable[str]) -> str:
         return ", ".join(f"`{name}`" for name in names)
@@ -34,21 +34,21 @@ def families() -> str:
 
 
 def ladder() -> str:
-    """The differences between the releases of LADDER, step by step."""
+    """Return Markdown that lists the differences between consecutive releases of LADDER."""
     known = [name for name in LADDER if name in presets()]
     steps = [step(before, after) for before, after in pairwise(known)]
     return "\n\n".join(
-        f"### {one['before']} → {one['after']}\n\n"
+        f"### {step['before']} → {step['after']}\n\n"
         + table(
             ["what", "before", "after", "meaning"],
-            [[f"`{c['what']}`", text(c["before"]), text(c["after"]), c["meaning"]] for c in one["changes"]],
+            [[f"`{c['what']}`", text(c["before"]), text(c["after"]), c["meaning"]] for c in step["changes"]],
         )
-        for one in steps
+        for step in steps
     )
 
 
 def renewed(page: str) -> str:
-    """The page with its text between `<!-- NAME -->` and `<!-- end -->` generated anew."""
+    """Return a page in which the text between each `<!-- NAME -->` and `<!-- end -->` is generated anew."""
     made = {"families": families(), "ladder": ladder()}
     within = re.compile(r"<!-- (\w+) -->\n.*?\n<!-- end -->", re.DOTALL)
     return within.sub(lambda match: f"<!-- {match[1]} -->\n\n{made[match[1]]}\n\n<!-- end -->", page)

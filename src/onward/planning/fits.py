@@ -24,15 +24,15 @@ STARTS = [np.linspace(0, 25, 6)] * 2 + [np.linspace(-1, 1, 5)] + [np.linspace(0,
 FIRST, KEPT, LAST = 25, 100, 150  # steps from every start, the best of which go on, and their further steps
 LEAST = 4  # runs or budgets that a fit needs
 EXPONENTS, FINER = np.linspace(0.01, 1, 100), np.linspace(-0.009, 0.009, 37)  # of L(C)
-SAME = 0.1  # budgets whose logarithms differ by less are one
+SAME = 0.1  # budgets whose logarithms differ by less are the same
 
 
 class Unreliable(UserWarning):
-    """The runs do not determine a fit."""
+    """Warning: the runs do not determine a fit."""
 
 
 class Run(NamedTuple):
-    """A trained model."""
+    """A trained model: its parameters, its training tokens and its loss."""
 
     parameters: float
     tokens: float
@@ -40,14 +40,14 @@ class Run(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """6 N D."""
+        """The floating-point operations of the training, 6 N D."""
         return 6 * self.parameters * self.tokens
 
 
 @dataclass(frozen=True)
 class LossFit:
-    """L(N, D) of runs. `intervals` are the 2.5th and 97.5th percentiles, over resampled runs, of each constant and of
-    "a", the exponent of the best N in C."""
+    """A law L(N, D) fitted to runs. `intervals` are the 2.5th and 97.5th percentiles, over resampled runs, of each
+    constant and of "a", the exponent of the best N in C."""
 
     law: Loss
     objective: float  # the sum of the Huber losses
@@ -57,24 +57,24 @@ class LossFit:
 
     @property
     def determined(self) -> bool:
-        """Whether the runs determine the law: the loss falls with size and length, no faster than in any measured
+        """Whether the runs determine the law: the loss falls with size and with tokens, no faster than in any measured
         law."""
         return 0 < self.law.alpha < 2 and 0 < self.law.beta < 2
 
     def forecast(self, parameters: float, tokens: float, seed: int = 0) -> Forecast:
-        """The predicted loss of a new run. Its 95 % interval comes from the laws of resampled runs, each with the
-        residual of one run added, since a new run scatters about its law too."""
+        """Predict the loss of a new run. The 95 % interval comes from the laws of resampled runs, each with the
+        residual of a random run added, since a new run scatters about its law too."""
         noise = np.random.default_rng(seed).choice(self.residuals, len(self.resampled))
         n, d = np.float64(parameters), np.float64(tokens)
         with np.errstate(over="ignore"):  # of resampled laws that their runs do not determine
-            losses = [law.loss(n, d) * np.exp(one) for law, one in zip(self.resampled, noise)]
+            losses = [law.loss(n, d) * np.exp(error) for law, error in zip(self.resampled, noise)]
             low, high = np.percentile(losses, [2.5, 97.5], method="nearest") if losses else (np.nan, np.nan)
             return Forecast(parameters, tokens, float(self.law.loss(n, d)), float(low), float(high))
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The predicted loss of a run, and its interval."""
+    """The predicted loss of a run, with its 95 % interval."""
 
     parameters: float
     tokens: float
@@ -85,7 +85,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Parabola:
-    """The runs of one budget, and the best size by a parabola of the loss over log N."""
+    """A parabola of the loss over log N, fitted to the runs of one budget, and the best size at its minimum."""
 
     flops: float
     sizes: list[float]
@@ -105,25 +105,27 @@ class PowerFit:
     intervals: dict[str, tuple[float, float]]
 
     def loss(self, flops: float) -> float:
-        """The loss of the best run of a budget, in nats per token."""
+        """Return the loss, in nats per token, of the best run of a budget."""
         return float(self.scale * flops**-self.exponent + self.floor)
 
 
 def checked(runs: Sequence[Run]) -> None:
-    """A UserError for too few runs or for values that are not numbers; a warning if more tokens made a model worse."""
+    """Raise a UserError for too few runs or for values that are not numbers; warn if more tokens made a model worse."""
     if len(runs) < LEAST:
-        raise UserError(f"{len(runs)} runs determine no law: give at least {LEAST}, of several sizes and lengths")
+        raise UserError(
+            f"{len(runs)} runs determine no law: give at least {LEAST}, of different sizes and numbers of tokens"
+        )
     for number, run in enumerate(runs, 1):
         if not all(np.isfinite(run)) or min(run) <= 0:
             raise UserError(
                 f"run {number} has {run.parameters:g} parameters, {run.tokens:g} tokens and loss {run.loss}: "
                 "leave out runs without a loss"
             )
-    for one, other in product(runs, runs):
-        if one.parameters == other.parameters and one.tokens < other.tokens and one.loss < other.loss:
+    for run, other in product(runs, runs):
+        if run.parameters == other.parameters and run.tokens < other.tokens and run.loss < other.loss:
             warnings.warn(
-                f"the model of {one.parameters:g} parameters is worse after {other.tokens:g} tokens ({other.loss:.4g}) "
-                f"than after {one.tokens:g} ({one.loss:.4g})",
+                f"the model of {run.parameters:g} parameters is worse after {other.tokens:g} tokens ({other.loss:.4g}) "
+                f"than after {run.tokens:g} ({run.loss:.4g})",
                 Unreliable,
                 stacklevel=2,
             )
@@ -131,8 +133,8 @@ def checked(runs: Sequence[Run]) -> None:
 
 
 def objective(x: Array, n: Array, d: Array, loss: Array) -> tuple[Array, Array, Array]:
-    """The Huber losses (S, R) of S candidates x (S, 5) = (log A, log B, log E, alpha, beta), the errors of log L (S,
-    R), and their derivatives (S, R, 5). n, d and loss (R,) are logarithms."""
+    """Compute the Huber losses (S, R) of S candidates x (S, 5) = (log A, log B, log E, alpha, beta), the errors of log
+    L (S, R), and their derivatives (S, R, 5). `n`, `d` and `loss` (R,) are logarithms."""
     a, b, e, alpha, beta = x.T[:, :, None]
     terms = np.stack([a - alpha * n, b - beta * d, np.broadcast_to(e, (len(x), len(n)))])
     top = terms.max(0)
@@ -146,8 +148,8 @@ def objective(x: Array, n: Array, d: Array, loss: Array) -> tuple[Array, Array, 
 
 
 def minima(x: Array, counts: Array, rounds: int, *numbers: Array) -> tuple[Array, Array]:
-    """The minima (S, 5) reached from x, and their objectives (S,), by Levenberg-Marquardt steps on all candidates at
-    once. `counts` (S, R) or (1, R) are the weights of the runs."""
+    """Find the minima (S, 5) reached from x, and their objectives (S,), by Levenberg-Marquardt steps on all candidates
+    at once. `counts` (S, R) or (1, R) are the weights of the runs."""
     damping = np.ones(len(x))
     value, error, slopes = objective(x, *numbers)
     value = (counts * value).sum(1)
@@ -172,8 +174,8 @@ def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFi
     """Fit L(N, D) from all starts of the grid in Chinchilla's appendix. The sum of the Huber losses is minimized; with
     their mean the search would stop too early (arXiv:2404.10102).
 
-    The intervals resample the runs `resamples` times, starting at the fit. A UserError for fewer than LEAST runs and
-    for losses that are not numbers.
+    The intervals resample the runs `resamples` times, starting at the fit. Raises a UserError for fewer than LEAST runs
+    and for losses that are not numbers.
     """
     checked(runs)
     for what, given in (("size", {r.parameters for r in runs}), ("number of tokens", {r.tokens for r in runs})):
@@ -194,9 +196,9 @@ def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFi
     fit = LossFit(
         law,
         float(values.min()),
-        intervals([constants(one) for one in resampled]),
+        intervals([constants(x) for x in resampled]),
         residuals.tolist(),
-        [law_of(one) for one in resampled],
+        [law_of(x) for x in resampled],
     )
     if not fit.determined:
         message = f"alpha {law.alpha:.3g} and beta {law.beta:.3g}: the runs do not determine a law"
@@ -205,26 +207,26 @@ def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFi
 
 
 def law_of(x: Array) -> Loss:
-    """The law of a candidate x (5,), see `objective`."""
+    """Return the law of a candidate x (5,), see `objective`."""
     return Loss(*np.exp(x[[2, 0, 1]]).tolist(), *x[3:].tolist())
 
 
 def constants(x: Array) -> dict[str, float]:
-    """The constants of the law of a candidate x (5,), and its exponent a of the best N in C."""
+    """Return the constants of the law of a candidate x (5,), and its exponent "a" of the best N in C."""
     law = law_of(x)
     return {**vars(law), "a": law.beta / (law.alpha + law.beta)}
 
 
 def intervals(samples: Sequence[dict[str, float]]) -> dict[str, tuple[float, float]]:
-    """The 2.5th and 97.5th percentile of each number."""
+    """Compute the 2.5th and 97.5th percentile of each named number over samples."""
     if not samples:
         return {}
-    ends = {name: np.percentile([one[name] for one in samples], [2.5, 97.5]) for name in samples[0]}
+    ends = {name: np.percentile([sample[name] for sample in samples], [2.5, 97.5]) for name in samples[0]}
     return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 
 
 def parabolas(runs: Sequence[Run]) -> list[Parabola]:
-    """A parabola for each budget of at least three sizes, with a warning where its lowest point lies outside them."""
+    """Fit a parabola for each budget of at least three sizes. Warns if its minimum lies outside these sizes."""
     checked(runs)
     groups: list[list[Run]] = []
     for run in sorted(runs, key=lambda run: run.flops):
@@ -251,22 +253,25 @@ def parabolas(runs: Sequence[Run]) -> list[Parabola]:
 
 
 def fit_frontier(curves: Sequence[Parabola]) -> Frontier:
-    """The best size as a power of the operations, by least squares of the logarithms; needs two budgets."""
-    inside = [one for one in curves if one.best is not None and one.inside]
+    """Fit the best size as a power of the operations, by least squares of the logarithms. Needs two budgets."""
+    inside = [curve for curve in curves if curve.best is not None and curve.inside]
     if len(inside) < 2:
         raise UserError("the best sizes of at least two budgets are needed, each between sizes that were trained")
-    exponent, scale = np.polyfit(np.log([one.flops for one in inside]), np.log([one.best or 1 for one in inside]), 1)
+    exponent, scale = np.polyfit(
+        np.log([curve.flops for curve in inside]), np.log([curve.best or 1 for curve in inside]), 1
+    )
     return Frontier(float(np.exp(scale)), float(exponent))
 
 
 def fit_power(flops: Sequence[float], losses: Sequence[float], resamples: int = 50, seed: int = 0) -> PowerFit:
-    """L(C) = a C^-b + c by least squares of relative errors. Raises a UserError for fewer than LEAST budgets."""
+    """Fit the loss L(C) = a C^-b + c by least squares of relative errors. Raises a UserError for fewer than LEAST
+    budgets."""
     if len(flops) < LEAST:
         raise UserError(f"{len(flops)} budgets determine no curve of three constants: give at least {LEAST}")
     c, wanted = np.array(flops, float), np.array(losses, float)
 
     def fitted(c: Array, wanted: Array) -> dict[str, float]:
-        """For each exponent, scale and floor are a linear problem; relative errors count."""
+        """Fit to the losses `wanted` of budgets `c`: for each exponent tried, scale and floor are a linear problem."""
         middle = np.exp(np.log(c).mean())
 
         def tried(exponent: float) -> tuple[float, float, float, float]:

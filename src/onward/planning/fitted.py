@@ -27,7 +27,7 @@ LARGER = 10.0  # operations of the run that is forecast, by those of the largest
 
 @dataclass(frozen=True)
 class FittedLaw:
-    """The fits to `runs`."""
+    """All fits to `runs`, with the warnings that they gave."""
 
     runs: Sequence[Run]
     loss: LossFit
@@ -38,15 +38,15 @@ class FittedLaw:
 
     @property
     def larger_flops(self) -> float:
-        """LARGER times the operations of the largest run."""
+        """LARGER times the training operations of the largest run."""
         return LARGER * max(run.flops for run in self.runs)
 
     def forecast(self) -> Forecast | None:
-        """The loss of the best model for `larger_flops`; None if the runs determine no law."""
+        """Predict the loss of the best model for `larger_flops`; None if the runs determine no law."""
         return self.loss.forecast(*self.loss.law.optimum(self.larger_flops)) if self.loss.determined else None
 
     def plain(self) -> dict[str, Any]:
-        """The constants of the fits and the forecast, as values of JSON."""
+        """Return the constants of the fits and the forecast as a JSON object."""
         forecast = self.forecast()
         return {
             "runs": len(self.runs),
@@ -71,4 +71,4 @@ def fit_runs(runs: Sequence[Run]) -> FittedLaw:
             frontier = None
         budgets = [(parabola.flops, min(parabola.losses)) for parabola in curves]
         power = fit_power(*zip(*budgets)) if len(budgets) >= LEAST else None  # type: ignore[arg-type]
-    return FittedLaw(runs, loss, curves, frontier, power, [*dict.fromkeys(str(one.message) for one in caught)])
+    return FittedLaw(runs, loss, curves, frontier, power, [*dict.fromkeys(str(warning.message) for warning in caught)])

@@ -1,4 +1,5 @@
-"""Floating-point operations of a decoder, by part. The product of a vector with a weight (O, I) takes 2 O I operations.
+"""Counts the floating-point operations of a decoder, by part. The product of a vector with a weight (O, I) takes 2 O I
+operations.
 
 Products with weights, of queries with keys, and of attention weights with values are counted. Norms, activations and
 the softmax are not: their time depends on the memory they read, not on their arithmetic.
@@ -30,8 +31,8 @@ class PartSize:
 
 
 def part_sizes(config: DecoderConfig) -> list[PartSize]:
-    """The parts of a decoder, in the order in which a token passes through them. A tied head has no parameters of its
-    own, but all of its operations."""
+    """Return the sizes of a decoder's parts, in the order in which a token passes through them. A tied head has no
+    parameters of its own, but all of its operations."""
     sums: dict[str, list[int]] = {}
     for module, count in modules(config):
         for name, numbers in sized(module):
@@ -42,8 +43,8 @@ def part_sizes(config: DecoderConfig) -> list[PartSize]:
 
 
 def sized(module: nn.Module) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """For each parameter of a block, or of a decoder without blocks: its part, its size, its active size, its
-    operations."""
+    """Yield (part, (elements, active elements, operations per token)) for each parameter of a block, or of a decoder
+    without blocks."""
     experts = {
         id(stack): m.part for m in module.modules() if isinstance(m, ExpertsModule) for stack in m.parameters(False)
     }
@@ -59,7 +60,8 @@ def sized(module: nn.Module) -> Iterator[tuple[str, tuple[int, int, int]]]:
 
 
 def part_of(name: str, in_stack: bool) -> str:
-    """The part that a parameter belongs to, by its name in a block or in a decoder without blocks."""
+    """Return the part that a parameter belongs to, by its name in a block or in a decoder without blocks. `in_stack`:
+    the parameter belongs to a stack of experts."""
     path = name.split(".")
     if any(word.endswith("norm") for word in path):
         return "norms"
@@ -71,38 +73,38 @@ def part_of(name: str, in_stack: bool) -> str:
 
 
 def weight_flops(config: DecoderConfig) -> int:
-    """Operations per token of the products with weights, logits included."""
+    """Count the operations per token of all products with weights, logits included."""
     return sum(part.flops for part in part_sizes(config))
 
 
 def attention_flops(config: DecoderConfig, keys: float, decoding: bool = False) -> float:
-    """Operations per token of attention over `keys` keys and values; a layer with a window attends to at most its
-    window. `decoding`: the keys are in a cache."""
+    """Count the operations per token of attention over `keys` keys and values; a layer with a window attends to at most
+    its window. `decoding`: the keys are in a cache."""
     parts = [at(config.attention, layer) for layer in range(config.n_layers)]
     return sum(part.key_flops(config, decoding) * min(keys, part.window or keys) for part in parts)
 
 
 def flops_per_token(config: DecoderConfig, keys: float) -> float:
-    """Operations of the forward per token that attends to `keys` keys, logits included."""
+    """Count the operations of the forward for a token that attends to `keys` keys, logits included."""
     return weight_flops(config) + attention_flops(config, keys)
 
 
 def causal_attention_flops(config: DecoderConfig, length: int) -> float:
-    """Operations per token of causal attention: the mean over a text of `length` tokens, each of which attends to
-    itself and the tokens before it, within the window."""
+    """Count the operations per token of causal attention: the mean over a text of `length` tokens, each of which
+    attends to itself and the tokens before it, within the window."""
     parts = [at(config.attention, layer) for layer in range(config.n_layers)]
     return sum(part.key_flops(config) * mean_keys(length, part.window) for part in parts)
 
 
 def mean_keys(length: int, window: int = 0) -> float:
-    """The mean number of keys that the tokens of a text attend to: (length + 1) / 2 without a window (0)."""
+    """Compute the mean number of keys that the tokens of a text attend to: (length + 1) / 2 without a window (0)."""
     most = min(window or length, length)
     return most - most * (most - 1) / (2 * length)
 
 
 def training_flops(config: DecoderConfig, length: int, recompute: bool = False) -> float:
-    """Operations per token of a training step on texts of `length` tokens: three times the forward, since the backward
-    computes a gradient of both factors of each product. Recomputed blocks have a second forward."""
+    """Count the operations per token of a training step on texts of `length` tokens: three times the forward, since the
+    backward computes a gradient for both factors of each product. With `recompute`, blocks have a second forward."""
     head = sum(part.flops for part in part_sizes(config) if part.name == "head")
     forward = weight_flops(config) + causal_attention_flops(config, length)
     return 3 * forward + (forward - head if recompute else 0)

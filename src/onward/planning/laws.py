@@ -18,7 +18,7 @@ PF_DAY = 8.64e19  # FLOPs of 10 ** 15 a second for a day
 
 @dataclass(frozen=True)
 class Loss:
-    """L(N, D) = E + A / N ** alpha + B / D ** beta, in nats per token (Chinchilla, equation 2)."""
+    """A law of the loss: L(N, D) = E + A / N ** alpha + B / D ** beta, in nats per token (Chinchilla, equation 2)."""
 
     E: float
     A: float
@@ -27,30 +27,30 @@ class Loss:
     beta: float
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """The loss of a model after its tokens, in nats per token."""
+        """Compute the loss of a model trained on `tokens`, in nats per token."""
         return self.E + self.A / parameters**self.alpha + self.B / tokens**self.beta
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """The parameters and tokens of the least loss for C = 6 N D (Chinchilla, equation 4)."""
+        """Compute the parameters and tokens of the least loss for C = 6 N D (Chinchilla, equation 4)."""
         total = self.alpha + self.beta
         g = (self.alpha * self.A / (self.beta * self.B)) ** (1 / total)
         return g * (flops / 6) ** (self.beta / total), (flops / 6) ** (self.alpha / total) / g
 
     def tokens_for(self, parameters: float, loss: float) -> float:
-        """The tokens after which a model of this size reaches a loss; infinity if it never does."""
+        """Compute the tokens after which a model of this size reaches a loss; infinity if it never does."""
         left = loss - self.E - self.A / parameters**self.alpha
         return (self.B / left) ** (1 / self.beta) if left > 0 else math.inf
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """N = scale * C ** exponent, D = C / (6 N)."""
+    """A law of the best size: N = scale * C ** exponent, D = C / (6 N)."""
 
     scale: float
     exponent: float
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """The best parameters and tokens for C = 6 N D operations."""
+        """Compute the best parameters and tokens for C = 6 N D operations."""
         parameters = self.scale * flops**self.exponent
         return parameters, flops / (6 * parameters)
 
@@ -65,12 +65,12 @@ class Law:
     exponents: tuple[float, float] | None = None
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """The numbers of parameters and of training tokens with the least loss for a budget of `flops` operations."""
+        """Compute the parameters and training tokens with the least loss for a budget of `flops` operations."""
         return self.law.optimum(flops)
 
     def range(self, flops: float) -> tuple[float, float] | None:
-        """The smallest and the largest best size, from the exponent at the ends of its interval, through the best size
-        in the middle of the fitted runs."""
+        """Compute the smallest and the largest best size: the exponent takes the ends of its interval, and the law
+        still passes through the best size at the middle of the fitted runs."""
         if self.exponents is None:
             return None
         middle = self.optimum(MIDDLE)[0]
@@ -92,7 +92,7 @@ LAWS = (
 
 
 def flops_for(law: Law, *, parameters: float | None = None, tokens: float | None = None) -> float:
-    """The operations for which a law's best size, or best number of tokens, has this value."""
+    """Find the operations for which a law's best size is `parameters`, or its best number of tokens is `tokens`."""
     low, high = 0.0, 60.0  # powers of ten, between which both grow
     place, wanted = (0, parameters) if parameters is not None else (1, tokens)
     assert wanted is not None
@@ -107,7 +107,7 @@ def flops_for(law: Law, *, parameters: float | None = None, tokens: float | None
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best model by a law for an amount of computation."""
+    """The best model for an amount of computation, by one law: its size, its tokens and its loss."""
 
     law: str
     flops: float
@@ -121,7 +121,7 @@ class Optimum:
 
 
 def optimum(law: Law, flops: float) -> Optimum:
-    """The best model by a law for `flops` operations."""
+    """Return the best model by a law for `flops` operations."""
     parameters, tokens = law.optimum(flops)
     loss = law.law.loss(parameters, tokens) if isinstance(law.law, Loss) else None
     outside = not FITTED[0] <= flops <= FITTED[1]
@@ -131,7 +131,7 @@ def optimum(law: Law, flops: float) -> Optimum:
 
 @dataclass(frozen=True)
 class Smaller:
-    """A model below the best size, trained on more tokens to the same loss."""
+    """A model below the best size that is trained on more tokens to the same loss."""
 
     parameters: float
     tokens: float
@@ -140,7 +140,7 @@ class Smaller:
 
     @property
     def total(self) -> float:
-        """The operations of training and of use, FLOPs."""
+        """The operations of training and of later use, FLOPs."""
         return self.training + self.answering
 
 
@@ -148,8 +148,8 @@ SHARES = 1.0, 0.7, 0.5, 0.35, 0.25
 
 
 def smaller_models(law: Loss, flops: float, answered: float) -> list[Smaller]:
-    """Models smaller than the best size for `flops`, trained to the same loss, with the operations to generate
-    `answered` tokens."""
+    """List models smaller than the best size for `flops`, trained to the same loss, with the operations of using them
+    for `answered` tokens (read or generated)."""
     best, tokens = law.optimum(flops)
     loss = law.loss(best, tokens)
     sizes = [(share * best, law.tokens_for(share * best, loss)) for share in SHARES]

@@ -1,4 +1,4 @@
-"""The limits of this machine, measured: how fast memory is read, and how fast matrices are multiplied."""
+"""Measures the limits of this machine: how fast memory is read, and how fast matrices are multiplied."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from onward.limits import memory_size
 from onward.planning.memory import DTYPES
 
 READ = 1 << 28  # bytes of an array that no processor's cache holds
-READ_BY_GPU = 1 << 31  # and one beside whose reading the start of a kernel takes no time
+READ_BY_GPU = 1 << 31  # on a GPU: so large that the start of a kernel is negligible
 SIDES = [1 << i for i in range(8, 14)]  # rows and columns of the matrices that are multiplied, up to
 LONG = 0.1  # seconds of a product
 ROUNDS, ENOUGH = 8, 0.2  # calls that are timed, and seconds after which no other begins
 
 
 def best_seconds(run: Callable[[], object], device: torch.device, rounds: int = ROUNDS) -> float:
-    """The shortest of several timed calls, after one warm-up call; slow calls are made fewer times."""
+    """Time `run` and return the seconds of the fastest of up to `rounds` calls, after one warm-up call; slow calls are
+    repeated fewer times."""
     best, began = float("inf"), perf_counter()
     for turn in range(rounds + 1):
         wait(device)
@@ -34,18 +35,18 @@ def best_seconds(run: Callable[[], object], device: torch.device, rounds: int = 
 
 
 def wait(device: torch.device) -> None:
-    """Wait for all work on a device."""
+    """Wait for all work on a device to finish."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 @torch.inference_mode()
 def read_bandwidth(device: torch.device | None = None, size: int = 0) -> float:
-    """The measured bytes per second at which all threads, or a device, read an array of `size` bytes (0: too large for
-    any cache).
+    """Measure the bytes per second at which all CPU threads, or a device, read an array of `size` bytes (0: too large
+    for any cache).
 
-    It is the best of several passes of a reduction and of a matrix-vector product. Other work on the machine changes it
-    at any time.
+    The result is the best of several passes of a reduction and of a matrix-vector product. Other work on the machine
+    lowers it.
     """
     device = device or torch.device("cpu")
     size = size or (READ if device.type == "cpu" else READ_BY_GPU)
@@ -57,8 +58,8 @@ def read_bandwidth(device: torch.device | None = None, size: int = 0) -> float:
 
 @torch.inference_mode()
 def peak_flops(dtype: torch.dtype, device: torch.device | None = None) -> float:
-    """The measured floating-point operations per second of a square matrix product: the best of several, at the largest
-    size whose product is expected to take at most LONG seconds."""
+    """Measure the floating-point operations per second of a square matrix product: the best of several calls, at the
+    largest size whose product is expected to take at most LONG seconds."""
     device, best = device or torch.device("cpu"), 0.0
     for side in SIDES:
         a, b = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
@@ -74,7 +75,7 @@ NAMES = DTYPES | {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.f
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine: its limits, and the shares of them that models reach."""
+    """The limits of a machine, and the shares of them that models reach."""
 
     name: str
     source: str  # where the figures are from
@@ -88,17 +89,17 @@ class Machine:
     step_seconds: float = 0.0  # of a decoding step of the model with few keys, where it was measured
 
     def peak(self, dtype: str) -> float:
-        """Operations per second in a dtype or precision."""
+        """Return the operations per second in a dtype or precision."""
         return self.flops[dtype]
 
 
 def same_flops(bf16: float, fp32: float) -> dict[str, float]:
-    """The operations per second of each dtype and precision."""
+    """Return the operations per second of each dtype and precision, by name, from those of bf16 and fp32."""
     return {name: fp32 if dtype == torch.float32 else bf16 for name, dtype in NAMES.items()}
 
 
 def measured_machine(dtypes: Iterable[str], device: torch.device | None = None) -> Machine:
-    """This machine, or a GPU of it, measured for about a second by matrix products in some dtypes and by reductions."""
+    """Measure this machine, or a GPU of it, for about a second by matrix products in some dtypes and by reductions."""
     device, name, memory = device or torch.device("cpu"), "this machine", memory_size()
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

@@ -1,7 +1,8 @@
 """The memory that a decoder needs for generation and for training, in bytes, and the largest sizes that fit.
 
 Weights and caches follow from shapes, activations from a dry run of a step (`dry.py`). On a CPU the allocator of the C
-library leaves holes between tensors: the peak of a process is larger than the sum of its tensors.
+library leaves holes (unused gaps) between tensors: the peak of a process is larger than the sum of its tensors. `holes`
+is the share by which it is larger.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ORTHOGONAL = 12  # bytes per element of the matrices that are made orthogonal to
 
 
 def weight_bytes(config: DecoderConfig, dtype: torch.dtype = torch.float32, quantize: str | None = None) -> int:
-    """The bytes of the weights; `quantize` is "int8" or "int4", as in `quantize_model`."""
+    """Compute the bytes of the weights; `quantize` is "int8" or "int4", as in `quantize_model`."""
     total = 0
     for module, count in modules(config):
         numbers = sum(parameter.numel() for parameter in module.parameters()) * dtype.itemsize
@@ -46,8 +47,9 @@ def weight_bytes(config: DecoderConfig, dtype: torch.dtype = torch.float32, quan
 def cache_bytes(
     config: DecoderConfig, rows: int, length: int, dtype: torch.dtype, *, quantized: bool = False, chunk: int = 0
 ) -> int:
-    """The bytes of a KVCache for `rows` rows of `length` tokens. Layers with a window keep that many tokens, latent
-    attention keeps one latent per token, a quantized cache keeps int8 with one scale per vector."""
+    """Compute the bytes of a KVCache for `rows` rows of `length` tokens, read in chunks of `chunk`. Layers with a
+    window keep that many tokens, latent attention keeps one latent per token, a quantized cache keeps int8 with one
+    scale per vector."""
     total = 0
     for layer in range(config.n_layers):
         part = at(config.attention, layer)
@@ -60,7 +62,7 @@ def cache_bytes(
 
 @dataclass(frozen=True)
 class GenerationMemory:
-    """The bytes of generation. `activations` are for one chunk of the prompt."""
+    """The memory of generation, in bytes. `activations` are those of one chunk of the prompt."""
 
     weights: int
     cache: int
@@ -75,7 +77,8 @@ class GenerationMemory:
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """The bytes of training. The peak is less than the sum, since activations are freed while gradients are made."""
+    """The memory of training, in bytes. The peak is less than the sum, since activations are freed while gradients are
+    made."""
 
     weights: int
     gradients: int
@@ -101,8 +104,8 @@ def generation_memory(
     quantized_cache: bool = False,
     holes: float = HOLES,
 ) -> GenerationMemory:
-    """The memory of `rows` texts of `length` tokens, as an Engine allocates it: each row of the cache has room for one
-    more chunk of the prompt, and prompts are read in chunks."""
+    """Compute the memory of `rows` texts of `length` tokens, as an Engine allocates it: prompts are read in chunks, and
+    each row of the cache has capacity for an additional chunk of the prompt."""
     chunk = min(CHUNK, length)
     cache = cache_bytes(config, rows, length, dtype, quantized=quantized_cache, chunk=chunk)
     activations = dry_step(config, 1, chunk).forward.peak * dtype.itemsize / 4
@@ -110,7 +113,8 @@ def generation_memory(
 
 
 def hidden_matrices(config: DecoderConfig) -> Counter[tuple[int, ...]]:
-    """The number of elements of the matrices inside the blocks, which Muon trains, by shape (or its transpose)."""
+    """Count the elements of the matrices inside the blocks, which Muon trains, by shape; a shape and its transpose
+    count as the same."""
     elements: Counter[tuple[int, ...]] = Counter()
     *blocks, _ = modules(config)
     for block, count in blocks:
@@ -121,8 +125,8 @@ def hidden_matrices(config: DecoderConfig) -> Counter[tuple[int, ...]]:
 
 
 def optimizer_bytes(config: DecoderConfig, optimizer: str) -> int:
-    """The state of an optimizer in fp32: for AdamW, two moments per parameter; for Muon, one for the matrices inside
-    the blocks."""
+    """Compute the bytes of an optimizer's state in fp32: for AdamW, two moments per parameter; for Muon, one moment for
+    each matrix inside the blocks and two for all other parameters."""
     return 8 * parameters(config) - (4 * hidden_matrices(config).total() if optimizer == "muon" else 0)
 
 
@@ -137,7 +141,8 @@ def training_memory(
     recompute: bool = False,
     holes: float = HOLES,
 ) -> TrainingMemory:
-    """The memory of training on batches of `rows` windows of `length` tokens, as a Trainer does it with this loss."""
+    """Compute the memory of training with `loss` on batches of `rows` windows of `length` tokens, as a Trainer
+    allocates it."""
     dry = dry_step(config, rows, length, loss=loss, autocast=AUTOCAST[precision], recompute=recompute)
     gradients, transient = 4 * parameters(config), dry.step.peak
     if optimizer == "muon":
@@ -149,7 +154,8 @@ def training_memory(
 
 
 def most(needed: Callable[[int], float], memory: float, limit: int) -> int:
-    """The greatest number from 0 to `limit` whose memory fits. The memory must not fall with the number."""
+    """Find the greatest number from 0 to `limit` for which `needed(number)` is at most `memory`. `needed` must not
+    decrease."""
     low, high = 0, limit + 1
     while high - low > 1:
         middle = (low + high) // 2

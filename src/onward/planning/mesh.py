@@ -29,7 +29,8 @@ Inside = Literal["tensor", "shards"]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Groups of devices, the devices of a group, and the division of work inside a group."""
+    """An arrangement of devices for training: the number of groups, the devices of each group, and how a group divides
+    its work (see the module)."""
 
     groups: int
     devices: int
@@ -37,7 +38,7 @@ class Mesh:
 
     @classmethod
     def of(cls, text: str, inside: Inside) -> Mesh:
-        """The mesh for a text such as 8x4."""
+        """Parse a text such as 8x4 (groups x devices). Raises a UserError for any other form."""
         match = re.fullmatch(r"([1-9]\d{0,6})x([1-9]\d{0,6})", text.strip())
         if not match:
             raise UserError(f"mesh is {text!r}: write groups x devices of a group, such as 8x4")
@@ -45,7 +46,7 @@ class Mesh:
 
     @property
     def count(self) -> int:
-        """The number of devices."""
+        """The number of devices in all groups."""
         return self.groups * self.devices
 
     @property
@@ -56,7 +57,7 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that one device sends in a step."""
+    """The bytes that one device sends in a step, with their formulas."""
 
     inside: float  # to the devices of its group
     between: float  # to other groups
@@ -65,8 +66,9 @@ class Traffic:
 
 
 def divided(config: DecoderConfig, devices: int) -> DecoderConfig:
-    """The decoder of one device in a tensor-parallel group: its share of the heads, of the feed-forward and of the
-    vocabulary. Key/value heads are repeated if there are fewer than devices. A UserError if sizes do not divide."""
+    """Return the decoder of one device in a tensor-parallel group: its share of the heads, of the feed-forward and of
+    the vocabulary. Key/value heads are repeated if there are fewer than devices. Raises a UserError if a size is not
+    divisible by `devices`."""
 
     def share(name: str, number: int) -> int:
         if number % devices:
@@ -104,35 +106,37 @@ def device_memory(
     precision: str = "bf16",
     **options: Any,
 ) -> TrainingMemory:
-    """The memory of training on one device, with `rows` windows per group or, if sharded, per device; options as in
-    `training_memory`."""
+    """Compute the memory of training on one device, with `rows` windows per group or, if sharded, per device; options
+    as in `training_memory`."""
     if mesh.inside == "tensor":
         return training_memory(divided(config, mesh.devices), rows, length, loss, precision=precision, **options)
-    whole = training_memory(config, rows, length, loss, precision=precision, **options)
+    undivided = training_memory(config, rows, length, loss, precision=precision, **options)
     n = mesh.devices
     if n == 1:
-        return whole
-    gathered = 2 * max(size(block) for block, _ in modules(config)[:-1]) * width(precision)  # one in use, and the next
-    transient = whole.at_loss + whole.gradients // n
+        return undivided
+    gathered = (
+        2 * max(size(block) for block, _ in modules(config)[:-1]) * width(precision)
+    )  # the block in use and the next block
+    transient = undivided.at_loss + undivided.gradients // n
     return TrainingMemory(
-        whole.weights // n + gathered,
-        whole.gradients // n,
-        whole.optimizer // n,
-        whole.activations,
-        whole.at_loss,
+        undivided.weights // n + gathered,
+        undivided.gradients // n,
+        undivided.optimizer // n,
+        undivided.activations,
+        undivided.at_loss,
         transient,
-        whole.holes * transient // whole.transient,
+        undivided.holes * transient // undivided.transient,
     )
 
 
 def width(precision: str) -> int:
-    """Bytes of a number sent in this precision."""
+    """Return the bytes of a number that is sent in this precision."""
     return 4 if precision == "fp32" else 2
 
 
 def traffic(config: DecoderConfig, mesh: Mesh, rows: int, length: int, precision: str = "bf16") -> Traffic:
-    """The bytes that a device sends in one step: gradients are summed in fp32, everything else is sent in the precision
-    of the products."""
+    """Compute the bytes that a device sends in one step: gradients are summed in fp32, everything else is sent in the
+    precision of the matrix products."""
     n, share, total = mesh.devices, (mesh.devices - 1) / mesh.devices, 4 * parameters(config)
     between = 2 * (mesh.groups - 1) / mesh.groups * total / n
     ring = f"2 ({mesh.groups} - 1) / {mesh.groups} x 4 bytes x parameters / {n}: sum of gradients"

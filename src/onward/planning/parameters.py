@@ -1,4 +1,4 @@
-"""The number of parameters of a decoder, and the bytes that its cache needs per token."""
+"""Counts the parameters of a decoder, and the bytes that its cache needs per token."""
 
 import math
 import sys
@@ -15,8 +15,8 @@ from onward.model.experts import ExpertsModule
 
 
 def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
-    """The modules of a decoder on the meta device: one block of each kind, then the rest as a decoder without blocks;
-    each with the number of its copies."""
+    """Build the modules of a decoder on the meta device: one block of each kind, then a decoder without blocks. Returns
+    each with its number of copies in the decoder."""
     final_norm = config.final_norm or at(config.norm, config.n_layers - 1)
     with torch.device("meta"), SizeLimit(sys.maxsize):
         rest = Decoder(replace(config, n_layers=1, final_norm=final_norm))
@@ -26,7 +26,7 @@ def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
 
 
 def kinds(config: DecoderConfig) -> list[list[int]]:
-    """The layers of each kind of block, the kind of the first layer first."""
+    """Group the layer numbers by kind of block (layers with the same parts), in the order of first appearance."""
     slots, layers_of = (
         (config.block, config.attention, config.mlp, config.norm, config.position),
         dict[object, list[int]](),
@@ -37,29 +37,29 @@ def kinds(config: DecoderConfig) -> list[list[int]]:
 
 
 def size(module: nn.Module) -> int:
-    """The number of trainable parameters of a module: without the routing biases, which no gradient trains."""
+    """Count the trainable parameters of a module: without the routing biases, which no gradient trains."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
 def parameters(config: DecoderConfig) -> int:
-    """The number of parameters; a tied head counts once."""
+    """Count the parameters of a decoder; a tied head counts once."""
     return sum(count * size(module) for module, count in modules(config))
 
 
 def active_parameters(config: DecoderConfig) -> int:
-    """The number of parameters that one token uses: all parameters but those of the experts it is not assigned to."""
+    """Count the parameters that a token uses: all but those of the experts it is not assigned to."""
     return sum(count * (size(module) - idle(module)) for module, count in modules(config))
 
 
 def idle(module: nn.Module) -> int:
-    """The number of parameters of the experts that a token is not assigned to."""
+    """Count the parameters of the experts that a token is not assigned to."""
     experts = [m for m in module.modules() if isinstance(m, ExpertsModule)]
     stacks = ((m.part, stack) for m in experts for stack in m.parameters(recurse=False))
     return sum(stack.numel() // part.count * (part.count - part.top_k) for part, stack in stacks)
 
 
 def biases(config: DecoderConfig) -> str:
-    """The layers with a bias, such as `q, k, v, out, mlp, norms`; or none."""
+    """List the layers with a bias, such as `q, k, v, out, mlp, norms`; "none" without any."""
     trained = [name for module, _ in modules(config) for name, p in module.named_parameters() if p.requires_grad]
     names = [name.split(".") for name in trained]
     owners = dict.fromkeys(owner(path) for *path, leaf in names if leaf.endswith("bias"))
@@ -67,14 +67,15 @@ def biases(config: DecoderConfig) -> str:
 
 
 def owner(path: list[str]) -> str:
-    """The name of the layer of a bias, all norms under one name and so the projections of a feed-forward."""
+    """Return the name under which `biases` lists a bias, from the path of its module: all norms share a name, and so do
+    the projections of a feed-forward."""
     if any(name.endswith("norm") for name in path):
         return "norms"
     return "mlp" if path[0] == "mlp" and path[-1] != "router" else path[-1]
 
 
 def cache_bytes_per_token(config: DecoderConfig, bytes_per_number: int = 2, length: float = 0) -> int:
-    """The bytes that the cache needs for the next token of a row of `length` tokens.
+    """Compute the bytes that the cache needs for the next token of a row of `length` tokens.
 
     For self-attention, 2 * n_layers * n_kv_heads * d_head * bytes_per_number. A layer with a window needs none once the
     row is as long as the window.

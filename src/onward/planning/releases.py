@@ -17,8 +17,8 @@ from onward.planning.parameters import active_parameters, parameters
 
 
 def find(name: str, others: Iterable[str] = ()) -> tuple[Family, DecoderConfig]:
-    """The family and the decoder of a release, of a model's folder or GGUF file, or of a model on the hub. A UserError
-    for any other name suggests a release, or one of `others`."""
+    """Find the family and the decoder of a release, of a model's folder or GGUF file, or of a model on the hub. For any
+    other name, raises a UserError that suggests a release or one of `others`."""
     path = Path(name)
     if name not in presets() and (path.exists() or len(path.parts) > 1):
         return open_source(locate(name, only="config")).family()
@@ -27,7 +27,8 @@ def find(name: str, others: Iterable[str] = ()) -> tuple[Family, DecoderConfig]:
 
 
 def decoder_of(name: str, others: Iterable[str] = ()) -> DecoderConfig:
-    """The decoder of a release, a folder, a config.json, a GGUF file or a model on the hub; reads no weights."""
+    """Read the decoder of a release, a folder, a config.json, a GGUF file or a model on the hub, without reading
+    weights."""
     path = Path(name)
     if path.suffix in (".gguf", ".json") and not path.exists():
         raise UserError(f"there is no file {path}: name a model's GGUF file, its config.json or its folder")
@@ -37,7 +38,7 @@ def decoder_of(name: str, others: Iterable[str] = ()) -> DecoderConfig:
 
 
 def lineage(name: str) -> list[str]:
-    """A release, its ancestor, and so on to the first release. A folder has no ancestors."""
+    """List a release, its ancestor, and so on to the first release. A folder has no ancestors."""
     chain = [name]
     while chain[-1] in presets() and presets()[chain[-1]].ancestor:
         chain.append(presets()[chain[-1]].ancestor)
@@ -45,18 +46,18 @@ def lineage(name: str) -> list[str]:
 
 
 def step(before: str, after: str) -> dict[str, Any]:
-    """The differences between two releases or folders."""
+    """Describe the differences between two releases or folders, as a JSON object."""
     changes = differences(find(before)[1], find(after)[1])
     return {"before": before, "after": after, "changes": [asdict(change) for change in changes]}
 
 
 def steps(name: str) -> list[dict[str, Any]]:
-    """The differences of each step of a release's lineage, the newest first."""
+    """List the differences at each step of a release's lineage, the newest first."""
     return [step(before, after) for after, before in pairwise(lineage(name))]
 
 
 def catalog() -> Iterator[dict[str, Any]]:
-    """Every family with its releases and their sizes."""
+    """Yield every family, as a JSON object with its releases and their sizes."""
     for name, module in sorted(modules().items()):
         entries = [
             {

@@ -1,4 +1,4 @@
-"""The speed of generation: tokens per second of a model, and its limits.
+"""Measures the speed of generation: tokens per second of a model, and the limits of the machine.
 
 A decoding step reads every weight, and the keys and values of each row: these bytes over the memory bandwidth are the
 least time it can take. A prompt is limited by arithmetic.
@@ -30,8 +30,8 @@ from onward.transforms.quantize import quantize_model, quantize_weight
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
 GREEDY = Sampling(temperature=0)
-ROUNDS = 5  # the most runs of a case, of which the median counts
-LEAST = 4  # decoding steps that are measured in any case
+ROUNDS = 5  # largest number of runs of a measurement; their median counts
+LEAST = 4  # smallest number of measured decoding steps
 LARGEST = 30_000_000  # parameters of a decoder that is run to calibrate
 ROWS, PROMPT, NEW = 8, 8, 64  # rows, tokens of a prompt and new tokens that calibrate
 MOST = 1 << 26  # weights of a layer that calibrates, which no cache of a processor holds
@@ -39,7 +39,7 @@ MOST = 1 << 26  # weights of a layer that calibrates, which no cache of a proces
 
 @dataclass(frozen=True)
 class Generation:
-    """The seconds from the start of the call to each new token of each prompt."""
+    """The times of one measured generation: the seconds from the start of the call to each new token of each prompt."""
 
     tokens: list[list[int]]
     seconds: list[list[float]]
@@ -56,14 +56,14 @@ class Generation:
 
     @property
     def decode_speed(self) -> float:
-        """Tokens per second while all rows decode: between the last row's first token and the first row's last
-        token."""
+        """Tokens per second while all rows decode: from the time when every row has its first token to the time when a
+        row first finishes."""
         end = min(times[-1] for times in self.seconds)
         return sum(self.first < time <= end for times in self.seconds for time in times) / (end - self.first)
 
 
 def serve(engine: Engine, requests: Sequence[Request], limit: float = float("inf")) -> Generation:
-    """Run requests in an engine, all at once. After `limit` seconds they are canceled, as soon as each has LEAST tokens
+    """Run requests in an engine at the same time. After `limit` seconds they are canceled, once each has LEAST tokens
     after its first."""
     start, times = perf_counter(), {request: list[float]() for request in requests}
     for request in requests:
@@ -79,13 +79,13 @@ def serve(engine: Engine, requests: Sequence[Request], limit: float = float("inf
 
 
 def weights(model: nn.Module) -> list[Tensor]:
-    """The weights of a model; quantized ones are buffers."""
+    """Return the weights of a model; quantized weights are buffers."""
     return [*model.parameters(), *model.buffers()]
 
 
 def read_bytes(model: nn.Module, embed: nn.Module) -> int:
-    """The bytes of the weights that a decoding step reads: all but the embedding, of which it reads one row, unless it
-    is also the head."""
+    """Count the bytes of the weights that a decoding step reads: all but the embedding `embed`, of which it reads one
+    row per token, unless it is also the head."""
     tables = {id(p) for p in embed.parameters()}
     shared = sum(id(p) in tables for _, p in model.named_parameters(remove_duplicate=False)) > len(tables)
     return sum(tensor.nbytes for tensor in weights(model) if shared or id(tensor) not in tables)
@@ -93,7 +93,8 @@ def read_bytes(model: nn.Module, embed: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """The measured limits of the machine: bytes and floating-point operations per second."""
+    """The measured limits of the machine: bytes per second of memory, and floating-point operations per second by
+    dtype."""
 
     bandwidth: float
     flops: Mapping[torch.dtype, float]
@@ -101,7 +102,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed of a model in one precision with one number of rows."""
+    """The measured speed of a model in one precision and batch size."""
 
     precision: Precision
     batch: int
@@ -117,8 +118,8 @@ class Speed:
 def measure(
     model: Decoder, precision: Precision, batch: int, *, prompt: int, new: int, seconds: float, limits: Limits
 ) -> Speed:
-    """Measure greedy generation for `batch` random prompts of the same length: the median of up to ROUNDS runs of about
-    `seconds` seconds together, after one warm-up run."""
+    """Measure greedy generation of `new` tokens for `batch` random prompts of `prompt` tokens: the median of up to
+    ROUNDS runs that take about `seconds` seconds in total, after one warm-up run."""
     config = model.config
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(config.vocab_size, (batch, prompt), generator=generator).tolist()
@@ -147,7 +148,7 @@ def measure(
 
 
 def step_seconds(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
-    """Seconds of a decoding step with few keys, with weights in a dtype, int8 or int4.
+    """Measure the seconds of a decoding step with few keys. `precision` of the weights is a dtype, int8 or int4.
 
     A large decoder is not run itself: the time is that of its linear layers, plus the time per layer and row of a
     decoder with tiny linear layers.
@@ -155,13 +156,13 @@ def step_seconds(config: DecoderConfig, precision: str, rows: int, device: torch
     if parameters(config) <= LARGEST:
         return rows / trial(config, precision, rows, device)
     tiny = DecoderConfig(vocab_size=256, d_model=64, n_layers=4, n_heads=4, context_length=128)
-    one, several = 1 / trial(tiny, "float32", 1, device), ROWS / trial(tiny, "float32", ROWS, device)
-    beside = one / tiny.n_layers * config.n_layers + (several - one) / (ROWS - 1) * (rows - 1)
-    return linear_seconds(config, precision, rows, device) + beside
+    single, multiple = 1 / trial(tiny, "float32", 1, device), ROWS / trial(tiny, "float32", ROWS, device)
+    overhead = single / tiny.n_layers * config.n_layers + (multiple - single) / (ROWS - 1) * (rows - 1)
+    return linear_seconds(config, precision, rows, device) + overhead
 
 
 def trial(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
-    """Tokens per second of a decoder with random weights."""
+    """Measure the tokens per second of a decoder with random weights."""
     dtype = DTYPES.get(precision, torch.bfloat16)
     model = Decoder(config).eval().to(device, dtype)
     if precision not in DTYPES:
@@ -173,14 +174,14 @@ def trial(config: DecoderConfig, precision: str, rows: int, device: torch.device
 
 @torch.inference_mode()
 def linear_seconds(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
-    """Seconds of a decoder's linear layers in a decoding step, measured with one layer of as many weights in total, at
-    most MOST."""
+    """Estimate the seconds of a decoder's linear layers in a decoding step, from a measured linear layer with as many
+    weights as all of them, at most MOST."""
     weights, inputs = weight_flops(config) / 2, -(-config.d_model // 32) * 32
     outputs = min(int(weights), MOST) // inputs // 32 * 32
     dtype = DTYPES.get(precision, torch.bfloat16)
     few, x = torch.randn(32, inputs, dtype=dtype, device=device), torch.randn(rows, inputs, dtype=dtype, device=device)
     parts = (few,) if precision in DTYPES else quantize_weight(few, precision)  # type: ignore[arg-type]
-    whole = [part.repeat(outputs // 32, *[1] * (part.dim() - 1)) for part in parts]
+    stacked = [part.repeat(outputs // 32, *[1] * (part.dim() - 1)) for part in parts]
     multiply = linear if precision in DTYPES else torch.ops.onward.quantized_linear
-    run = partial(multiply, x, *whole, *[None] * (precision not in DTYPES))
+    run = partial(multiply, x, *stacked, *[None] * (precision not in DTYPES))
     return best_seconds(run, device) * weights / (outputs * inputs)

@@ -1,4 +1,4 @@
-"""Runs from a table of parameters, tokens and losses, and numbers with units."""
+"""Reads runs from a table of parameters, tokens and losses, and numbers with units."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ COLUMNS = {  # names of a column in tables of others
 
 
 def read_table(path: Path) -> list[Run]:
-    """The runs in a table (.csv or .tsv) with the columns parameters, tokens (or flops, as 6 N D) and loss. A UserError
-    names the line."""
+    """Read the runs in a table (.csv or .tsv) with the columns parameters, tokens (or flops, as 6 N D) and loss. Raises
+    a UserError that names the line."""
     if path.suffix not in (".csv", ".tsv"):
         raise UserError(f"{path} is neither a folder of runs nor a .csv or .tsv: name one of them")
     try:
@@ -34,12 +34,13 @@ def read_table(path: Path) -> list[Run]:
     columns = {what: names[alias] for what, aliases in COLUMNS.items() for alias in reversed(aliases) if alias in names}
     for what, others in (("parameters", ""), ("tokens", "flops"), ("loss", "")):
         if not {what, others} & set(columns):
-            raise UserError(f"{path} has no column {what} (it has {', '.join(names) or 'none'}): name one so")
+            raise UserError(f"{path} has no column {what} (it has {', '.join(names) or 'none'}): rename that column")
     return [of_row(row, columns, f"{path}, line {rows.line_num}") for row in rows]
 
 
 def of_row(row: Mapping[str | None, Any], columns: Mapping[str, str], where: str) -> Run:
-    """A run from a row of a table."""
+    """Parse a row of a table as a run. `columns` gives the column of each quantity; `where` names the line in
+    errors."""
     if None in row:
         raise UserError(f"{where} has more cells than the first line names columns: write numbers without commas")
     numbers = {}
@@ -49,7 +50,7 @@ def of_row(row: Mapping[str | None, Any], columns: Mapping[str, str], where: str
         try:
             numbers[what] = float(row[column])
         except ValueError:
-            raise UserError(f"{where}: {column} is {row[column]!r:.40}, which is no number") from None
+            raise UserError(f"{where}: {column} is {row[column]!r:.40}, which is not a number") from None
         if not (math.isfinite(numbers[what]) and numbers[what] > 0):
             raise UserError(f"{where}: {column} is {row[column]}: leave out runs without a result")
     tokens = numbers["tokens"] if "tokens" in numbers else numbers["flops"] / 6 / numbers["parameters"]
@@ -61,24 +62,25 @@ BYTES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 1 << 10, "mi": 
 
 
 def amount(text: str, name: str) -> float:
-    """A number such as 1e9, 1.5B or 300M. Raises a UserError that names the option."""
+    """Parse a number such as 1e9, 1.5B or 300M. Raises a UserError that names the option."""
     return number_with(text, UNITS, f"{name} is {text!r}: write a positive number, such as 1e9, 1.5B or 300M")
 
 
 def byte_count(text: str, name: str) -> float:
-    """Bytes, or bytes per second, such as 24GiB, 80GB or 3.35TB/s. Raises a UserError that names the option."""
+    """Parse bytes, or bytes per second, such as 24GiB, 80GB or 3.35TB/s. Raises a UserError that names the option."""
     plain = text.strip().lower().removesuffix("/s").removesuffix("b")
     return number_with(plain, BYTES, f"{name} is {text!r}: write a positive number of bytes, such as 24GiB or 80GB")
 
 
 def operations(text: str, name: str) -> float:
-    """Operations per second such as 989T, 989TFLOPS or 9.89e14. Raises a UserError that names the option."""
+    """Parse operations per second such as 989T, 989TFLOPS or 9.89e14. Raises a UserError that names the option."""
     plain = re.sub("flop(s|/s)?$", "", text.strip().lower())
     return number_with(plain, UNITS, f"{name} is {text!r}: write operations per second, such as 989T or 9.89e14")
 
 
 def number_with(text: str, units: Mapping[str, float], message: str) -> float:
-    """A positive number with one of some units; a UserError with the message for anything else."""
+    """Parse a positive number followed by one of `units` (factor by name). Raises a UserError with `message` for any
+    other text."""
     match = re.fullmatch(r"(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*([a-z]*)", text.strip().lower())
     value = float(match[1]) * units.get(match[2], math.nan) if match else math.nan
     if not (math.isfinite(value) and value > 0):

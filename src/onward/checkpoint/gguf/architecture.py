@@ -1,4 +1,5 @@
-"""An architecture of llama.cpp: how a GGUF file names and stores a decoder's tensors, and parts that several have."""
+"""The architectures of llama.cpp: how a GGUF file names and stores a decoder's tensors, with readers of the keys that
+architectures share."""
 
 from __future__ import annotations
 
@@ -46,8 +47,11 @@ LAYER = {  # their name of each linear layer and norm -> ours
 
 @dataclass(frozen=True)
 class Architecture:
-    """An architecture of llama.cpp. `parts` reads the fields of DecoderConfig that are not sizes from the keys of a
-    file; `keys` returns these keys for a decoder. The other fields describe how tensors are stored."""
+    """An architecture of llama.cpp: translates between a GGUF file's keys and tensors and a decoder.
+
+    `parts` reads the fields of DecoderConfig that are not sizes from the keys of a file; `keys` returns these keys for
+    a decoder. The other fields describe how tensors are stored.
+    """
 
     name: str
     families: tuple[str, ...]  # the model_types of the published models that are converted to it
@@ -65,7 +69,7 @@ class Architecture:
     IGNORED = r"^rope_(freqs|factors_long|factors_short)\.weight$|\.rope_freqs$|\.attn_rot_embd\.weight$"
 
     def config(self, header: Header) -> DecoderConfig:
-        """The decoder that a file describes. A UserError names a key that is missing or impossible."""
+        """Return the decoder that a file describes. Raises a UserError for a key that is missing or impossible."""
         keys = Keys(header)
         try:
             sizes = sizes_of(keys)
@@ -81,7 +85,7 @@ class Architecture:
             raise UserError(f"{header.path} has keys that do not fit together ({error}): get the file again") from None
 
     def names(self, c: DecoderConfig) -> Iterator[Row]:
-        """Rows of tensor names, in the form of `onward.families.Names`."""
+        """Yield rows of tensor names (theirs, ours), in the form of `onward.families.Names`."""
         yield "token_embd.weight", "embed.weight"
         yield "position_embd.weight", "position.weight"
         yield from linear("token_embd_norm", "embed_norm")
@@ -106,16 +110,16 @@ class Architecture:
             yield f"{their}.ffn_gate_inp_shexp.weight", f"{our}.mlp.shared.share.weight", share
 
     def tensors(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of a file, one by one, from the parameters of a decoder. On the meta device it gives their
-        shapes."""
+        """Yield the tensors of a file, one by one, from the parameters of a decoder. On the meta device they have
+        shapes only."""
         yield from to_theirs(self, c, ours)
 
     def stored(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-        """The tensors of a file in the form that `names` has."""
+        """Return the tensors of a file under the names and in the shapes that `names` expects."""
         return dict(tensors)
 
     def projections(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
-        """The rows for queries, keys and values."""
+        """Yield the rows of tensor names for queries, keys and values."""
         position = at(c.position, layer)
         if not isinstance(at(c.attention, layer), SelfAttention):
             return
@@ -128,7 +132,8 @@ class Architecture:
             yield from linear(f"blk.{layer}.attn_{name}", f"blocks.{layer}.attn.{name}", *fix)
 
     def head_norms(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
-        """The rows for norms of queries and keys with weights for each head; theirs is one tensor (H, E)."""
+        """Yield the rows of tensor names for norms of queries and keys with separate weights for each head, which a
+        file stores as one tensor (H, E)."""
         position = at(c.position, layer)
         into, back = same, same
         if self.interleaved and isinstance(position, Rotary):
@@ -140,7 +145,7 @@ class Architecture:
 
 
 def sizes_of(keys: Keys) -> Parts:
-    """The sizes of a decoder."""
+    """Read the sizes of a decoder, as fields of DecoderConfig."""
     embedding = keys.header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise UserError("the file has no matrix token_embd.weight: get it again")
@@ -166,22 +171,23 @@ def sizes_of(keys: Keys) -> Parts:
 
 
 def rms(keys: Keys, offset: float = 0.0) -> Parts:
-    """An RMSNorm in all layers, as a field of DecoderConfig."""
+    """Read the RMSNorm of all layers, as a field of DecoderConfig."""
     return {"norm": RMSNorm(eps=keys.number("attention.layer_norm_rms_epsilon"), offset=offset)}
 
 
 def layer_norm(keys: Keys, bias: bool = True) -> Parts:
-    """A LayerNorm in all layers, as a field of DecoderConfig."""
+    """Read the LayerNorm of all layers, as a field of DecoderConfig."""
     return {"norm": LayerNorm(keys.number("attention.layer_norm_epsilon"), bias)}
 
 
 def self_attention(keys: Keys, **changes: Any) -> SelfAttention:
-    """Attention, with biases of queries, keys and values if the file has them."""
+    """Return the attention of a file, with biases of queries, keys and values if the file has them; `changes` are its
+    other fields."""
     return SelfAttention(bias=keys.has("blk.0.attn_q.bias") or keys.has("blk.0.attn_qkv.bias"), **changes)
 
 
 def experts(keys: Keys, renormalize: bool, **changes: Any) -> Experts:
-    """A mixture of experts with softmax routing; `changes` are its other fields."""
+    """Read a mixture of experts with softmax routing; `changes` are its other fields."""
     router = SoftmaxRouting(renormalize=renormalize, scale=keys.number("expert_weights_scale", 1.0) or 1.0)
     count, used = keys.number("expert_count"), keys.number("expert_used_count")
     width = keys.number("expert_feed_forward_length", 0)
@@ -189,7 +195,7 @@ def experts(keys: Keys, renormalize: bool, **changes: Any) -> Experts:
 
 
 def expert_keys(c: DecoderConfig) -> dict[str, Any]:
-    """The keys of a file for a mixture of experts; {} if the decoder has none."""
+    """Return the keys of a file for a mixture of experts; {} if the decoder has none."""
     part = at(c.mlp, 0)
     if not isinstance(part, Experts):
         return {}
@@ -199,7 +205,8 @@ def expert_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def windowed(keys: Keys, part: SelfAttention, period: int, n_layers: int, window: int) -> tuple[SelfAttention, ...]:
-    """The attention of each layer; the last of each `period` layers has no window, unless the file has a pattern."""
+    """Return the attention of each layer: `part` with a sliding window, except in the last of each `period` layers, or
+    by the file's own pattern if it has one."""
     pattern = keys.get("attention.sliding_window_pattern", period)
     window = keys.number("attention.sliding_window", window)
     if isinstance(pattern, int):
@@ -210,7 +217,7 @@ def windowed(keys: Keys, part: SelfAttention, period: int, n_layers: int, window
 
 
 def window_keys(c: DecoderConfig) -> dict[str, Any]:
-    """The keys of a file for sliding windows; {} if the decoder has none."""
+    """Return the keys of a file for sliding windows; {} if the decoder has none."""
     windows = [at(c.attention, layer).window for layer in range(c.n_layers)]
     if not any(windows):
         return {}

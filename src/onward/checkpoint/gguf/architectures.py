@@ -1,9 +1,13 @@
-"""The architectures of llama.cpp: which decoder the keys and tensors of a GGUF file describe, and their tensor names.
+"""The table of llama.cpp's architectures: the decoder that the keys and tensors of a GGUF file describe, and their
+names.
 
 Each is one value of ARCHITECTURES, used in both directions: a model is written as an architecture whose `config` of the
 written keys is the model's own, so that whatever llama.cpp fixes without a key is compared. `config` gives what
 llama.cpp computes (src/models/*.cpp), not what the published model computes where the two differ: GELU is the tanh form
 everywhere, and windows are ignored in llama, qwen2, starcoder2 and phi3.
+
+For each architecture, NAME(keys, sizes) reads the fields of DecoderConfig from a file's keys, `sizes` being those read
+already; NAME_keys returns the keys for a decoder, and NAME_layer the tensor names that differ from LAYER.
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ def llama(keys: Keys, sizes: Parts) -> Parts:
 
 
 def plain(keys: Keys, sizes: Parts) -> Parts:
-    """Llama without the parts that are optional in it."""
+    """Read the fields that Llama always has, without those that are optional in it."""
     return rms(keys) | {"position": rotary(keys, sizes), "attention": self_attention(keys), "mlp": Gated()}
 
 
@@ -85,7 +89,8 @@ def gemma(keys: Keys, sizes: Parts) -> Parts:
 
 
 def gemma_layers(keys: Keys, sizes: Parts, largest: int, period: int, window: int, **changes: Any) -> Parts:
-    """Gemma with norms after the branches, and windows; a model of `largest` layers scales scores by its width."""
+    """Read the fields of Gemma with norms after attention and feed-forward, and with windows. A model of `largest`
+    layers scales its attention scores by its width."""
     plain = sizes["n_layers"] != largest
     part = self_attention(keys, scale=None if plain else (sizes["d_model"] // sizes["n_heads"]) ** -0.5, **changes)
     layers = windowed(keys, part, period, sizes["n_layers"], window)
@@ -106,9 +111,9 @@ def gemma2_keys(c: DecoderConfig) -> dict[str, Any]:
 
 def gemma3(keys: Keys, sizes: Parts) -> Parts:
     parts = gemma_layers(keys, sizes, 62, 6, 0, qk_norm="head")
-    whole = rotary(keys, sizes)
+    unlimited = rotary(keys, sizes)
     local = Rotary(keys.number("rope.freq_base_swa", 10_000.0))
-    position = tuple(local if part.window else whole for part in parts["attention"])
+    position = tuple(local if part.window else unlimited for part in parts["attention"])
     return parts | {"position": position, "logit_softcap": keys.number("final_logit_softcapping", 0.0) or None}
 
 
@@ -148,7 +153,7 @@ def falcon_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def falcon_layer(c: DecoderConfig) -> dict[str, str]:
-    """The norm before attention is the second where there are two."""
+    """Return the tensor names of a layer: with two norms, the norm before attention is the second."""
     two = {"attn_norm": "mlp_norm", "attn_norm_2": "attn_norm", "ffn_norm": ""}
     return two if isinstance(c.block, Parallel) else {}
 
@@ -176,7 +181,7 @@ def mpt_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def same_epsilon(c: DecoderConfig) -> dict[str, Any]:
-    """The key of the other kind of norm, which the reference converter writes too."""
+    """Return the epsilon under the key of the other kind of norm, which the reference converter writes too."""
     return {"attention.layer_norm_rms_epsilon": getattr(at(c.norm, 0), "eps", 0.0)}
 
 
@@ -255,8 +260,8 @@ def gpt_oss_keys(c: DecoderConfig) -> dict[str, Any]:
 BIASED = SelfAttention(bias=True, out_bias=True)
 TANH = Plain("gelu_tanh", True)
 ARCHITECTURES = {
-    one.name: one
-    for one in (
+    kind.name: kind
+    for kind in (
         Architecture("llama", ("llama", "mistral", "mixtral"), llama, expert_keys, interleaved=True, free_heads=True),
         Architecture("qwen2", ("qwen2",), qwen2),
         Architecture("qwen3", ("qwen3",), qwen3, free_heads=True),
@@ -287,7 +292,7 @@ ARCHITECTURES = {
 
 
 def architecture(header: Header) -> Architecture:
-    """The architecture of a file, as its tensors are stored; a UserError names the nearest known one."""
+    """Return the architecture of a file. Raises a UserError that suggests the nearest known name."""
     name = header.architecture
     if name not in ARCHITECTURES:
         raise UserError(

@@ -1,4 +1,5 @@
-"""The tensor types of GGUF: the numbers and the bytes in a block, and functions between them.
+"""The tensor types of GGUF: the numbers and the bytes per block, and functions that convert between them. A function
+named after a type dequantizes blocks of it (N, bytes) to numbers (N, W) in fp32; `to_` quantizes them.
 
 Source: ggml-common.h and ggml-quants.c of llama.cpp. Shapes: N blocks, W numbers in a block.
 """
@@ -18,7 +19,8 @@ Numbers = np.ndarray  # float32 (N, W)
 
 @dataclass(frozen=True)
 class BlockType:
-    """A type of tensors. `plain` is the dtype of one that is not quantized, in blocks of one number."""
+    """A tensor type of GGUF: how many numbers a block has, in how many bytes. `plain` is the dtype of a type that is
+    not quantized, in blocks of one number."""
 
     name: str
     numbers: int
@@ -28,7 +30,7 @@ class BlockType:
     quantize: Callable[[Numbers], Bytes] | None = None
 
     def decode(self, raw: np.ndarray) -> Tensor:
-        """The numbers (n,) of the bytes of whole blocks, in fp32 where they are quantized."""
+        """Convert the bytes of complete blocks to numbers (n,), in fp32 if the type is quantized."""
         if self.plain is not None:
             return torch.from_numpy(raw).view(self.plain)
         assert self.dequantize is not None
@@ -36,7 +38,7 @@ class BlockType:
             return torch.from_numpy(self.dequantize(raw.reshape(-1, self.bytes))).flatten()
 
     def encode(self, tensor: Tensor) -> np.ndarray:
-        """The bytes of a tensor of whole blocks, rounded as llama.cpp does."""
+        """Convert a tensor of complete blocks to bytes, rounded as llama.cpp does."""
         if self.plain is not None:
             return tensor.to(self.plain).contiguous().view(-1).view(torch.uint8).numpy()
         assert self.quantize is not None
@@ -44,17 +46,17 @@ class BlockType:
 
 
 def half(b: Bytes, start: int = 0) -> Numbers:
-    """The fp16 number in the two bytes from `start` on, in fp32, (N, 1)."""
+    """Read the fp16 number in the two bytes from `start` on, as fp32 (N, 1)."""
     return b[:, start : start + 2].view(np.float16).astype(np.float32)
 
 
 def nibbles(b: Bytes) -> np.ndarray:
-    """The low halves of all bytes (..., n), then the high ones: (..., 2 n)."""
+    """Split bytes (..., n) into their low halves, followed by their high halves: (..., 2 n)."""
     return np.concatenate([b & 15, b >> 4], -1)
 
 
 def fifth(b: Bytes) -> np.ndarray:
-    """The four bytes of the fifth bits of 32 numbers, as 0 or 16: (N, 32)."""
+    """Unpack the fifth bits of 32 numbers, stored in four bytes, as 0 or 16: (N, 32)."""
     return ((b.view(np.uint32) >> np.arange(32, dtype=np.uint32)) & 1).astype(np.uint8) << 4
 
 
@@ -79,7 +81,7 @@ def q5_1(b: Bytes) -> Numbers:
 
 
 def scales_and_minima(b: Bytes) -> tuple[Numbers, Numbers]:
-    """The scale and the minimum of each of the eight groups of 32 in a block of Q4_K or Q5_K, (N, 8, 1) each."""
+    """Read the scale and the minimum of each of the eight groups of 32 in a block of Q4_K or Q5_K, (N, 8, 1) each."""
     s = b[:, 4:16]
     low, mid, high = s[:, :4], s[:, 4:8], s[:, 8:]
     scales = np.concatenate([low & 63, (high & 15) | (low >> 6) << 4], 1).astype(np.float32)
@@ -117,7 +119,7 @@ def mxfp4(b: Bytes) -> Numbers:
 
 
 def over(x: Numbers, d: Numbers) -> Numbers:
-    """x / d, computed with the reciprocal as llama.cpp does; 0 where d is 0."""
+    """Compute x / d by the reciprocal, as llama.cpp does; 0 where d is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return x * np.where(d == 0, 0, 1 / d)
 

@@ -1,4 +1,5 @@
-"""A model as a GGUF file: the architecture of llama.cpp that computes the same, its keys, its tensors."""
+"""Converts a model to a GGUF file: finds the architecture of llama.cpp that computes the same, and its keys and
+tensors."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ Accept = Literal["gelu", "ramp", "window"]
 
 @dataclass(frozen=True)
 class Plan:
-    """A model that is to be written as a GGUF file: all of it but the numbers."""
+    """Everything about a GGUF file to be written except the numbers: its architecture, its keys, and the shapes and
+    types of its tensors."""
 
     architecture: Architecture
     config: DecoderConfig
@@ -66,11 +68,12 @@ def plan(
     family: str = "",
     accept: Collection[Accept] = (),
 ) -> Plan:
-    """The plan of a GGUF file of a model. `dtype` is a name in FILE_TYPES, by default the dtype of the model's weights;
-    `accept` names differences in ACCEPTABLE that llama.cpp's computation may have.
+    """Plan the GGUF file of a model. `dtype` is a name in FILE_TYPES, by default the dtype of the model's weights;
+    `family` is the model_type whose architecture is tried first; `accept` names differences in ACCEPTABLE that
+    llama.cpp's computation may have.
 
-    A UserError if no architecture of llama.cpp computes the same as the model, or if llama.cpp does not support its
-    tokenizer.
+    Raises a UserError if no architecture of llama.cpp computes the same as the model, or if llama.cpp does not support
+    its tokenizer.
     """
     if is_quantized(model):
         raise UserError("this model has quantized layers, which GGUF does not have: convert its original")
@@ -98,10 +101,10 @@ def plan(
 def matching(
     c: DecoderConfig, ours: Mapping[str, Tensor], name: str, family: str, accept: Collection[Accept] = ()
 ) -> Plan:
-    """The plan, in fp32, for the first architecture of llama.cpp that computes the same as a decoder with these
-    parameters, except for accepted differences. The architecture of `family`, a model_type, is tried first.
+    """Return the plan, in fp32, for the first architecture of llama.cpp that computes the same as a decoder with the
+    parameters `ours`, except for accepted differences. The architecture of `family`, a model_type, is tried first.
 
-    A UserError names the fields of the decoder that differ from the nearest architecture.
+    Raises a UserError that names the fields of the decoder that differ from the nearest architecture.
     """
     candidates = sorted(ARCHITECTURES.values(), key=lambda kind: family not in kind.families)
     tried: list[tuple[int, int, str, list[str]]] = []
@@ -122,20 +125,21 @@ def matching(
         tried.append((len(differ) + 3 * of_kinds, number, kind.name, differ))
     _, _, nearest, differ = min(tried)
     known = [*map(accepted, differ)]
-    ways = "".join(f" --accept {one}" for one in sorted(set[str]().union(*known))) if all(known) else ""
+    ways = "".join(f" --accept {name}" for name in sorted(set[str]().union(*known))) if all(known) else ""
     raise UserError(
-        f"no architecture of llama.cpp computes what this model does; {nearest} differs in {' and '.join(differ[:3])}: "
-        f"keep the model as a folder{f', or have it written all the same with{ways}' if ways else ''}"
+        f"no architecture of llama.cpp computes the same as this model; {nearest} differs in "
+        f"{' and '.join(differ[:3])}: keep the model as a folder"
+        f"{f', or accept the difference with{ways}' if ways else ''}"
     )
 
 
 def accepted(difference: str) -> set[str]:
-    """The name in ACCEPTABLE of a difference, or none."""
+    """Return the name in ACCEPTABLE of a difference, as a set; empty if it has none."""
     return {name for name, known in ACCEPTABLE.items() if known.fullmatch(difference)}
 
 
 def outlined(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor], name: str) -> Plan:
-    """A decoder in the keys and the names of an architecture, whether it fits or not."""
+    """Return the plan of a decoder with the keys and names of an architecture, without a check that they fit."""
     constants = rope_tensors(c)
     tensors = {**constants, **dict(kind.tensors(c, parameters(kind, c, ours)))}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -144,18 +148,19 @@ def outlined(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor], n
 
 
 def parameters(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters that a file holds: with a copy of the embedding as head where the architecture needs one."""
+    """Return the parameters that a file holds: with a copy of the embedding as head if the architecture needs one."""
     copied = {"head.weight": ours["embed.weight"]} if c.tied and kind.head == "required" else {}
     return {**ours, **copied}
 
 
 def infos(plan: Plan) -> dict[str, TensorInfo]:
-    """The tensors of a plan, in the form in which a header lists them."""
+    """Return the tensors of a plan, in the form in which a header lists them."""
     return {name: TensorInfo(Path(), 0, outline.type, outline.shape) for name, outline in plan.outlines.items()}
 
 
 def size_label(outlines: Mapping[str, Outline]) -> str:
-    """The number of parameters, of one expert where there are several, as the reference converter writes it: 8x7.2B."""
+    """Return the number of parameters as the reference converter writes it; for a mixture of experts, experts x
+    parameters with one expert: 8x7.2B."""
     experts = [own.shape[0] for name, own in outlines.items() if is_expert(name, own)]
     shares = (math.prod(own.shape) // (own.shape[0] if is_expert(name, own) else 1) for name, own in outlines.items())
     total = sum(shares)
@@ -166,12 +171,12 @@ def size_label(outlines: Mapping[str, Outline]) -> str:
 
 
 def is_expert(name: str, outline: Outline) -> bool:
-    """Whether a tensor holds the matrices (E, ...) of E experts."""
+    """Return whether a tensor holds the matrices (E, ...) of E experts."""
     return "_exps." in name and len(outline.shape) > 2
 
 
 def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:
-    """The keys of a file, except those of its tokenizer and its type."""
+    """Return the keys of a file, except those of its tokenizer and its type."""
     norm = at(c.norm, 0)
     own: dict[str, Any] = {
         "context_length": c.context_length,
@@ -194,8 +199,8 @@ def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def comparable(c: DecoderConfig) -> DecoderConfig:
-    """A decoder without the differences that do not change its output within its context: dropout, a window as long as
-    the context, a scale equal to the default, the backend of experts."""
+    """Return a decoder without the settings that do not change its output within its context: dropout, a window as long
+    as the context, a scale equal to the default, the backend of experts."""
 
     def scale(value: float | None, width: int) -> float | None:
         return None if value and abs(value * width**0.5 - 1) < TOLERANCE else value
@@ -235,8 +240,8 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
-    """The fields that differ between a decoder and that of an architecture, in words; parts by layer, where a list
-    repeats."""
+    """List in words the fields that differ between a decoder and that of an architecture; parts by layer, without
+    repetition."""
     if path == "":
         ours, theirs = fields.plain(ours), fields.plain(theirs)
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
@@ -244,18 +249,18 @@ def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
             return [f"{path} ({ours.get('kind')} here, {theirs.get('kind')} there)"]
         pairs = [(f"{path}.{name}".lstrip("."), ours[name], theirs[name]) for name in ours]
     elif isinstance(ours, list) or isinstance(theirs, list):
-        one, other = (value if isinstance(value, list) else [value] for value in (ours, theirs))
-        pairs = [(path, one[i % len(one)], other[i % len(other)]) for i in range(math.lcm(len(one), len(other)))]
+        own, other = (value if isinstance(value, list) else [value] for value in (ours, theirs))
+        pairs = [(path, own[i % len(own)], other[i % len(other)]) for i in range(math.lcm(len(own), len(other)))]
     else:
         numbers = type(ours) in (int, float) and type(theirs) in (int, float)
         if ours == theirs or (numbers and math.isclose(ours, theirs, rel_tol=TOLERANCE)):
             return []
         return [f"{path} ({fields.text(ours) or 'none'} here, {fields.text(theirs) or 'none'} there)"]
-    return list(dict.fromkeys(line for name, one, other in pairs for line in differences(one, other, name)))
+    return list(dict.fromkeys(line for name, own, other in pairs for line in differences(own, other, name)))
 
 
 def losses(model: Decoder, tokenizer: Tokenizer | None, plan: Plan) -> list[str]:
-    """Sentences that name the information a GGUF file written by this plan does not hold."""
+    """Return a sentence for each piece of information that a GGUF file written by this plan does not hold."""
     source = DTYPE_NAMES[model.embed.weight.dtype]
     rounded = Counter(own.type.name for own in plan.outlines.values() if own.type.name not in (source, "F32"))
     lost = [f"{counted(number, 'tensor')} rounded from {source} to {kind}" for kind, number in rounded.items()]
@@ -265,13 +270,13 @@ def losses(model: Decoder, tokenizer: Tokenizer | None, plan: Plan) -> list[str]
 
 
 def write_model(model: Decoder, plan: Plan, path: Path, progress: Callable[[int], object] = lambda done: None) -> None:
-    """Write the model of a plan; `progress` is called with the number of bytes written so far."""
+    """Write a model as planned; `progress` is called with the number of bytes written so far."""
     ours = parameters(plan.architecture, plan.config, dict(model.named_parameters()))
     write_gguf(path, plan.keys, plan.outlines, numbers(plan, ours), progress)
 
 
 def numbers(plan: Plan, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a file, one by one."""
+    """Yield the tensors of a file, one by one, from the model's parameters `ours`."""
     yield from plan.constants.items()
     shift = plan.architecture.shift
     for name, tensor in plan.architecture.tensors(plan.config, ours):
@@ -279,7 +284,7 @@ def numbers(plan: Plan, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tenso
 
 
 def modelfile(path: Path, c: DecoderConfig, tokenizer: Tokenizer | None) -> str:
-    """The text of a Modelfile, from which ollama makes a model of a GGUF file: `ollama create NAME -f Modelfile`."""
+    """Return the text of a Modelfile, from which ollama imports a GGUF file: `ollama create NAME -f Modelfile`."""
     lines = [f"FROM ./{path.name}", f"PARAMETER num_ctx {c.context_length}"]
     if tokenizer is not None:
         lines += [f"PARAMETER stop {json.dumps(tokenizer.inner.id_to_token(i))}" for i in tokenizer.end_ids]

@@ -1,5 +1,5 @@
-"""The header of a GGUF file: its keys and the locations of its tensors. Every count is checked against the size of the
-file before anything is allocated. Source: ggml/include/gguf.h of llama.cpp."""
+"""Reads the header of a GGUF file: its keys and the locations of its tensors. Every count is checked against the size
+of the file before anything is allocated. Source: ggml/include/gguf.h of llama.cpp."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor is: its file, the offset of its first byte there, its type, and its shape as torch has it."""
+    """The location of a tensor: its file, the offset of its first byte there, its type, and its shape in torch's
+    order."""
 
     path: Path
     offset: int
@@ -39,7 +40,7 @@ class TensorInfo:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of a row of a tensor with two dimensions or more: all that has one index of the first."""
+        """The bytes of one row: all elements that share the index of the first dimension."""
         return self.nbytes // self.shape[0]
 
     @property
@@ -50,7 +51,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """The keys and the tensors of a GGUF file, or of all files of a split one."""
+    """The keys and the tensors of a GGUF file, or of all files of a split model."""
 
     path: Path
     keys: Mapping[str, Any]
@@ -59,7 +60,7 @@ class Header:
 
     @cached_property
     def architecture(self) -> str:
-        """The name of the architecture in llama.cpp; a UserError if the file has none."""
+        """The name of the architecture in llama.cpp. Raises a UserError if the file has none."""
         name = self.keys.get("general.architecture")
         if not isinstance(name, str):
             raise UserError(f"{self.path} has no general.architecture, the name of its kind of decoder: get it again")
@@ -67,7 +68,7 @@ class Header:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is a file that is, or should be, GGUF."""
+    """Return whether a path is a file that is GGUF by its name or its first bytes."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -75,9 +76,9 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a GGUF file; for a split file, `path` is its first part.
+    """Read the header of a GGUF file; for a split model, `path` is its first file, and all headers are read.
 
-    A UserError if the file is not GGUF, is cut off, or has impossible counts, types or offsets.
+    Raises a UserError if a file is not GGUF, is cut off, or has impossible counts, types or offsets.
     """
     header = read_one(path)
     count = header.keys.get("split.count", 1)
@@ -90,15 +91,15 @@ def read_header(path: Path) -> Header:
     for number in range(2, count + 1):
         part = path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf")
         if not part.exists():
-            raise UserError(f"there is no {part.name} beside {path.name}, which is the first of {count} parts")
+            raise UserError(f"{path.parent} has no {part.name}, and {path.name} is the first of {count} parts")
         for name, info in read_one(part).tensors.items():
             if tensors.setdefault(name, info) is not info:
-                raise UserError(f"{part} has a tensor {shown(name)}, which another part has too: get the parts again")
+                raise UserError(f"{part} has a tensor {shown(name)}, which another part also has: get the parts again")
     return Header(path, header.keys, tensors)
 
 
 def read_one(path: Path) -> Header:
-    """The header of one file."""
+    """Read the header of a single file."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             reader = Reader(path, data)
@@ -112,28 +113,28 @@ def read_one(path: Path) -> Header:
 
 
 class Reader:
-    """Reads values of a mapped file one after the other; `at` is the offset of the next."""
+    """Reads consecutive values of a mapped file; `at` is the offset of the next value."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.at, self.size = path, data, 4, len(data)
 
     def broken(self, what: str) -> UserError:
-        """The error for a damaged file; `what` is the reason in parentheses."""
+        """Return the UserError for a damaged file; `what` is the reason in parentheses."""
         what = what.encode("unicode_escape").decode()  # damaged names hold anything
         return UserError(f"{self.path} is cut off or not a GGUF file ({what}): copy or download it again")
 
     def header(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
-        """The keys and the tensors of the file."""
+        """Read the keys and the tensors of the file."""
         if self.data[:4] != MAGIC:
             raise self.broken(f"it begins with {bytes(self.data[:4])!r}")
         version = self.number("I")
         if version & 0xFFFF == 0:
             raise UserError(
-                f"{self.path} is a big-endian GGUF file, which Onward does not read: get a little-endian one"
+                f"{self.path} is a big-endian GGUF file, which Onward does not read: get a little-endian file"
             )
         if version not in (2, VERSION):
             raise UserError(
-                f"{self.path} is GGUF of version {version}: Onward reads versions 2 and 3, so convert it anew"
+                f"{self.path} is GGUF of version {version}: Onward reads versions 2 and 3, so convert the model again"
             )
         n_tensors, n_keys = self.number("Q"), self.number("Q")
         self.room(n_keys, 8 + 4 + 1, "keys")
@@ -142,7 +143,7 @@ class Reader:
         for _ in range(n_keys):
             name = self.text()
             if keys.setdefault(name, None) is not None:
-                raise self.broken(f"the key {name} is there twice")
+                raise self.broken(f"the key {name} occurs twice")
             keys[name] = self.value(self.number("I"), name)
         alignment = keys.get("general.alignment", ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1) or alignment > 1 << 16:
@@ -151,11 +152,11 @@ class Reader:
         start = -(-self.at // alignment) * alignment
         tensors = {outline[0]: self.placed(*outline, start, alignment) for outline in outlines}
         if len(tensors) < n_tensors:
-            raise self.broken("a tensor is there twice")
+            raise self.broken("two tensors have the same name")
         return keys, tensors
 
     def outline(self) -> tuple[str, tuple[int, ...], int, int]:
-        """The name, the shape, the type and the offset of a tensor."""
+        """Read the entry of a tensor: its name, shape, type code and offset."""
         name, count = self.text(), self.number("I")
         if count > MOST_DIMENSIONS:
             raise self.broken(f"tensor {name:.60} has {count} dimensions")
@@ -167,7 +168,8 @@ class Reader:
     def placed(
         self, name: str, shape: tuple[int, ...], code: int, offset: int, start: int, alignment: int
     ) -> TensorInfo:
-        """A tensor whose bytes are inside of the file."""
+        """Return the location of a tensor. Raises a UserError if its bytes are not inside the file. `code` is its type,
+        `start` the offset of the file's tensor data."""
         if code not in TYPES:
             raise UserError(
                 f"{self.path}: tensor {shown(name)} has type {code}, which Onward does not know: get another file"
@@ -181,16 +183,17 @@ class Reader:
         return info
 
     def room(self, count: int, each: int, what: str) -> None:
-        """Raise a UserError if the rest of the file cannot hold `count` things of at least `each` bytes."""
+        """Raise a UserError if the rest of the file cannot hold `count` values of at least `each` bytes. `what` names
+        them."""
         if count * each > self.size - self.at:
             raise self.broken(f"it announces {count:,} {what}")
 
     def number(self, kind: str) -> int:
-        """The next integer, of a type of `struct`."""
+        """Read the next integer; `kind` is its format in Python's `struct`."""
         return int(self.scalar(kind))
 
     def scalar(self, kind: str) -> Any:
-        """The next value, of a type of `struct`."""
+        """Read the next value; `kind` is its format in Python's `struct`."""
         size = struct.calcsize(f"<{kind}")
         self.room(1, size, "value")
         (value,) = struct.unpack_from(f"<{kind}", self.data, self.at)
@@ -198,14 +201,15 @@ class Reader:
         return value
 
     def text(self) -> str:
-        """The next text; bytes that are not UTF-8 become U+FFFD."""
+        """Read the next text; bytes that are not UTF-8 become U+FFFD."""
         length = self.number("Q")
         self.room(length, 1, "bytes of a text")
         self.at += length
         return self.data[self.at - length : self.at].decode("utf-8", "replace")
 
     def value(self, kind: int, name: str) -> Any:
-        """A value of a type; a float as the shortest number that rounds to it, an array as a list."""
+        """Read the value of the key `name`, of the type code `kind`: a float as the shortest number that rounds to it,
+        an array as a list."""
         if kind == STRING:
             return self.text()
         if kind == ARRAY:
@@ -216,7 +220,7 @@ class Reader:
         return float(str(np.float32(value))) if SCALARS[kind] == "f" else value
 
     def array(self, name: str) -> list[Any]:
-        """The next array, which is the value of the key `name`."""
+        """Read the array that is the value of the key `name`."""
         kind, count = self.number("I"), self.number("Q")
         if kind == STRING:
             return self.texts(count)
@@ -228,7 +232,7 @@ class Reader:
         return np.frombuffer(self.data, dtype, count, self.at - count * dtype.itemsize).tolist()
 
     def texts(self, count: int) -> list[str]:
-        """Texts one after the other: the loop that takes the time of a large vocabulary."""
+        """Read `count` consecutive texts. This loop takes most of the time of a large vocabulary."""
         self.room(count, 8, "texts")
         data, at, size = self.data, self.at, self.size
         length_of: Callable[[Any, int], tuple[int]] = struct.Struct("<Q").unpack_from
@@ -246,7 +250,8 @@ class Reader:
 
 
 class Keys(Mapping[str, Any]):
-    """The keys of an architecture, without its name before them; `has` says whether there is a tensor."""
+    """The keys that belong to a file's architecture, without the architecture's name as prefix; `has` looks up a
+    tensor."""
 
     def __init__(self, header: Header) -> None:
         self.header, self.prefix = header, f"{header.architecture}."
@@ -261,10 +266,10 @@ class Keys(Mapping[str, Any]):
         return sum(1 for _ in self)
 
     def number(self, key: str, default: Any = None) -> Any:
-        """The number under a key; a list with a value for each layer counts if all its values are equal. A UserError
-        names a key that is missing or not a number."""
+        """Return the number under a key; a list with a value per layer counts if all its values are equal. Raises a
+        UserError if the key is missing or not a number."""
         value = self.get(key, default)
-        if isinstance(value, list) and value and all(one == value[0] for one in value):
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]
         if type(value) not in (int, float) or not math.isfinite(value):
             near = f" ({nearest(key, self)})" if value is None and len(self) else ""
@@ -273,5 +278,5 @@ class Keys(Mapping[str, Any]):
         return value
 
     def has(self, name: str) -> bool:
-        """Whether the file has a tensor of this name."""
+        """Return whether the file has a tensor of this name."""
         return name in self.header.tensors

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3 in GGUF: latent attention, and experts next to a shared one.
+"""DeepSeek V2 and V3 in GGUF: latent attention, and routed experts with a shared expert.
 
 A GGUF file stores the projection from the latent as two tensors: to keys, transposed (H, L, N), and to values (H, V,
 L). Shapes: H heads, L width of the latent, N elements of a key without rotary positions, V elements of a value.
@@ -29,7 +29,7 @@ SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
 
 @dataclass(frozen=True)
 class LatentArchitecture(Architecture):
-    """An architecture whose attention is latent."""
+    """An architecture with latent attention."""
 
     def projections(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
         part = at(c.attention, layer)
@@ -64,7 +64,7 @@ class LatentArchitecture(Architecture):
 
 
 def joined(keys: StoredTensor, values: StoredTensor) -> StoredTensor:
-    """The projection from the latent to keys and values, (H (N + V), L)."""
+    """Join the two stored tensors to the projection from the latent to keys and values, (H (N + V), L)."""
     heads, width, unrotated = keys.shape
 
     def rows(start: int, end: int) -> Tensor:
@@ -74,12 +74,12 @@ def joined(keys: StoredTensor, values: StoredTensor) -> StoredTensor:
 
 
 def latent_layer(c: DecoderConfig) -> dict[str, str]:
-    """The names of the linear layers and norms of a latent block, as in `LAYER`."""
+    """Return the tensor names of the linear layers and norms of a latent block, as in `LAYER`."""
     return {"attn_q_norm": "", "attn_q_a_norm": "attn.q_norm"}
 
 
 def deepseek2(keys: Keys, sizes: Parts) -> Parts:
-    """The parts of a DeepSeek-V2 or V3 decoder."""
+    """Read the parts of a DeepSeek-V2 or V3 decoder."""
     layers, rope_dim = sizes["n_layers"], keys.number("rope.dimension_count")
     lite = layers in (26, 27) or (layers == 48 and sizes["vocab_size"] == 128_256)
     part = LatentAttention(
@@ -100,15 +100,15 @@ def deepseek2(keys: Keys, sizes: Parts) -> Parts:
             position = replace(position, scaling=replace(scaling, attention_factor=magnitude))
         else:
             magnitude *= yarn_magnitude(scaling.factor)
-        whole = magnitude * yarn_magnitude(scaling.factor, weight)
-        part = replace(part, scale=whole**2 / math.sqrt(part.d_nope + part.d_rope))
+        total = magnitude * yarn_magnitude(scaling.factor, weight)
+        part = replace(part, scale=total**2 / math.sqrt(part.d_nope + part.d_rope))
     dense = min(layers, keys.number("leading_dense_block_count", 0))
     mlp = (Gated(),) * dense + (routed(keys),) * (layers - dense)
     return rms(keys) | {"position": position, "attention": part, "mlp": mlp}
 
 
 def routed(keys: Keys) -> Experts:
-    """The experts of a layer that is not dense."""
+    """Read the experts of a layer that is not dense."""
     width = keys.number("expert_feed_forward_length")
     part = experts(keys, bool(keys.get("expert_weights_norm")), d_shared=keys.number("expert_shared_count") * width)
     groups, kind = keys.number("expert_group_count", 1), keys.number("expert_gating_func", SOFTMAX)
@@ -121,7 +121,7 @@ def routed(keys: Keys) -> Experts:
 
 
 def deepseek2_keys(c: DecoderConfig) -> dict[str, Any]:
-    """The keys of a file for the parts that `deepseek2` reads."""
+    """Return the keys of a file for the parts that `deepseek2` reads."""
     part, many = at(c.attention, 0), at(c.mlp, c.n_layers - 1)
     if not isinstance(part, LatentAttention):
         return {}
@@ -150,8 +150,8 @@ def deepseek2_keys(c: DecoderConfig) -> dict[str, Any]:
     position = at(c.position, 0)
     scaling = position.scaling if isinstance(position, Rotary) else None
     if isinstance(scaling, YaRNScaling) and part.scale and (unit := yarn_magnitude(scaling.factor) - 1):
-        whole = math.sqrt(abs(part.scale) * math.sqrt(part.d_nope + part.d_rope))
-        weight = (whole / scaling.magnitude - 1) / unit
+        total = math.sqrt(abs(part.scale) * math.sqrt(part.d_nope + part.d_rope))
+        weight = (total / scaling.magnitude - 1) / unit
         own = scaling.magnitude / (1.0 if weight else 1 + unit)
         keys |= {"rope.scaling.yarn_log_multiplier": 0.1 * weight, "rope.scaling.attn_factor": own}
     return keys

@@ -1,4 +1,4 @@
-"""A GGUF file as a model."""
+"""A GGUF file as a source from which a model is loaded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VECTORS = "ffn_gate_inp_shexp.weight"  # some files have a matrix of one row
 
 
 class GGUFFile(ModelSource):
-    """A GGUF file, or all files of a split one. Its header is read once."""
+    """A GGUF file, or all files of a split model, as a ModelSource. Its header is read once."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -32,7 +32,7 @@ class GGUFFile(ModelSource):
         return architecture(self.header)
 
     def outline(self) -> Outline:
-        """The decoder, without weights, and its stored tensors. `hf` has the ids of the control tokens."""
+        """Return the decoder, without weights, and its stored tensors. `hf` has the ids of the control tokens."""
         config, keys, stored = self.architecture.config(self.header), self.header.keys, self.stored()
         ids = {name: keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
         hf = {f"{name}_token_id": i for name, i in ids.items() if type(i) is int and i < config.vocab_size}

@@ -1,4 +1,4 @@
-"""Rotary positions in GGUF: keys, and the tensors of factors that divide the frequencies."""
+"""Rotary positions in GGUF: their keys, and the tensors of factors by which frequencies are divided."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST = 1 << 16  # factors
 
 
 def rotary(keys: Keys, sizes: dict[str, Any]) -> Rotary:
-    """The rotary positions of a file."""
+    """Read the rotary positions of a file. `sizes` are the decoder's sizes."""
     width = sizes["d_head"]
     fraction = keys.number("rope.dimension_count", width) / width
     theta, context = keys.number("rope.freq_base", 10_000.0), sizes["context_length"]
@@ -27,7 +27,7 @@ def rotary(keys: Keys, sizes: dict[str, Any]) -> Rotary:
 
 
 def scaling(keys: Keys, theta: float, context: int, rope_dim: int) -> Scaling | None:
-    """The scaling of the frequencies that a file describes."""
+    """Read the scaling of the rotary frequencies; None without one."""
     original = keys.number("rope.scaling.original_context_length", context)
     weight = keys.number("rope.scaling.attn_factor", 1.0)
     if keys.has(LONG) and keys.has(SHORT):
@@ -46,7 +46,7 @@ def scaling(keys: Keys, theta: float, context: int, rope_dim: int) -> Scaling | 
 
 
 def factors(keys: Keys, name: str) -> tuple[float, ...]:
-    """The numbers in a tensor of factors."""
+    """Read the numbers in the tensor of factors `name`."""
     info = keys.header.tensors[name]
     if len(info.shape) != 1 or info.shape[0] > MOST or info.type.plain is None:
         raise UserError(f"{name} is {list(info.shape)} {info.type.name}, and no list of factors: get the file again")
@@ -55,8 +55,8 @@ def factors(keys: Keys, name: str) -> tuple[float, ...]:
 
 
 def llama3(factors: tuple[float, ...], theta: float, context: int, rope_dim: int) -> Scaling:
-    """The scaling that has these divisors: Llama 3's scaling with its usual constants if it matches, else LongRoPE's
-    list of factors."""
+    """Return the scaling that divides frequencies by `factors`: Llama 3's scaling with its usual constants if these
+    give the same divisors, else LongRoPE's list of factors."""
     factor = max(factors)
     for original in (8192, context // max(1, round(factor)), context, 2048, 4096, 16_384):
         guess = Llama3Scaling(factor, 1.0, 4.0, max(1, original))
@@ -68,13 +68,13 @@ def llama3(factors: tuple[float, ...], theta: float, context: int, rope_dim: int
 
 
 def divisors(part: Llama3Scaling, theta: float, rope_dim: int) -> torch.Tensor:
-    """The divisors that a scaling applies to the rotary frequencies, fp32 (rope_dim / 2,)."""
+    """Compute the divisors that a scaling applies to the rotary frequencies, fp32 (rope_dim / 2,)."""
     plain = theta ** -(torch.arange(rope_dim // 2, dtype=torch.float64) * 2 / rope_dim)
     return (plain / scaled_frequencies(part, plain, theta, torch.tensor(0))).float()
 
 
 def rope_keys(c: DecoderConfig) -> dict[str, Any]:
-    """The keys of the rotary positions of the layers without a window, or of all."""
+    """Return the keys for the rotary positions of the layers without a window or, if all have one, of all layers."""
     parts = [at(c.position, layer) for layer in range(c.n_layers)]
     global_positions = [
         p for layer, p in enumerate(parts) if isinstance(p, Rotary) and not at(c.attention, layer).window
@@ -99,7 +99,7 @@ def rope_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def rope_tensors(c: DecoderConfig) -> dict[str, torch.Tensor]:
-    """The tensors of factors of the rotary positions, fp32."""
+    """Return the tensors of factors for the rotary positions, fp32."""
     position = next((p for layer in range(c.n_layers) if isinstance(p := at(c.position, layer), Rotary)), None)
     match position.scaling if position else None:
         case Llama3Scaling() as part:

@@ -1,5 +1,5 @@
-"""The tensors of a GGUF file as stored tensors. Tensors that need no computation are memory-mapped; others are
-dequantized in pieces while they are copied."""
+"""Reads the tensors of a GGUF file. Tensors that need no computation are memory-mapped; others are dequantized in
+pieces while they are copied."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ QUANTIZED = torch.bfloat16  # the dtype of dequantized weights, unless another i
 
 
 def stored_tensors(tensors: Mapping[str, TensorInfo], shift: float = 0.0) -> dict[str, StoredTensor]:
-    """The stored tensors of a file, by name. `shift` is added to the weights of norms, in fp32.
+    """Return the stored tensors of a file, by name. `shift` is added to the weights of norms, in fp32.
 
-    All get the dtype of most elements of matrices, since GGUF keeps norms and biases in fp32 in every file. A UserError
-    if a tensor has a type that Onward does not read.
+    All get the dtype of most elements of matrices, since GGUF keeps norms and biases in fp32 in every file. Raises a
+    UserError if a tensor has a type that Onward does not read.
     """
     counts = Counter[torch.dtype]()
     for name, info in tensors.items():
@@ -46,18 +46,18 @@ def stored_tensors(tensors: Mapping[str, TensorInfo], shift: float = 0.0) -> dic
 
 
 def is_norm(name: str) -> bool:
-    """Whether a tensor is the weight of a norm."""
+    """Return whether a tensor is the weight of a norm, by its name."""
     return name.endswith("norm.weight")
 
 
 def open_map(path: Path) -> mmap.mmap:
-    """A private memory map of a file: writes to it never reach the file."""
+    """Map a file privately into memory: writes to the map never reach the file."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 def mapped(info: TensorInfo, map_of: Callable[[Path], mmap.mmap]) -> Tensor:
-    """A tensor that is not quantized, memory-mapped."""
+    """Return a tensor that is not quantized, memory-mapped."""
     assert info.type.plain is not None
     numbers = math.prod(info.shape)
     return torch.frombuffer(map_of(info.path), dtype=info.type.plain, count=numbers, offset=info.offset).view(
@@ -66,7 +66,7 @@ def mapped(info: TensorInfo, map_of: Callable[[Path], mmap.mmap]) -> Tensor:
 
 
 def rows(info: TensorInfo, add: float, start: int, end: int) -> Tensor:
-    """Some rows of a tensor, read from the file and dequantized; `add` is added in fp32."""
+    """Read rows `start` to `end` of a tensor and dequantize them; `add` is added in fp32."""
     if len(info.shape) < 2:  # a block may cross the bounds of these rows
         raw = np.fromfile(info.path, np.uint8, info.nbytes, offset=info.offset)
         part = info.type.decode(raw).view(info.shape)

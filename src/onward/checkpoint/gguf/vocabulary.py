@@ -1,4 +1,4 @@
-"""The tokenizer in the keys of a GGUF file. Source: src/llama-vocab.cpp of llama.cpp."""
+"""Translates tokenizers from and to the keys of a GGUF file. Source: src/llama-vocab.cpp of llama.cpp."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ OUT_OF_REACH = -10_000.0  # the score of tokens that are never formed by merges
 
 
 def read_tokenizer(header: Header) -> Tokenizer | None:
-    """The tokenizer in a file; None if it has none. A UserError names a kind that Onward does not read."""
+    """Read the tokenizer of a file; None if it has none. Raises a UserError for a kind that Onward does not read."""
     keys = {name.removeprefix("tokenizer.ggml."): value for name, value in header.keys.items()}
     kind, tokens = keys.get("model", "none"), keys.get("tokens")
     if kind == "none" or tokens is None:
@@ -80,7 +80,7 @@ def read_tokenizer(header: Header) -> Tokenizer | None:
     if len({len(tokens), len(types), len(scores), len(set(tokens))}) > 1:
         raise UserError(
             f"{header.path} has {len(set(tokens)):,} different tokens of {len(tokens):,}, {len(types):,} "
-            f"types and {len(scores):,} scores, which must be as many: get the file again"
+            f"types and {len(scores):,} scores, which must be equal numbers: get the file again"
         )
     if kind == "gpt2":
         inner = byte_level(header, keys, list(zip(tokens, types)))
@@ -114,7 +114,8 @@ def read_tokenizer(header: Header) -> Tokenizer | None:
 
 
 def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, int]]) -> Any:
-    """The byte-level tokenizer of a file, from its tokens with their types."""
+    """Build the byte-level tokenizer of a file. `keys` are its keys without "tokenizer.ggml."; `typed` are its tokens
+    with their type codes."""
     pre, merges = keys.get("pre", "default"), keys.get("merges")
     if pre not in PRE:
         raise UserError(
@@ -139,7 +140,8 @@ def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, i
 
 
 def characters_of(typed: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """The ids of characters, if a vocabulary consists of characters and control tokens only; else {}."""
+    """Return the ids of characters, if the vocabulary `typed` consists of characters and control tokens only; else
+    {}."""
     ids = {}
     for i, (token, kind) in enumerate(typed):
         if kind in (NORMAL, UNKNOWN):
@@ -152,7 +154,7 @@ def characters_of(typed: Sequence[tuple[str, int]]) -> dict[str, int]:
 
 
 def special(keys: Mapping[str, Any], name: str, tokens: list[str]) -> str | None:
-    """The control token whose id a key names."""
+    """Return the control token whose id is under the key `name`_token_id; None without a valid id."""
     i = keys.get(f"{name}_token_id")
     return tokens[i] if type(i) is int and 0 <= i < len(tokens) else None
 
@@ -161,12 +163,12 @@ def special(keys: Mapping[str, Any], name: str, tokens: list[str]) -> str | None
 
 
 class TokenizerNotice(UserWarning):
-    """A text on which the tokenizer of a written file may differ."""
+    """Warning: llama.cpp may split some texts differently with the written tokenizer."""
 
 
 def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
-    """The keys of a tokenizer for a vocabulary of `rows` embeddings. A UserError if llama.cpp does not support the
-    tokenizer."""
+    """Return the keys of a tokenizer for a model with `rows` rows of embeddings. Raises a UserError if llama.cpp does
+    not support the tokenizer."""
     table = json.loads(tokenizer.inner.to_str())
     if tokenizer.vocab_size > rows:
         raise UserError(f"the tokenizer has {tokenizer.vocab_size:,} ids, and the model {rows:,} rows of embeddings")
@@ -196,7 +198,7 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     plain = tokenizer.encode("a", special=False)
     front = around[: len(around) - len(plain)] if around[-len(plain) :] == plain else None
     if front not in ([], [tokenizer.bos_id]):
-        raise UserError("the tokenizer adds other control tokens around a text than one at its beginning")
+        raise UserError("the tokenizer adds control tokens other than a beginning-of-text token")
     values = {"model": kind, **spelled.keys, "tokens": tokens, "token_type": types}
     if "scores" in values:
         values["scores"] = [values["scores"].get(i, OUT_OF_REACH) for i in range(rows)]
@@ -209,8 +211,9 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
 
 
 def general_name(name: str, tokenizer: Tokenizer) -> str:
-    """The name of a file. llama.cpp chooses by it whether white space after control tokens belongs to them: in Phi 3,
-    whose four other tokens it then looks up without asking whether they are there."""
+    """Return the name to be written into a file. llama.cpp decides by it whether control tokens absorb the white space
+    after them, as in Phi 3, whose four other tokens it then requires. Warns if no name gives the tokenizer's
+    behavior."""
     added = tokenizer.inner.get_added_tokens_decoder().values()
     strips = {token.content: (token.lstrip, token.rstrip) for token in added}
     if strips.keys() >= PHI3 and strips == {text: (False, text not in KEPT) for text in strips}:
@@ -223,14 +226,14 @@ def general_name(name: str, tokenizer: Tokenizer) -> str:
 
 @dataclass(frozen=True)
 class Spelling:
-    """The keys of a kind of vocabulary, and how its tokens are spelled there."""
+    """The GGUF keys of a tokenizer's vocabulary, and the function that spells its tokens as GGUF does."""
 
     keys: dict[str, Any]
     own: Callable[[str], str] = lambda text: text
     unknown: str | None = None
 
     def type(self, i: int, text: str, added: Mapping[int, Any]) -> int:
-        """The type of a token."""
+        """Return the type code of token `i`. `added` are the added tokens by id."""
         if text == self.unknown:
             return UNKNOWN
         if i in added:
@@ -239,7 +242,8 @@ class Spelling:
 
 
 def byte_level_keys(tokenizer: Tokenizer, table: Mapping[str, Any]) -> Spelling:
-    """Byte-level BPE: the name of its patterns and its merges."""
+    """Return the keys of a byte-level BPE tokenizer: the name of its patterns, and its merges. `table` is the
+    tokenizer's JSON."""
     model, patterns = table["model"], patterns_of(table["pre_tokenizer"])
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
     if patterns == () and not merges:
@@ -257,17 +261,18 @@ def byte_level_keys(tokenizer: Tokenizer, table: Mapping[str, Any]) -> Spelling:
             raise UserError(f"the tokenizer normalizes texts ({other['type']}), which llama.cpp does not")
     if patterns in ((O200K,), (TEKKEN,)):
         warnings.warn(
-            "llama.cpp splits texts elsewhere at combining marks, such as U+FE0F, and at capitals other than A to Z: "
+            "llama.cpp splits texts differently at combining marks, such as U+FE0F, and at capitals other than A to Z: "
             "these texts may have other tokens",
             TokenizerNotice,
             stacklevel=2,
         )
-    whole = bool(model.get("ignore_merges"))
-    names = [name for name, own in PRE.items() if own == patterns and (name in WHOLE_FIRST) == whole]
+    whole_first = bool(model.get("ignore_merges"))
+    names = [name for name, own in PRE.items() if own == patterns and (name in WHOLE_FIRST) == whole_first]
     if not names:
         shown = " then ".join(patterns or ("nothing",))
         raise UserError(
-            f"llama.cpp has no name for how the tokenizer splits texts, by {shown:.200}: train one with bpe:N"
+            f"llama.cpp has no name for the pattern by which the tokenizer splits texts, {shown:.200}: "
+            "train one with bpe:N"
         )
     return Spelling({"pre": names[0], "merges": merges or [NO_MERGE]})
 
@@ -276,8 +281,8 @@ NO_MERGE = "\u00ff \u00fe"  # of bytes that no UTF-8 has; the key must be there
 
 
 def characters(table: Mapping[str, Any]) -> Spelling:
-    """Characters as byte-level BPE: merges make one token of the bytes of each character; any other character is
-    dropped by llama.cpp, and unknown here."""
+    """Return the keys of a character tokenizer, written as byte-level BPE: merges make one token of the bytes of each
+    character. llama.cpp drops any other character, which is an unknown token here."""
     if table["pre_tokenizer"] != {
         "type": "Split",
         "pattern": {"Regex": r"[\s\S]"},
@@ -296,7 +301,7 @@ def characters(table: Mapping[str, Any]) -> Spelling:
 
 
 def piece_keys(table: Mapping[str, Any]) -> Spelling:
-    """SentencePiece's kind: scores in the order of the merges."""
+    """Return the keys of a SentencePiece tokenizer: its scores follow the order of the merges."""
     model, normalizer, first = table["model"], table["normalizer"] or {}, table["pre_tokenizer"] or {}
     steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
     scheme = first.get("prepend_scheme", "") if first.get("split") is False else ""

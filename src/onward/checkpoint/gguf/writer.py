@@ -45,10 +45,10 @@ def write_gguf(
     tensors: Iterable[tuple[str, Tensor]],
     progress: Callable[[int], object] = lambda done: None,
 ) -> None:
-    """Write keys and tensors as a GGUF file; `outlines` have the tensors' names in their order.
+    """Write keys and tensors as a GGUF file; `outlines` lists the tensors in the order of `tensors`.
 
-    `progress` is called with the number of bytes written so far. A UserError if a number does not fit into the type of
-    its tensor; `path` then keeps its content.
+    `progress` is called with the number of bytes written so far. Raises a UserError if a number does not fit into the
+    type of its tensor; a file at `path` then stays unchanged.
     """
     infos, start = b"", 0
     for name, outline in outlines.items():
@@ -72,13 +72,14 @@ def write_gguf(
 
 
 def header_of(keys: Mapping[str, Any], count: int) -> bytes:
-    """The beginning of a file with this many tensors, up to the first one's place."""
+    """Return the bytes of a file with `count` tensors that precede the list of tensors: magic, version, counts and
+    keys."""
     pairs = b"".join(text(name) + typed(value) for name, value in keys.items())
     return MAGIC + struct.pack("<IQQ", VERSION, count, len(keys)) + pairs
 
 
 def encoded(piece: Tensor, kind: BlockType, name: str) -> np.ndarray:
-    """The bytes of numbers; a UserError if a number is too large for the type."""
+    """Convert numbers to the bytes of a type. Raises a UserError if a number is too large for the type."""
     raw = kind.encode(piece)
     small = not piece.numel() or max(map(abs, torch.stack(piece.aminmax()).tolist())) < HALF  # and not NaN
     if not (small or kind.name == "F32" or kind.decode(raw).isfinite().all()) and piece.isfinite().all():
@@ -95,13 +96,13 @@ def pad(file: BinaryIO) -> None:
 
 
 def text(value: str) -> bytes:
-    """The bytes of a text in a header: its length, then UTF-8."""
+    """Return the bytes of a text in a header: its length, then UTF-8."""
     raw = value.encode("utf-8", "replace")
     return struct.pack("<Q", len(raw)) + raw
 
 
 def typed(value: Any) -> bytes:
-    """A value with its type before it."""
+    """Return the bytes of a value in a header: its type code, then the value."""
     if isinstance(value, str):
         return struct.pack("<I", STRING) + text(value)
     if not isinstance(value, list):
@@ -114,7 +115,8 @@ def typed(value: Any) -> bytes:
 
 
 def type_of(name: str, shape: tuple[int, ...], wanted: str) -> BlockType:
-    """The type that llama.cpp gives a tensor in a file of the type `wanted` (F32, F16, BF16, Q8_0, Q4_0)."""
+    """Return the type that llama.cpp gives the tensor `name` in a file of the type `wanted` (F32, F16, BF16, Q8_0,
+    Q4_0)."""
     small = "ffn_gate_inp.", "ffn_gate_inp_shexp.", "position_embd.", "rope_f", "attn_sinks."
     plain = len(shape) < 2 or name.endswith("_norm.weight") or not name.endswith(".weight")
     if plain or any(part in name for part in small):

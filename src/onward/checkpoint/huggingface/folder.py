@@ -19,14 +19,14 @@ DEPTHS = "num_hidden_layers", "n_layers", "n_layer", "num_layers"  # names of th
 
 
 class ModelFolder(ModelSource):
-    """A Hugging Face folder."""
+    """A model in a Hugging Face folder, as a ModelSource."""
 
     def outline(self) -> Outline:
-        """The decoder without weights, and its stored tensors; formats that Onward does not compute with are
+        """Return the decoder without weights, and its stored tensors; formats that Onward does not compute with are
         dequantized.
 
-        A UserError if the files have far fewer parameters than config.json asks for, before anything large is
-        allocated. A head that config.json ties to the embedding is untied if the files hold another head.
+        Raises a UserError if the files have far fewer parameters than config.json asks for, before anything large is
+        allocated. A head that config.json ties to the embedding is untied if the files hold a different head.
         """
         hf = read_config(self.path)
         stored = dequantized(hf, self.stored())
@@ -58,18 +58,18 @@ class ModelFolder(ModelSource):
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a model's folder; a UserError if the path is not the folder of a model."""
+    """Read the config.json of a model's folder. Raises a UserError if the path is not the folder of a model."""
     refuse_pickles(folder)
     if folder.is_dir():
         if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
             raise UserError(f"{folder} holds an adapter: onward merge {folder} OUT makes a model of it, name OUT")
         return read_json(folder / "config.json")
     if folder.exists():
-        raise UserError(f"{folder} is a file: name its folder, with a config.json beside the weights")
+        raise UserError(f"{folder} is a file: name its folder, which holds a config.json and the weights")
     raise UserError(f"there is no folder {folder}: name the folder of a model, such as runs/mybook")
 
 
 def check_depth(layers: float, stored: Mapping[str, StoredTensor]) -> None:
-    """Raise a UserError if there are fewer tensors than layers."""
+    """Raise a UserError if there are fewer stored tensors than `layers`."""
     if layers > len(stored):
         raise UserError(f"config.json asks for {layers} layers, and the files hold only {len(stored)} tensors")

@@ -1,4 +1,4 @@
-"""Published quantized formats, dequantized while they are read.
+"""Dequantizes published quantized formats while they are read.
 
 MXFP4 (GPT-OSS; OCP Microscaling Formats, version 1.0) and the fp8 of DeepSeek-V3 (arXiv:2412.19437, section 3.3); the
 integers of compressed-tensors are in `packed.py`.
@@ -17,7 +17,8 @@ from onward.families import HF
 
 
 def dequantized(hf: HF, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The stored tensors, quantized ones as dequantized tensors; a UserError for an unknown format."""
+    """Return the stored tensors with each quantized weight as a tensor that is dequantized when read. `hf` is
+    config.json. Raises a UserError for an unknown format."""
     config = hf.get("quantization_config")
     if config is None:
         return stored
@@ -38,8 +39,8 @@ def dequantized(hf: HF, stored: dict[str, StoredTensor]) -> dict[str, StoredTens
 
 
 def mxfp4(name: str, blocks: StoredTensor, scales: StoredTensor, config: Mapping[str, Any]) -> StoredTensor:
-    """A tensor (experts, groups * 32, rows) from blocks (experts, rows, groups, 16) of two elements per byte and scales
-    (experts, rows, groups) that are exponents. It is transposed because GPT-OSS computes x @ weight."""
+    """Return a tensor (experts, groups * 32, rows) stored as blocks (experts, rows, groups, 16) of two elements per
+    byte and scales (experts, rows, groups) that are exponents. It is transposed because GPT-OSS computes x @ weight."""
     if (blocks.dtype, scales.dtype) != ("U8", "U8") or len(scales.shape) != 3 or blocks.shape != [*scales.shape, 16]:
         raise refusal(name, blocks, scales, "MXFP4")
     experts, rows, groups = scales.shape
@@ -57,7 +58,8 @@ PAIRS = torch.stack([NUMBERS.repeat(16), NUMBERS.repeat_interleave(16)], -1)  # 
 
 
 def fp8(name: str, weight: StoredTensor, scales: StoredTensor, config: Mapping[str, Any]) -> StoredTensor:
-    """A matrix from float8_e4m3fn and a matrix with one factor per block; blocks at the edges are cut off."""
+    """Return a matrix stored as float8_e4m3fn and a matrix of scales, one per block; blocks at the edges may be
+    smaller."""
     match config.get("weight_block_size", [128, 128]):
         case [int(height), int(width)] if height > 0 < width:
             pass

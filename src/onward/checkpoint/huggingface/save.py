@@ -1,4 +1,4 @@
-"""Write a model as a Hugging Face folder: config.json, and its weights as one safetensors file or as shards."""
+"""Writes a model as a Hugging Face folder: config.json, and its weights as one safetensors file or as shards."""
 
 import json
 import math
@@ -25,12 +25,13 @@ from onward.transforms.quantize import QuantizedLinear
 
 
 class OwnLayout(UserWarning):
-    """A quantized model whose family has no place for packed integers."""
+    """Warning: a quantized model whose family cannot store packed integers is written with Onward's own names, which no
+    other program reads."""
 
 
 def label_keys(model: Decoder) -> dict[str, Any]:
-    """The keys of config.json for the labels of an output head, as transformers writes them; {} if the model has
-    none."""
+    """Return the keys of config.json for the labels of a classification head, as transformers writes them; {} if the
+    model has none."""
     labels = head_labels(model)
     if not labels:
         return {}
@@ -58,7 +59,8 @@ def save_weights(
     extra: HF,
     shard_bytes: float = math.inf,
 ) -> None:
-    """Write config.json and the weights, given under our names, as shards if they exceed `shard_bytes`.
+    """Write config.json and the weights, given under the names of Decoder's parameters, as shards if they exceed
+    `shard_bytes`.
 
     All files are written under temporary names and flushed before the first is renamed. `extra` holds more keys for
     config.json, such as token ids, or the config.json of the loaded model, which is kept as far as it still describes
@@ -75,7 +77,7 @@ def save_weights(
     if layers:
         hf["quantization_config"] = quantization_config(*layers_of(kind, config, meta))
         if hf["model_type"] == "onward" != extra.get("model_type", "onward"):
-            why = f"{extra['model_type']} stores weights in an order in which packed integers have no place"
+            why = f"{extra['model_type']} stores weights in an order that packed integers do not allow"
             warnings.warn(OwnLayout(f"only Onward can read this folder (model_type onward): {why}"), stacklevel=2)
     outlines = dict(to_theirs(kind, config, meta))
     files = split(outlines, shard_bytes)
@@ -104,8 +106,8 @@ def save_weights(
 def describe(
     config: DecoderConfig, original: HF, accepts: Callable[[Family], bool] = lambda family: True
 ) -> dict[str, Any]:
-    """The config.json of a decoder, in a family for which `accepts` is true. The first of these that describes the
-    decoder exactly:
+    """Return a config.json that describes a decoder exactly, in a family for which `accepts` is true. The candidates,
+    in order of preference:
 
     1. `original`, unchanged; 2. `original`, with its family's keys set for this decoder; 3. the keys of the first
     family that can express the decoder, with the token ids and labels of `original`.

@@ -1,9 +1,11 @@
-"""The weights of a PEFT folder: their names, and the weights of ours that each of them joins.
+"""Translates adapters between PEFT's weights and Decoder's: a weight in the family's files may join several weights of
+Decoder ("ours"), such as a fused projection.
 
 PEFT adapts layers, by `target_modules`, and parameters of other modules, by `target_parameters`: transformers 5 keeps
 the experts of a layer in two stacks, `gate_up_proj` and `down_proj`. Of two parameters of a module, the tensors of the
 first have the name of the module and `.base_layer`. The tensors of a stack are lora_A (X R, I), expert by expert, and
 lora_B (O, R X), in which neighboring columns are those of different experts.
+
 Shapes: X experts, I inputs, O outputs, R rank.
 """
 
@@ -33,7 +35,8 @@ MAGNITUDE = "lora_magnitude_vector"
 
 @dataclass(frozen=True)
 class AdaptedWeight:
-    """A weight of the family that can have an adapter."""
+    """A weight in the family's files that can have an adapter, and the weights of Decoder that it joins along its
+    rows."""
 
     module: str  # the module that has its tensors
     key: str  # in adapter_config.json: the module, or the module and the name of its parameter
@@ -45,8 +48,9 @@ class AdaptedWeight:
 
 
 def adapted_weights(kind: Family, model: Decoder, targets: Mapping[str, Target]) -> Iterator[AdaptedWeight]:
-    """The weights in the family's files that hold the weights of a model, by the family's table; weights without a row
-    keep our names. Parameters of one module keep the order of the module."""
+    """Yield the weights in the family's files that hold the weights of a model, by the family's table; weights without
+    a row keep our names. Parameters of one module keep the order of the module. `targets` are the model's adaptable
+    weights by name."""
     known = {name if target.weight.ndim == 3 else f"{name}.weight": name for name, target in targets.items()}
     named, table = set(), list(kind.names(model.config))
     mixtures = any(isinstance(their, list) for their, *_ in table)
@@ -70,9 +74,9 @@ def adapted_weights(kind: Family, model: Decoder, targets: Mapping[str, Target])
                 key, transposed = their if mixtures and leaf in LLAMA else layer, theirs.size(-1) > 1
                 yield AdaptedWeight(layer, key, ours, order, transposed=transposed)
         else:
-            for expert, one in enumerate(their):
-                one = one.removesuffix(".weight")
-                yield AdaptedWeight(one, one, ours, rows, expert=expert)
+            for expert, matrix in enumerate(their):
+                matrix = matrix.removesuffix(".weight")
+                yield AdaptedWeight(matrix, matrix, ours, rows, expert=expert)
             experts, _, projection = ours[0].rpartition(".")
             if projection in FUSED:
                 module, (leaf, *parts) = stack_module(their), FUSED[projection]
@@ -87,8 +91,8 @@ def adapted_weights(kind: Family, model: Decoder, targets: Mapping[str, Target])
 
 
 def tensor_names(chosen: Sequence[AdaptedWeight]) -> dict[str, AdaptedWeight]:
-    """Adapted weights by the module name in their tensors. PEFT wraps the layers of several parameters of a module
-    around each other, so each adds `.base_layer` to the name."""
+    """Return adapted weights by the module name in their tensors. PEFT wraps adapted parameters of the same module
+    around each other, so each wrapping adds `.base_layer` to the name."""
     adapted, around = dict[str, AdaptedWeight](), Counter[str]()
     for place in reversed(chosen):
         adapted[place.module + ".base_layer" * around[place.module]] = place
@@ -98,7 +102,7 @@ def tensor_names(chosen: Sequence[AdaptedWeight]) -> dict[str, AdaptedWeight]:
 
 @dataclass(frozen=True)
 class Joined:
-    """The adapter of a place as PEFT keeps it."""
+    """The adapter of an AdaptedWeight in the form in which PEFT stores it."""
 
     a: Tensor
     b: Tensor
@@ -108,21 +112,21 @@ class Joined:
 
 
 def joined(place: AdaptedWeight, adapters: Mapping[str, Adapter], targets: Mapping[str, Target]) -> Joined:
-    """The adapter of a weight that joins several of ours, from their adapters. If these have different A, the ranks add
-    up: A holds theirs one after the other, and B is block-diagonal."""
-    present = [adapters[one] for one in place.ours if one in adapters]
-    scaling, shared = present[0].scaling, all(torch.equal(one.a, present[0].a) for one in present)
-    a = present[0].a.detach() if shared else torch.cat([one.a.detach() for one in present], -2)
+    """Join the adapters of our weights to the adapter of the weight `place`. If they have different A, the ranks add
+    up: the new A stacks them, and B is block-diagonal."""
+    present = [adapters[our] for our in place.ours if our in adapters]
+    scaling, shared = present[0].scaling, all(torch.equal(adapter.a, present[0].a) for adapter in present)
+    a = present[0].a.detach() if shared else torch.cat([adapter.a.detach() for adapter in present], -2)
     rank, rows, magnitudes, start = a.size(-2), [], [], 0
-    for one in place.ours:
-        b = a.new_zeros(*targets[one].weight.shape[:-1], rank)
-        if one in adapters:
-            columns = slice(0, rank) if shared else slice(start, start := start + adapters[one].rank)
-            b[..., columns] = adapters[one].b.detach() * (adapters[one].scaling / scaling)
+    for our in place.ours:
+        b = a.new_zeros(*targets[our].weight.shape[:-1], rank)
+        if our in adapters:
+            columns = slice(0, rank) if shared else slice(start, start := start + adapters[our].rank)
+            b[..., columns] = adapters[our].b.detach() * (adapters[our].scaling / scaling)
         rows.append(b)
         if present[0].magnitude is not None:
-            weight = targets[one].weight
-            magnitudes.append(adapters[one].magnitude if one in adapters else weight.to(a.dtype).norm(dim=1))
+            weight = targets[our].weight
+            magnitudes.append(adapters[our].magnitude if our in adapters else weight.to(a.dtype).norm(dim=1))
     magnitude = torch.cat([m.detach() for m in magnitudes])[place.order] if magnitudes else None  # type: ignore[union-attr]
     b = torch.cat(rows, -2)[..., place.order, :]
     if place.stack:
@@ -133,8 +137,8 @@ def joined(place: AdaptedWeight, adapters: Mapping[str, Adapter], targets: Mappi
 def split(
     place: AdaptedWeight, given: Mapping[str, Tensor], config: LoraConfig, targets: Mapping[str, Target]
 ) -> list[Adapter]:
-    """The adapters of our weights that one weight joins, from the tensors of its adapter. A ValueError names a tensor
-    that does not fit."""
+    """Split the adapter of the weight `place`, with the tensors `given`, into the adapters of our weights that it
+    joins. Raises a ValueError for a tensor that does not fit."""
     first = targets[place.ours[0]]
     leaves = EMBEDDING if isinstance(first.module, nn.Embedding) else LAYER
     a, b = (given[leaf.removesuffix(".weight")] for leaf in leaves)
@@ -142,12 +146,12 @@ def split(
         a, b = a.unflatten(0, (len(first.weight), -1)), b.unflatten(1, (-1, len(first.weight))).permute(2, 0, 1)
     magnitude, rank = given.get(MAGNITUDE), a.size(-2)
     own = place.key if place.stack else f"{place.module}.weight"  # its name where it is targeted as a parameter
-    name = own if any(matches(one, own) for one in config.target_parameters or ()) else place.module
+    name = own if any(matches(pattern, own) for pattern in config.target_parameters or ()) else place.module
     if rank != config.rank_of(name):
         raise ValueError(f"its rank is {rank}, and by adapter_config.json {config.rank_of(name)}")
     if config.use_dora != (magnitude is not None):
         raise ValueError(
-            f"use_dora is {config.use_dora}, and magnitudes are {'there' if magnitude is not None else 'missing'}"
+            f"use_dora is {config.use_dora}, and magnitudes are {'present' if magnitude is not None else 'missing'}"
         )
     scaling = config.alpha_of(name) / (math.sqrt(rank) if config.use_rslora else rank)
     if config.init_lora_weights in CHANGED_BASE and leaves is LAYER:
@@ -157,8 +161,8 @@ def split(
     back = place.order.argsort()
     b, magnitude = b[..., back, :], None if magnitude is None else magnitude[back]
     parts, start = [], 0
-    for one in place.ours:
-        weight = targets[one].weight if place.expert is None else targets[one].weight[0]
+    for our in place.ours:
+        weight = targets[our].weight if place.expert is None else targets[our].weight[0]
         end = start + weight.size(-2)
         adapter = Adapter(weight, rank, scaling, dora=magnitude is not None, **kind)
         pairs = [(adapter.a, a), (adapter.b, b[..., start:end, :])]
@@ -176,15 +180,15 @@ def split(
 def initial_factors(
     place: AdaptedWeight, targets: Mapping[str, Target], kind: str, rank: int, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """A (R, I) and B (O, R) that an adapter of PEFT began from, in the rows of the family: it subtracts scaling B A
-    from the base. PiSSA (Meng et al. 2024) has the largest singular values and their vectors, OLoRA (Büyükakyüz
-    2024) the first columns of a QR decomposition."""
-    modules = [targets[one].module for one in place.ours]
+    """Compute A (R, I) and B (O, R) from which PEFT initialized an adapter, in the row order of the family: PEFT
+    subtracts scaling B A from the base. PiSSA (Meng et al. 2024) uses the largest singular values and their vectors,
+    OLoRA (Büyükakyüz 2024) the first columns of a QR decomposition."""
+    modules = [targets[our].module for our in place.ours]
     if place.stack or place.expert is not None or any(isinstance(module, QuantizedLinear) for module in modules):
         raise ValueError(f"init_lora_weights is {kind}, which is for layers with plain weights: merge it in PEFT")
     if place.ours[0] == "head" and targets["head"].weight.data_ptr() == targets["embed"].weight.data_ptr():
         raise ValueError(f"init_lora_weights is {kind}, which changed the embedding too, as the head shares its weight")
-    weight = torch.cat([targets[one].weight.detach() for one in place.ours])[place.order]
+    weight = torch.cat([targets[our].weight.detach() for our in place.ours])[place.order]
     weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
     if kind == "pissa":
         u, s, v = torch.linalg.svd(weight, full_matrices=False)
@@ -197,14 +201,15 @@ def initial_factors(
 
 
 def stacked(weight: Tensor, by_expert: Mapping[int, Adapter]) -> Adapter:
-    """The adapter of a stack (X, O, I) from the adapters of its matrices; matrices without an adapter get zeros."""
+    """Build the adapter of a stack (X, O, I) from the adapters of its matrices; matrices without an adapter get
+    zeros."""
     first = next(iter(by_expert.values()))
-    if any((one.rank, one.scaling) != (first.rank, first.scaling) for one in by_expert.values()):
+    if any((adapter.rank, adapter.scaling) != (first.rank, first.scaling) for adapter in by_expert.values()):
         raise ValueError("their ranks or factors differ, and those of a stack are the same")
     if first.magnitude is not None:
         raise ValueError("they are DoRA, which is not for stacks")
     kind = {"dropout": first.dropout.p, "rslora": first.rslora}
     adapter = Adapter(weight, first.rank, first.scaling, dora=False, **kind)  # type: ignore[arg-type]
-    for expert, one in by_expert.items():
-        adapter.a.data[expert], adapter.b.data[expert] = one.a.data, one.b.data
+    for expert, own in by_expert.items():
+        adapter.a.data[expert], adapter.b.data[expert] = own.a.data, own.b.data
     return adapter

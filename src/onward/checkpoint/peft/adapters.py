@@ -1,8 +1,8 @@
-"""Adapters on disk, as PEFT writes and reads them: adapter_config.json and adapter_model.safetensors.
+"""Writes and reads adapters in PEFT's format: adapter_config.json and adapter_model.safetensors.
 
 Tensors have the names of the base's family, see `adapted_weights.py`: base_model.model.MODULE.lora_A.weight (R, I) and
-lora_B.weight (O, R); lora_embedding_A (R, V) and lora_embedding_B (D, R); lora_magnitude_vector (O,) with DoRA; modules
-that are trained whole under their own names, and so is a head of outputs. base.json is that of `bases.py`.
+lora_B.weight (O, R); lora_embedding_A (R, V) and lora_embedding_B (D, R); lora_magnitude_vector (O,) with DoRA. Fully
+trained modules, and a classification or value head, have their own names. base.json is that of `bases.py`.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def load_with_adapters(
     allow_nonfinite: bool = False,
     quantize: str | None = None,
 ) -> tuple[Decoder, dict[str, Any], ModelSource]:
-    """The decoder in a folder with adapters, each named after its folder; the first is in use. If the folder itself
-    holds an adapter, its base is loaded with it. Also returns the base's config.json, and the source of the
+    """Load the decoder in a folder with adapters, each named after its folder; the first is in use. If the folder
+    itself holds an adapter, its base is loaded with it. Also returns the base's config.json, and the source of the
     tokenizer.
 
-    Arguments as for `load_model`. A UserError for an adapter of another base.
+    Arguments as for `load_model`. Raises a UserError for an adapter of another base.
     """
     if is_adapter(folder):
         adapter_folders, folder = [folder, *adapter_folders], base_folder(folder)
@@ -95,7 +95,7 @@ def load_with_adapters(
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """The content of an adapter's folder."""
+    """The content of an adapter's folder, to be written."""
 
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any]
@@ -103,14 +103,15 @@ class AdapterFiles:
 
 
 def save_adapter(model: Decoder, folder: Path, hf: HF, base: BaseModel, name: str = "default") -> None:
-    """Write the adapters with a name, and all fully trained modules, as a PEFT folder."""
+    """Write the adapters of the name `name`, and all fully trained modules, as a PEFT folder. `hf` is the base's
+    config.json."""
     write_adapter(folder, adapter_files(model, hf, base, name))
 
 
 def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default") -> AdapterFiles:
-    """The adapters with a name, and all fully trained modules, under PEFT's names.
+    """Collect the adapters of the name `name`, and all fully trained modules, under PEFT's names.
 
-    If the parts of a fused projection have different A, it is written with the sum of their ranks.
+    If the weights of a fused projection have adapters with different A, their ranks are added.
     """
     check_adapter(name, adapter_names(model))
     kind = family(describe(model.config, hf)["model_type"])
@@ -119,9 +120,9 @@ def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default"
     chosen = [
         target
         for target in adapted_weights(kind, model, targets)
-        if target.expert is None and any(one in adapters for one in target.ours)
+        if target.expert is None and any(our in adapters for our in target.ours)
     ]
-    if left := adapters.keys() - {one for target in chosen for one in target.ours}:
+    if left := adapters.keys() - {our for target in chosen for our in target.ours}:
         raise UserError(f"PEFT has no names for adapters of {min(left)} in this family: merge them instead")
     tensors, ranks, alphas = dict[str, Tensor](), dict[str, int](), dict[str, float]()
     for module, target in tensor_names(chosen).items():
@@ -131,22 +132,22 @@ def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default"
         tensors |= {f"{PREFIX}{module}.{leaf}": t for leaf, t in zip(leaves, (kept.a, kept.b))}
         if kept.magnitude is not None:
             tensors[f"{PREFIX}{module}.{MAGNITUDE}"] = kept.magnitude
-    full = dict(whole_modules(kind, model))
-    tensors |= {PREFIX + one: t for one, t in full.items()}
+    full = dict(full_parameters(kind, model))
+    tensors |= {PREFIX + their: t for their, t in full.items()}
     modules = {target.key for target in chosen if target.key == target.module}
-    full_modules = sorted({one.rpartition(".")[0] for one in full})
+    full_modules = sorted({their.rpartition(".")[0] for their in full})
     config = peft_config(adapters, ranks, alphas, modules, full_modules, base.folder)
     return AdapterFiles(tensors, config, replace(base, labels=head_labels(model)))
 
 
-def whole_modules(kind: Family, model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """The parameters that are trained whole, under the family's names."""
+def full_parameters(kind: Family, model: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """Yield the fully trained parameters, under the family's names."""
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad and "_lora." not in n}
     for their, our, *fix in kind.names(model.config):
         ours = [our] if isinstance(our, str) else our
-        if all(one in trained for one in ours) and isinstance(their, str):
-            whole = torch.cat([trained.pop(one).detach() for one in ours])
-            yield their, fix[0][1](whole) if fix else whole
+        if all(our in trained for our in ours) and isinstance(their, str):
+            joint = torch.cat([trained.pop(our).detach() for our in ours])
+            yield their, fix[0][1](joint) if fix else joint
     for name, parameter in trained.items():
         yield name, parameter.detach()
 
@@ -159,8 +160,9 @@ def peft_config(
     full: list[str],
     base: str,
 ) -> dict[str, Any]:
-    """The content of adapter_config.json; ranks and alphas are by the names of modules and of other parameters. With
-    parameters, PEFT accepts no dropout."""
+    """Return the content of adapter_config.json. `ranks` and `alphas` are by the names of modules and of other
+    parameters, `modules` are the names of modules among them, `full` names the fully trained modules, and `base` the
+    base model. If there are other parameters, PEFT accepts no dropout."""
     parameters = sorted(ranks.keys() - modules)
     rank = Counter(ranks.values()).most_common(1)[0][0] if ranks else 8
     alpha = Counter(alphas.values()).most_common(1)[0][0] if alphas else 8
@@ -180,13 +182,13 @@ def peft_config(
         "target_modules": sorted(modules),
         "target_parameters": parameters or None,
         "modules_to_save": full or None,
-        "rank_pattern": {one: r for one, r in ranks.items() if r != rank},
-        "alpha_pattern": {one: a for one, a in alphas.items() if a != alpha},
+        "rank_pattern": {key: r for key, r in ranks.items() if r != rank},
+        "alpha_pattern": {key: a for key, a in alphas.items() if a != alpha},
     }
 
 
 def write_adapter(folder: Path, files: AdapterFiles) -> None:
-    """Write the files of an adapter; all are flushed before any is put in place."""
+    """Write the files of an adapter; all are flushed before the first is renamed to its final name."""
     with ExitStack() as stack:
         temporary = {name: stack.enter_context(written_whole(folder / name)) for name in ADAPTER_FILES}
         fill(temporary[TENSORS], files.tensors, files.tensors.items())
@@ -197,22 +199,25 @@ def write_adapter(folder: Path, files: AdapterFiles) -> None:
 
 
 def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") -> None:
-    """Add the adapters in a PEFT folder to a model, in place, and use them; all other parameters are frozen.
+    """Add the adapters in a PEFT folder to a model, in place, under the name `name`, and use them; all other parameters
+    are frozen.
 
-    A UserError names a tensor that does not fit the model, or an option of PEFT that Onward does not support.
+    Raises a UserError for a tensor that does not fit the model, or for an option of PEFT that Onward does not support.
     """
     check_adapter_folder(folder)
     config = lora_config(read_json(folder / CONFIG), folder / CONFIG)
-    parts, whole, bases = sorted_tensors(folder)
+    parts, full, bases = sorted_tensors(folder)
     kind = family(describe(model.config, hf)["model_type"])
     targets = weights(model)
-    check_alone(model, whole, folder)
+    check_alone(model, full, folder)
     if config.init_lora_weights not in CHANGED_BASE:
         check_base_layers(model, kind, bases, folder)
     model.requires_grad_(False)
     targeted = config.target_parameters or ()
     adapted = adapted_weights(kind, model, targets)
-    present = [place for place in adapted if not place.stack or any(matches(one, place.key) for one in targeted)]
+    present = [
+        place for place in adapted if not place.stack or any(matches(pattern, place.key) for pattern in targeted)
+    ]
     experts: dict[str, dict[int, Adapter]] = {}
     for module, place in tensor_names(present).items():
         if (given := parts.pop(module, None)) is None:
@@ -221,57 +226,57 @@ def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") ->
             pieces = split(place, given, config, targets)
         except (KeyError, RuntimeError, ValueError) as error:
             raise UserError(f"{folder}: the adapter of {place.key} does not fit this model: {error}") from None
-        for one, adapter in zip(place.ours, pieces):
+        for our, adapter in zip(place.ours, pieces):
             if place.expert is None:
-                add_adapter(model, targets[one], name, adapter)
+                add_adapter(model, targets[our], name, adapter)
             else:
-                experts.setdefault(one, {})[place.expert] = adapter
-    for one, by_expert in experts.items():
+                experts.setdefault(our, {})[place.expert] = adapter
+    for our, by_expert in experts.items():
         try:
-            adapter = stacked(targets[one].weight, by_expert)
+            adapter = stacked(targets[our].weight, by_expert)
         except ValueError as error:
-            raise UserError(f"{folder}: the adapters of the experts in {one} do not fit this model: {error}") from None
-        add_adapter(model, targets[one], name, adapter)
+            raise UserError(f"{folder}: the adapters of the experts in {our} do not fit this model: {error}") from None
+        add_adapter(model, targets[our], name, adapter)
     if parts:
         raise UserError(f"{folder} has an adapter of {min(parts)}, which is no layer or stack of experts of this model")
-    if (weight := whole.get(f"{NAME}.weight")) is not None:
+    if (weight := full.get(f"{NAME}.weight")) is not None:
         add_head(model, base_of(folder).labels or [str(i) for i in range(len(weight))])
-    load_whole(model, kind, whole, folder)
+    load_full(model, kind, full, folder)
     selection(model).name = name
 
 
 def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors in an adapter's file, in three tables: of adapters, by module and kind; of fully trained modules, by
-    name; and of the base, which PEFT includes if embeddings are adapted."""
+    """Read the tensors in an adapter's file as three tables: those of adapters, by module and kind; those of fully
+    trained modules, by name; and those of the base, which PEFT includes if embeddings are adapted."""
     parts: dict[str, dict[str, Tensor]] = {}
-    whole, bases = {}, {}
+    full, bases = {}, {}
     leaves = (*LAYER, *EMBEDDING, MAGNITUDE, f"{MAGNITUDE}.weight")
     for key, tensor in read_tensors(folder / TENSORS).items():
         name = key.removeprefix(PREFIX).removesuffix(".default")
-        leaf = next((one for one in leaves if name.endswith(f".{one}")), None)
+        leaf = next((end for end in leaves if name.endswith(f".{end}")), None)
         if leaf:
             parts.setdefault(name.removesuffix(f".{leaf}"), {})[leaf.removesuffix(".weight")] = tensor
         elif name.endswith(".base_layer.weight"):
             bases[name.replace(".base_layer.", ".")] = tensor
         else:
-            whole[name] = tensor
-    return parts, whole, bases
+            full[name] = tensor
+    return parts, full, bases
 
 
-def check_alone(model: Decoder, whole: Mapping[str, Tensor], folder: Path) -> None:
+def check_alone(model: Decoder, full: Mapping[str, Tensor], folder: Path) -> None:
     """Raise a UserError if fully trained modules would change the base of other adapters."""
     others = [name for name, p in model.named_parameters() if p.requires_grad and "_lora." not in name]
-    if adapter_names(model) and (whole or others):
-        what = f"{folder} has" if whole else "the adapter that is loaded has"
+    if adapter_names(model) and (full or others):
+        what = f"{folder} has" if full else "the adapter that is loaded has"
         raise UserError(
-            f"{what} {min(whole or others)}, trained whole, which would change the base of both adapters: load one"
+            f"{what} {min(full or others)}, fully trained, which would change the base of both adapters: load one"
         )
 
 
 def check_base_layers(model: Decoder, kind: Family, bases: dict[str, Tensor], folder: Path) -> None:
     """Raise a UserError if weights of the base in an adapter's file differ from the model's by more than rounding."""
-    for their, one, part in by_our_names(model, kind, bases, folder):
-        weight = model.get_parameter(one).detach().float()
+    for their, our, part in by_our_names(model, kind, bases, folder):
+        weight = model.get_parameter(our).detach().float()
         if not torch.allclose(part.float(), weight, rtol=1e-2, atol=1e-2 * weight.abs().mean().item()):
             raise UserError(f"{folder} was made for a base with another {their}: load it with its own base")
 
@@ -280,30 +285,30 @@ def by_our_names(
     model: Decoder, kind: Family, tensors: dict[str, Tensor], folder: Path
 ) -> Iterator[tuple[str, str, Tensor]]:
     """Remove the tensors that hold parameters of a model from `tensors`; yield for each parameter the family's name,
-    our name and its tensor. A UserError names a tensor of another shape."""
+    our name and its tensor. Raises a UserError for a tensor of another shape."""
     own = dict(model.named_parameters(remove_duplicate=False))
     rows = [(their, [our] if isinstance(our, str) else our, fix) for their, our, *fix in kind.names(model.config)]
     rows += [(name, [name], []) for name in own]
     for their, ours, fix in rows:
-        if isinstance(their, str) and their in tensors and all(one in own for one in ours):
-            tensor, sizes = tensors.pop(their), [own[one].size(0) for one in ours]
+        if isinstance(their, str) and their in tensors and all(our in own for our in ours):
+            tensor, sizes = tensors.pop(their), [own[our].size(0) for our in ours]
             try:
                 parts = (fix[0][0](tensor) if fix else tensor).split(sizes)
             except RuntimeError:
                 parts = ()
-            if [part.shape for part in parts] != [own[one].shape for one in ours]:
+            if [part.shape for part in parts] != [own[our].shape for our in ours]:
                 raise UserError(f"{folder} has {their} of another shape than this model: load its own base")
-            for one, part in zip(ours, parts):
-                yield their, one, part
+            for our, part in zip(ours, parts):
+                yield their, our, part
 
 
-def load_whole(model: Decoder, kind: Family, whole: dict[str, Tensor], folder: Path) -> None:
-    """Put modules that were trained whole into a model, and train them further."""
-    for _, one, part in by_our_names(model, kind, whole, folder):
-        if model.config.tied and one in ("embed.weight", "head.weight"):
+def load_full(model: Decoder, kind: Family, full: dict[str, Tensor], folder: Path) -> None:
+    """Copy fully trained modules into a model, and make them trainable."""
+    for _, our, part in by_our_names(model, kind, full, folder):
+        if model.config.tied and our in ("embed.weight", "head.weight"):
             untie(model)
-        parameter = model.get_parameter(one)
+        parameter = model.get_parameter(our)
         parameter.data.copy_(part)
         parameter.requires_grad_(True)
-    if whole:
-        raise UserError(f"{folder} has {min(whole)}, which this model has no place for: load its own base")
+    if full:
+        raise UserError(f"{folder} has {min(full)}, which this model does not have: load its own base")

@@ -20,15 +20,15 @@ CONFIG, BASE = "adapter_config.json", "base.json"
 
 @dataclass(frozen=True)
 class BaseModel:
-    """The base of an adapter."""
+    """The content of base.json: the base of an adapter."""
 
     folder: str  # where it was
     checksum: str  # of its weights, see `weights_checksum`; "": unknown
-    labels: tuple[str, ...] = ()  # of the head of outputs that was trained beside the adapter
+    labels: tuple[str, ...] = ()  # of the classification head trained with the adapter
 
 
 def weights_checksum(folder: Path) -> str:
-    """A checksum of the weights of a model, independent of the files that hold them."""
+    """Compute a checksum of the weights of a model, independent of the files that hold them."""
     integers = {"F64": torch.int64, "F32": torch.int32, "F16": torch.int16, "BF16": torch.int16}
     facts = []
     for name, tensor in sorted(open_source(folder).stored().items()):
@@ -39,12 +39,12 @@ def weights_checksum(folder: Path) -> str:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter and no model."""
+    """Return whether a folder holds an adapter and no model."""
     return (folder / CONFIG).exists() and not (folder / "config.json").exists()
 
 
 def base_of(folder: Path) -> BaseModel:
-    """The base that an adapter was made for."""
+    """Read the base for which an adapter was trained."""
     if (folder / BASE).exists():
         record = read_json(folder / BASE)
         labels = tuple(map(str, record.get("labels") or ()))
@@ -54,7 +54,7 @@ def base_of(folder: Path) -> BaseModel:
 
 
 def base_folder(adapter_folder: Path) -> Path:
-    """The folder of the base that an adapter names; a UserError if it does not exist."""
+    """Return the folder of the base that an adapter names. Raises a UserError if it does not exist."""
     base = base_of(adapter_folder).folder
     try:
         return locate(base, "")
@@ -66,13 +66,13 @@ def base_folder(adapter_folder: Path) -> Path:
 
 
 def check_adapter_folder(folder: Path) -> None:
-    """Raise a UserError where a folder holds no adapter."""
+    """Raise a UserError if a folder holds no adapter."""
     if not (folder / CONFIG).exists():
         raise UserError(f"there is no {CONFIG} in {folder}: name the folder of an adapter")
 
 
 def check_base(adapter_folder: Path, base: Path) -> None:
-    """Raise a UserError if an adapter was trained for other weights than those in the folder `base`."""
+    """Raise a UserError if the weights in the folder `base` are not those for which an adapter was trained."""
     wanted = base_of(adapter_folder)
     if wanted.checksum and (actual := weights_checksum(base)) != wanted.checksum:
         raise UserError(

@@ -1,4 +1,5 @@
-"""The keys of adapter_config.json, as PEFT's LoraConfig defines them: read, without effect here, or refused by name."""
+"""The keys of adapter_config.json, as PEFT's LoraConfig defines them: each is read, ignored because it has no effect
+here, or refused by name."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ CHANGED_BASE = "pissa", "olora"  # those that subtract from the base a product t
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """The keys that Onward reads, with PEFT's defaults."""
+    """The keys of adapter_config.json that Onward reads, with PEFT's defaults."""
 
     r: Size = 8
     lora_alpha: Alpha = 8.0
@@ -37,16 +38,17 @@ class LoraConfig:
     target_parameters: tuple[str, ...] | None = ()
 
     def rank_of(self, name: str) -> int:
-        """The rank of the module or parameter of a name."""
+        """Return the rank of the module or parameter `name`."""
         return next((rank for key, rank in (self.rank_pattern or {}).items() if matches(key, name)), self.r)
 
     def alpha_of(self, name: str) -> float:
-        """The alpha of the module or parameter of a name."""
+        """Return the alpha of the module or parameter `name`."""
         return next((alpha for key, alpha in (self.alpha_pattern or {}).items() if matches(key, name)), self.lora_alpha)
 
 
 def lora_config(values: Mapping[str, Any], path: Path) -> LoraConfig:
-    """The configuration in a file; a UserError names a key that Onward does not support, or a value of a wrong type."""
+    """Parse the values of an adapter_config.json. Raises a UserError for a key that Onward does not support, or a value
+    of a wrong type."""
     if values.get("peft_type") != "LORA":
         raise UserError(f"{path.parent} is a {values.get('peft_type')} adapter: Onward reads LORA")
     known = field_types(LoraConfig)
@@ -68,5 +70,6 @@ def lora_config(values: Mapping[str, Any], path: Path) -> LoraConfig:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a key of rank_pattern or alpha_pattern, or a target, is for a module or parameter."""
+    """Return whether `pattern`, a target or a key of rank_pattern or alpha_pattern, applies to the module or parameter
+    `name`."""
     return re.fullmatch(rf"(.*\.)?({pattern})", name) is not None

@@ -1,4 +1,5 @@
-"""A save in the folder of a run: its files, whether they are undamaged, and the model that the run folder shows."""
+"""Saves (checkpoints) in the folder of a run: writing their files, checking them, and copying the model of a save into
+the run folder."""
 
 import json
 import os
@@ -22,12 +23,12 @@ KINDS = "weight/", "average/"
 
 
 def saves(run: Path) -> list[Path]:
-    """The saves of a run, oldest first."""
+    """List the saves of a run, oldest first."""
     return sorted((p for p in (run / "checkpoints").glob("step-*") if p.name[5:].isdecimal()), key=step_of)
 
 
 def step_of(save: Path) -> int:
-    """The step of a save, from the name of its folder."""
+    """Return the step of a save, from the name of its folder."""
     return int(save.name.removeprefix("step-"))
 
 
@@ -39,7 +40,8 @@ def write_save(
     progress: dict[str, Any],
     hf: Mapping[str, Any],
 ) -> None:
-    """Write a save atomically, from the tensors of a TrainerState and the frozen parameters."""
+    """Write a save atomically, from the tensors of a TrainerState and the frozen parameters. `progress` are the other
+    values of the TrainerState; `hf` are keys for config.json."""
     own, average = ({n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)} for kind in KINDS)
     dtypes = {tensor.dtype for tensor in average.values()}  # averages are finer; files have one dtype
     weights = {**{name: t.to(next(iter(dtypes), t.dtype)) for name, t in frozen.items()}, **own, **average}
@@ -62,7 +64,7 @@ def write_adapter_save(
 
 
 def write_state(new: Path, state: Mapping[str, Tensor], progress: dict[str, Any]) -> None:
-    """Write the state of a trainer into the folder of a save, and then the checksums of all its files."""
+    """Write the state of a trainer into the folder of a save, and then the checksums of all files in it."""
     fill(new / STATE, state, state.items())
     (new / PROGRESS).write_text(json.dumps(progress))
     sums = {path.name: file_sha256(path) for path in sorted(new.iterdir())}
@@ -70,7 +72,7 @@ def write_state(new: Path, state: Mapping[str, Tensor], progress: dict[str, Any]
 
 
 def show(folder: Path, run: Path) -> None:
-    """Put the model of a save, or its adapter, into the run folder."""
+    """Link or copy the model of a save, or its adapter, into the run folder."""
     for name in ADAPTER_FILES if (folder / ADAPTER_CONFIG).exists() else (SINGLE, CONFIG):
         with written_whole(run / name) as new:
             try:
@@ -80,14 +82,14 @@ def show(folder: Path, run: Path) -> None:
 
 
 def damage(folder: Path) -> str:
-    """The first file of a save that is not as it was written, in words; "" if all are."""
+    """Say which file of a save is missing or differs from its checksum; "" if the save is undamaged."""
     name = CHECKSUMS
     try:
         sums = read_json(folder / name)
         model = ADAPTER_FILES if ADAPTER_CONFIG in sums else (CONFIG, SINGLE)
         for name in *model, STATE, PROGRESS:
             if sums.get(name) != file_sha256(folder / name):
-                return f"{name} is not as it was written"
+                return f"{name} differs from its checksum"
     except (UserError, OSError):
         return f"{name} is missing or cannot be read"
     return ""

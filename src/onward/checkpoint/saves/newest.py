@@ -1,4 +1,4 @@
-"""The newest undamaged save of a run, read to go on from."""
+"""Reads the newest undamaged save of a run, to resume from it."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ from onward.model.decoder import Decoder
 
 @dataclass(frozen=True)
 class SavedState(TrainerState):
-    """A state that was read from a save, and the model that it belongs to."""
+    """The trainer state and the model read from a save."""
 
     folder: Path  # of the save
     model: Decoder  # with the weights that are trained, not their average
@@ -31,9 +31,11 @@ class SavedState(TrainerState):
 def newest_state(
     run: Path, device: torch.device, spoiled: int | None = None, base: Callable[[], Decoder] | None = None
 ) -> SavedState:
-    """The newest save that is as it was written, which the run folder then shows. Damaged saves after it are moved
-    aside, each with a message; so is the save of the step `spoiled`, if there is one before it. A UserError if no save
-    is good. Where saves hold adapters only, `base` makes the model that they belong to.
+    """Read the newest undamaged save of a run, and put its model into the run folder.
+
+    Newer damaged saves are renamed, each with a message; so is the save of the step `spoiled`, if there is a save
+    before it. Raises a UserError if no save is undamaged. If saves hold adapters only, `base` makes the model to which
+    they are added.
     """
     damages: dict[Path, str] = {}
     for folder in reversed(known := saves(run)):
@@ -45,7 +47,7 @@ def newest_state(
         why = "".join(f" ({folder.name}: {reason})" for folder, reason in damages.items())
         raise UserError(f"{run} has no save to resume from{why}: start another with --out")
     messages = [
-        f"{bad} is damaged ({reason}): it is kept as damaged-{bad.name}, and {folder.name} is taken"
+        f"{bad} is damaged ({reason}): it is kept as damaged-{bad.name}, and the run resumes from {folder.name}"
         for bad, reason in damages.items()
     ]
     for bad in damages:

@@ -34,14 +34,14 @@ from onward.model.decoder import Decoder
 
 @dataclass(frozen=True)
 class Best:
-    """The content of best.json."""
+    """The content of best.json: the step and validation loss of the best save."""
 
     step: int
     validation_loss: float
 
 
 class Saver:
-    """Writes the saves of a run in its own thread; keeps the last `keep` saves (at least 1) and the best one.
+    """Writes the saves of a run in its own thread; keeps the last `keep` saves (at least 1) and the best save.
 
     Disk errors are never raised and leave no partial file: `pop_failure` returns them, and the next save tries again.
     The run folder must exist and have one Saver, which removes the temporary files of killed processes.
@@ -101,7 +101,7 @@ class Saver:
         self.submit(task, f"recording step {step} as the best")
 
     def known_best(self) -> dict[str, Any]:
-        """The step and validation loss of the best save; {} if none is recorded or its folder is gone."""
+        """Read the step and validation loss of the best save; {} if none is recorded or its folder is missing."""
         try:
             best = fields.build(Best, read_json(self.run / "checkpoints" / "best.json"))
             return fields.plain(best) if self.folder(best.step).exists() else {}
@@ -114,16 +114,16 @@ class Saver:
             self.pending.result()
 
     def pop_failure(self) -> UserError | None:
-        """The first error since the previous call, which clears it; None if every write succeeded."""
+        """Return the first error since the previous call; None if every write succeeded."""
         failure, self.failure = self.failure, None
         return failure
 
     def folder(self, step: int) -> Path:
-        """The folder of the save of a step."""
+        """Return the folder of the save of a step."""
         return self.run / "checkpoints" / f"step-{step:07d}"
 
     def submit(self, task: Callable[[], None], what: str) -> None:
-        """Run a task in the thread, and then drop old saves."""
+        """Run a task in the thread, and then delete old saves. `what` names the file in an error."""
 
         def attempt() -> None:
             failed = f"{what} in {self.run} failed"
@@ -140,11 +140,11 @@ class Saver:
         self.pending = self.thread.submit(attempt)
 
     def fail(self, sentence: str) -> None:
-        """Keep the first failure: later ones follow from it."""
+        """Record a failure unless one is recorded already: later failures follow from the first."""
         self.failure = self.failure or UserError(sentence)
 
     def drop(self) -> None:
-        """Remove all saves but the last `keep` and the best."""
+        """Delete all saves but the last `keep` and the best."""
         best = self.known_best().get("step")
         for old in saves(self.run)[: -self.keep]:
             if step_of(old) != best:

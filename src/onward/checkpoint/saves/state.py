@@ -1,4 +1,4 @@
-"""The state of a trainer as named tensors and numbers."""
+"""The state of a trainer as named tensors and numbers, to save and restore it."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,8 @@ class TrainerState:
 def training_tensors(
     model: Decoder, optimizers: Sequence[Optimizer], average: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """The tensors of a TrainerState, not copied; `average` is by the names of parameters."""
+    """Collect the tensors of a TrainerState, not copied. `average` are the moving averages, by the names of
+    parameters."""
     weights = {f"weight/{name}": p for name, p in model.named_parameters() if p.requires_grad}
     averages = {f"average/{name}": tensor for name, tensor in (average or {}).items()}
     return weights | averages | optimizer_tensors(model, optimizers)
@@ -73,8 +74,8 @@ def restore(tensors: Mapping[str, Tensor], model: Decoder, optimizers: Sequence[
 
 
 def optimizer_tensors(model: Decoder, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """The state of optimizers, named as in TrainerState. A UserError if an optimizer keeps a value that is neither a
-    tensor nor a number."""
+    """Collect the state of optimizers, named as in TrainerState. Raises a UserError if an optimizer keeps a value that
+    is neither a tensor nor a number."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
     for i, optimizer in enumerate(optimizers):
@@ -95,5 +96,5 @@ def optimizer_tensors(model: Decoder, optimizers: Sequence[Optimizer]) -> dict[s
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU."""
+    """Copy tensors to the CPU."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
