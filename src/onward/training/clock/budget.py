@@ -1,5 +1,5 @@
-"""The time of a run with a time limit. The clock fixes the number of steps when the decay of the learning rate must
-begin.
+"""The time budget of a run with a time limit. The clock fixes the number of steps at the moment when the decay of the
+learning rate must begin.
 
 Validations before the last one are skipped if time is short. Does not import torch.
 """
@@ -14,7 +14,7 @@ from onward.training.config import RunConfig
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds that the parts of a run take."""
+    """The measured seconds of each kind of work in a run, such as a step or a validation."""
 
     step: float
     validation: float = 0.0  # of a part of the validation text, with the save and the sample that come with it
@@ -24,7 +24,8 @@ class Costs:
 
 @dataclass
 class Budget:
-    """The end of a run's time, in seconds of a clock, and the costs of the remaining work, measured during the run."""
+    """Keeps a run within its time: the end of the time, in seconds of a clock, and the costs of the remaining work,
+    measured during the run."""
 
     end: float
     costs: Costs
@@ -37,15 +38,15 @@ class Budget:
 
     @classmethod
     def of(cls, limit: float, spent: float, costs: Costs) -> "Budget":
-        """The budget of a limit of seconds, after some were spent."""
+        """Return the budget of a run with `limit` seconds, of which `spent` have passed."""
         return cls(perf_counter() + limit - spent, costs, limit=limit)
 
     def begin_step(self) -> None:
-        """Time the next step from now on."""
+        """Start timing the next step."""
         self.since = self.clock()
 
     def note_step(self) -> None:
-        """Update the cost of a step, which ends now together with its validation and save; the next step begins.
+        """Update the cost of a step, which ends now together with its validation and save; start timing the next step.
 
         The cost is a moving average over about a sixtieth of the time. The cost of the end of the run is scaled in
         proportion.
@@ -64,18 +65,18 @@ class Budget:
         self.costs = replace(self.costs, validation=self.since - start)
 
     def steps_left(self, validate_every: int) -> int:
-        """The number of steps that fit into the remaining time, with their validations, the last validation and the
-        end."""
+        """Compute the number of steps that fit into the remaining time, with their validations, the last validation and
+        the end of the run."""
         return max(1, int(self.seconds_left / (self.costs.step + self.costs.validation / validate_every)))
 
     @property
     def seconds_left(self) -> float:
-        """The remaining time for steps and for their validations before the last one."""
+        """Return the remaining seconds for steps and for their validations before the last one."""
         return self.end - self.clock() - self.costs.validation - self.costs.end
 
     def last_step(self, step: int, config: RunConfig) -> int:
-        """The number of steps in all, if the remaining time is the time of the decay; else 0. Also 0 during the
-        warm-up, and if the number is fixed already."""
+        """Return the total number of steps, if the remaining time is as long as the decay must be; else 0. Also 0
+        during the warm-up, and if the number is fixed already."""
         if config.steps:
             return 0
         c, left = self.costs, self.steps_left(config.validation_interval)
@@ -84,7 +85,7 @@ class Budget:
         return step + left if late and step >= config.warmup else 0
 
     def affords_validation(self, steps_left: int) -> bool:
-        """Whether the remaining time has room for a validation now, the remaining steps, the last validation and the
-        end."""
+        """Return whether the remaining time suffices for a validation now, the remaining steps, the last validation and
+        the end of the run."""
         c = self.costs
         return self.clock() + steps_left * c.step + 2 * c.validation + c.end <= self.end

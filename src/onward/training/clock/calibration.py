@@ -1,4 +1,4 @@
-"""Options that a run leaves open are fixed once, by timing, before it starts."""
+"""Chooses options that the user left open, once before a run starts, by timing."""
 
 import math
 import statistics
@@ -56,8 +56,8 @@ def calibrated(
     loss: Loss | None = None,
     began: float | None = None,
 ) -> tuple[RunConfig, Budget | None]:
-    """The configuration with precision, backend of experts and number of steps fixed; for a run with a time limit, its
-    warm-up and validation interval, and its budget.
+    """Return the configuration with precision, backend of experts and number of steps fixed; for a run with a time
+    limit, also its warm-up and validation interval, and its budget.
 
     The time counts from `began`, by default from this call. Steps, a validation, a save and a call of `sample`, which
     the caller makes at each validation, are timed on copies of the model.
@@ -79,7 +79,7 @@ def calibrated(
 
 
 def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: int) -> tuple[RunConfig, Costs]:
-    """The configuration for a limit of seconds, of which `spent` have passed, and the costs of its run.
+    """Return the configuration for a limit of seconds, of which `spent` have passed, and the costs of its run.
 
     By default there are twenty validations, or fewer, so that they take at most a twentieth of the time. The final
     evaluation uses as many of the `tokens` of the validation text as take a twentieth of the time, unless the number is
@@ -105,8 +105,8 @@ def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: 
 
 
 def fastest_options(config: RunConfig, trainer: Trainer, windows: TrainingWindows, limit: float) -> RunConfig:
-    """The configuration with precision and backend of experts fixed, in little more than `limit` seconds, and with
-    epochs converted to steps."""
+    """Return the configuration with the fastest precision and backend of experts, found in little more than `limit`
+    seconds, and with epochs converted to steps."""
     precisions = precisions_of(trainer.model.device) if config.precision == "auto" else [config.precision]
     backends = list(BACKENDS) if config.experts == "auto" and open_experts(trainer.model) else [config.experts]
     chosen: dict[str, Any] = {"precision": precisions[0], "experts": backends[0]}
@@ -121,7 +121,7 @@ def fastest_options(config: RunConfig, trainer: Trainer, windows: TrainingWindow
 
 
 def precisions_of(device: torch.device) -> list[Literal["fp32", "bf16", "fp16"]]:
-    """fp32, and bf16 or fp16 if the device computes matrix products in it."""
+    """List the precisions for a device: fp32, and bf16 or fp16 if the device computes matrix products in it."""
     if device.type == "cuda":
         return ["fp32", "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"]
     hardware = (getattr(torch.cpu, f"_is_{name}_supported", bool) for name in ("avx512_bf16", "amx_tile"))
@@ -129,7 +129,7 @@ def precisions_of(device: torch.device) -> list[Literal["fp32", "bf16", "fp16"]]
 
 
 def one_step(trainer: Trainer, plan: StepPlan, precision: str, backend: str) -> None:
-    """A step of one batch with a precision and a backend of experts."""
+    """Make a step of one batch with a precision and a backend of experts."""
     choose_backend(trainer.model, backend)
     trainer.config = replace(trainer.config, precision=precision)
     trainer.train_step(plan)
@@ -145,7 +145,7 @@ def measured_costs(
     limit: float,
     clock: Callable[[], float] = perf_counter,
 ) -> Costs:
-    """The costs of a run of `limit` seconds, measured with a clock in seconds."""
+    """Measure the costs of a run of `limit` seconds. `clock` returns seconds."""
     taken: list[float] = []
     long_enough, part = min(TRIAL_SECONDS, limit / TRIAL_PART), min(1.0, limit / WHOLE)
     with closing(planner.plans(0)) as plans:
@@ -175,8 +175,8 @@ def measured_costs(
 
 
 def save_once(trainer: Trainer, folder: Path) -> None:
-    """Write a save to a temporary folder inside the run folder, and remove it. A full disk is reported when the run
-    saves."""
+    """Write a save to a temporary folder inside the run folder, and remove it. A full disk is not an error here: the
+    run reports it when it saves."""
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".trial.", suffix=PART, dir=folder) as trial:
         saver = Saver(Path(trial), keep=1, base=BaseModel("", "") if adapter_names(trainer.model) else None)

@@ -1,12 +1,12 @@
-"""One dial: for a time, the size of the model, its context and its batch, from a law of the loss fitted to small runs.
+"""Chooses the size of the model, its context and its batch for a given training time, by a law of the loss fitted to
+small runs.
 
     python -m benchmarks.dial
 
-makes these runs and fits the constants again. The loss, in bits per byte over those that bz2 needs for the text, is a
-function of the parameters of the blocks and of the bytes that were read, so that one law serves all texts and
-tokenizers.
-Tokens that are read again count less and less, as in Muennighoff et al., "Scaling Data-Constrained Language Models"
-(arXiv:2305.16264), section 5.
+makes these runs and fits the constants again. The law gives the loss in bits per byte, relative to the bits per byte
+that bz2 needs for the text, as a function of the parameters of the blocks and of the bytes that were read, so that one
+law serves all texts and tokenizers. Tokens that are read again count less and less, as in Muennighoff et al., "Scaling
+Data-Constrained Language Models" (arXiv:2305.16264), section 5.
 """
 
 import bz2
@@ -50,7 +50,7 @@ SIZES: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that could be trained in the time."""
+    """A model size that could be trained in the time, with its forecast loss."""
 
     model: dict[str, Any]  # the fields of DecoderConfig that are chosen
     batch_size: int
@@ -62,7 +62,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen size and the candidates."""
+    """The chosen model size, and the candidates it was chosen from."""
 
     candidates: tuple[Candidate, ...]  # of rising size
     chosen: Candidate
@@ -81,7 +81,8 @@ class Choice:
 
 
 def effective(tokens: float, unique: int) -> float:
-    """The number of distinct tokens that teach as much as `tokens` tokens, of which `unique` are distinct."""
+    """Compute the number of distinct tokens that improve a model as much as `tokens` tokens, of which `unique` are
+    distinct."""
     if tokens <= unique:
         return tokens
     return unique * (1 + REPEATS * (1 - math.exp(-(tokens / unique - 1) / REPEATS)))
@@ -89,14 +90,14 @@ def effective(tokens: float, unique: int) -> float:
 
 @dataclass(frozen=True)
 class Compression:
-    """How hard a text is to predict."""
+    """How well a training text is compressed by bz2 and by the tokenizer: a measure of how hard it is to predict."""
 
     bits_per_byte: float  # as bz2 compresses it
     bytes_per_token: float
 
 
 def compression(tokenizer: Tokenizer, inputs: Inputs) -> Compression:
-    """The compression of about the first megabyte of the training text."""
+    """Measure the compression of about the first megabyte of the training text."""
     pieces = [source[: SAMPLE // len(inputs.train)] for source in inputs.train]
     data = "".join(tokenizer.decode(piece.tolist()) for piece in pieces).encode()
     bits = 8 * len(bz2.compress(data[:SAMPLE])) / max(1, len(data[:SAMPLE]))
@@ -104,7 +105,7 @@ def compression(tokenizer: Tokenizer, inputs: Inputs) -> Compression:
 
 
 def step_seconds(config: RunConfig, model: Decoder, inputs: Inputs, loss: LossFunction | None) -> float:
-    """The seconds of the second of two steps, in the precision that is likely the fastest."""
+    """Measure the seconds of a step, the second of two, in the precision that is likely the fastest."""
     if config.precision == "auto":
         config = replace(config, precision=precisions_of(model.device)[-1])
     trainer = build_trainer(config, model, loss=loss)
@@ -125,8 +126,8 @@ def dial(
     loss: LossFunction | None = None,
     timing: Callable[..., float] = step_seconds,
 ) -> tuple[RunConfig, Choice | None]:
-    """The configuration with the open fields among the model's size, the batch size and the optimizer chosen for
-    `limit` seconds, and the choice; None if the given fields leave no possible size.
+    """Choose the open fields among the model's size, the batch size and the optimizer for `limit` seconds of training.
+    Returns the configuration, and the choice; None if the given fields leave no possible size.
 
     Sizes are timed in increasing order, until the forecast becomes worse or a twentieth of the time is spent.
     """

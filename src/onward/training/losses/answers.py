@@ -25,7 +25,7 @@ REFERENCE = "reference/"  # the numbers of an example: log-probabilities under t
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Log-probabilities of the trained tokens of each sequence."""
+    """The log-probabilities of the trained tokens of each sequence of a batch."""
 
     total: Tensor  # (S,), their sum
     count: Tensor  # (S,), the number of tokens
@@ -38,7 +38,8 @@ class Logprobs:
 
 @dataclass(frozen=True)
 class Answers:
-    """The scores of the chosen or of the rejected answers of M pairs."""
+    """The log-probabilities of the chosen, or of the rejected, answers of M pairs, by the model and by the
+    reference."""
 
     logprob: Tensor  # (M,), the sum over an answer's tokens of log p
     reference: Tensor  # (M,), the same of the reference; 0 without a reference
@@ -46,17 +47,17 @@ class Answers:
 
     @property
     def ratio(self) -> Tensor:
-        """log p(answer) - log p_ref(answer), (M,)."""
+        """Compute log p(answer) - log p_ref(answer), (M,)."""
         return self.logprob - self.reference
 
     @property
     def mean_logprob(self) -> Tensor:
-        """The mean over an answer's tokens of log p, (M,)."""
+        """Compute the mean of log p over the tokens of each answer, (M,)."""
         return self.logprob / self.count.clamp(min=1)
 
     @property
     def mean_ratio(self) -> Tensor:
-        """The mean over an answer's tokens of log p - log p_ref, (M,)."""
+        """Compute the mean of log p - log p_ref over the tokens of each answer, (M,)."""
         return self.ratio / self.count.clamp(min=1)
 
 
@@ -66,7 +67,7 @@ def sequence_logprobs(model: Decoder, batch: ExampleBatch, tail: float = 1.0) ->
 
 
 def hidden_states(model: Decoder, batch: ExampleBatch) -> Tensor:
-    """The hidden states of a batch, (B * T, D).
+    """Compute the hidden states of a batch, (B * T, D).
 
     With gradients enabled, embeddings require gradients even in a frozen model: a policy and its reference then use the
     same attention kernels, and are equal bit for bit before the first step, in bf16 too.
@@ -104,36 +105,36 @@ def logprobs_of(model: Decoder, hidden: Tensor, batch: ExampleBatch, tail: float
 
 
 def target_logprobs(model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
-    """The log-probabilities of targets (N,) after hidden states (N, D)."""
+    """Compute the log-probabilities of targets (N,) after hidden states (N, D)."""
     logits = model.logits(hidden)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
 
 
 class Frozen:
-    """A frozen model, loaded by `load` at its first use."""
+    """A frozen model that `load` loads at its first use."""
 
     def __init__(self, load: Callable[[], Decoder]) -> None:
         self.load = load
         self.model: Decoder | None = None
 
     def on(self, device: torch.device) -> Decoder:
-        """The model on a device."""
+        """Return the model on a device."""
         if self.model is None:
             self.model = self.load().eval().requires_grad_(False)
         return self.model.to(device)
 
 
 class Reference(Frozen):
-    """The reference of a policy: the model that it was at the start of its run.
+    """The reference of a policy: the model as it was at the start of the run.
 
-    A policy that trains adapters alone is its own reference, with the adapters that it began with, if any. For other
-    policies it is another model.
+    A policy that trains only adapters is its own reference, with the adapters it started with, if any. For other
+    policies the reference is a separate model.
     """
 
     @contextmanager
     def of(self, policy: Decoder) -> Iterator[Decoder]:
-        """A context that yields the reference model."""
+        """Yield the reference model inside this context."""
         names = adapter_names(policy)
         if names and not trains_weights(policy):
             with use_adapter(policy, next((name for name in (START, FIRST) if name in names), "")):
@@ -149,7 +150,7 @@ class Reference(Frozen):
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-        """Go on from a `state`; by default nothing."""
+        """Restore a `state`; by default does nothing."""
 
     def totals(self, policy: Decoder, batch: ExampleBatch, tail: float = 1.0) -> Tensor:
         """Return the log-probabilities (S,) of a batch's sequences, without gradient; stored ones if the batch has
@@ -162,7 +163,8 @@ class Reference(Frozen):
 
 
 def trains_weights(model: Decoder) -> bool:
-    """Whether parameters are trained that are neither of adapters nor of a head of outputs."""
+    """Return whether the model trains parameters other than those of adapters and of a head for labels, rewards or
+    values."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     return any("_lora." not in name and not name.startswith(f"{NAME}.") for name in trained)
 
@@ -183,7 +185,8 @@ class SyncedReference(Reference):
         self.steps += 1
 
     def pairs(self, policy: Decoder) -> list[tuple[Tensor, Tensor]]:
-        """The trained parameters of the policy, each after the reference's parameter of the same name."""
+        """Pair each trained parameter of the policy with the reference's parameter of the same name: (reference,
+        policy)."""
         own = dict(self.on(policy.device).named_parameters())
         return [(own[name], p) for name, p in policy.named_parameters() if p.requires_grad and name in own]
 

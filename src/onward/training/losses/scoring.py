@@ -1,4 +1,4 @@
-"""Losses of a head of outputs: reward models, and classification as in GPT-1.
+"""Losses of a head for rewards or classes: reward models, and classification as in GPT-1.
 
 Shapes: S sequences, M examples, D d_model, N outputs.
 """
@@ -17,20 +17,21 @@ from onward.transforms.heads import head_of
 
 
 def reward_loss(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0, center: float = 0.0) -> Tensor:
-    """-log s(r(chosen) - r(rejected) - margin) + center (r(chosen) + r(rejected))^2, (M,), of rewards (M,): Bradley and
-    Terry 1952; the margin is that of Touvron et al. 2023, equation 2, and `center` that of Eisenstein et al. 2023."""
+    """Compute -log s(r(chosen) - r(rejected) - margin) + center (r(chosen) + r(rejected))^2, (M,), from rewards (M,):
+    Bradley and Terry 1952; the margin is that of Touvron et al. 2023, equation 2, and `center` that of Eisenstein et
+    al. 2023."""
     return -F.logsigmoid(chosen - rejected - margin) + center * (chosen + rejected).square()
 
 
 @dataclass(frozen=True)
 class RewardLoss(Loss):
-    """The loss of a reward model: an answer's reward is the output after its last token; pairs are a chosen and a
-    rejected answer, in this order, perhaps with a `margin`."""
+    """The loss of a reward model: an answer's reward is the output after its last token. Each pair is a chosen and a
+    rejected answer, in this order, with an optional `margin`."""
 
     center: float = 0.0
 
     def __call__(self, model: Decoder, batch: ExampleBatch) -> Sums:
-        """The sums over pairs of the loss and of the figures."""
+        """Return the sums over pairs of the loss and of the figures."""
         rewards = head_of(model)(hidden_states(model, batch)[batch.lasts])[:, 0]
         chosen, rejected = rewards[::2], rewards[1::2]
         margin = batch.numbers["margin"].to(rewards.dtype) if "margin" in batch.numbers else 0.0
@@ -41,7 +42,8 @@ class RewardLoss(Loss):
         return loss, loss.detach(), figures | calibration_bins(gap.abs().sigmoid(), right)
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
-        """The figures, with the calibration error of the larger of the probabilities s(r - r') of both answers."""
+        """Return the figures, with the calibration error of the larger of the probabilities s(r - r') of both
+        answers."""
         return calibration_error(figures)
 
 
@@ -53,7 +55,7 @@ class ClassLoss(Loss):
     lm_weight: float = 0.0
 
     def __call__(self, model: Decoder, batch: ExampleBatch) -> Sums:
-        """The sums over examples of the loss and of the figures."""
+        """Return the sums over examples of the loss and of the figures."""
         hidden = hidden_states(model, batch)
         logits = head_of(model)(hidden[batch.lasts])
         labels = batch.numbers["label"].long()
@@ -69,5 +71,5 @@ class ClassLoss(Loss):
         return loss, loss.detach(), figures
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
-        """The figures, with the calibration error of the probability of the likeliest class."""
+        """Return the figures, with the calibration error of the probability of the likeliest class."""
         return calibration_error(figures)

@@ -1,4 +1,4 @@
-"""Checks of data and model at the start of a run.
+"""Checks the data and the model at the start of a run.
 
 Shapes: B windows, T tokens of each, V vocabulary.
 """
@@ -25,7 +25,7 @@ COMMON = 0.1  # the share of passages that may be found, since similar texts sha
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check, and a sentence with its numbers."""
+    """The result of a check: whether it passed, and a sentence with its numbers."""
 
     name: str
     ok: bool
@@ -46,7 +46,7 @@ def start_checks(
 
 
 def shifted(batch: Batch) -> Check:
-    """Whether each target other than IGNORE_INDEX is the next token."""
+    """Check that each target other than IGNORE_INDEX is the next token."""
     targets, following = batch.targets[:, :-1], batch.tokens[:, 1:]
     counted = targets != IGNORE_INDEX
     total, right = int(counted.sum()), int((targets == following)[counted].sum())
@@ -56,7 +56,7 @@ def shifted(batch: Batch) -> Check:
 
 @torch.no_grad()
 def causal(model: Decoder, batch: Batch) -> Check:
-    """Whether the logits of the first half of a text stay the same, up to rounding, if its second half changes."""
+    """Check that the logits of the first half of a text stay the same, up to rounding, if its second half changes."""
     tokens, half = batch.tokens[:1, :CAUSAL_TOKENS], min(batch.tokens.size(1), CAUSAL_TOKENS) // 2
     positions = None if batch.positions is None else batch.positions[:1, :CAUSAL_TOKENS]
     changed = torch.cat([tokens[:, :half], (tokens[:, half:] + 1) % model.config.vocab_size], 1)
@@ -70,7 +70,7 @@ def causal(model: Decoder, batch: Batch) -> Check:
 
 @torch.no_grad()
 def first_loss(model: Decoder, batch: Batch) -> Check:
-    """Whether the loss of a fresh model is near ln V, the loss of a uniform guess. Fresh logits have a variance of
+    """Check that the loss of a fresh model is near ln V, the loss of a uniform guess. Fresh logits have a variance of
     about 0.02² D, half of which adds to the loss."""
     few = slice(max(1, LOSS_TOKENS // batch.tokens.size(1)))
     positions = None if batch.positions is None else batch.positions[few]
@@ -84,8 +84,8 @@ def first_loss(model: Decoder, batch: Batch) -> Check:
 
 
 def apart(train: Sequence[Tokens], validation: Tokens, searched: int = SEARCHED) -> Check:
-    """Whether the training text is free of passages of the validation text. Of a longer training text, about `searched`
-    tokens in evenly spread chunks are searched."""
+    """Check that the training text is free of passages of the validation text. Of a longer training text, about
+    `searched` tokens in evenly spread chunks are searched."""
     text, length = Tokens.join(train), min(LENGTH, len(validation))
     starts = np.linspace(0, len(validation) - length, PROBES).astype(int)
     probes = np.unique([np.asarray(validation[i : i + length], np.uint32) for i in starts.tolist()], axis=0)
@@ -104,7 +104,7 @@ MIX = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], np.uint32)  # o
 
 
 def search(tokens: np.ndarray, probes: np.ndarray) -> np.ndarray:
-    """Whether each probe of (P, L) occurs in tokens (N,), all uint32; returns (P,) of bool.
+    """Find which of the probes (P, L) occur in tokens (N,), all uint32; returns (P,) of bool.
 
     A hash of four tokens selects candidates in one pass; only these are compared with the probes.
     """

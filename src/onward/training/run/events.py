@@ -1,4 +1,4 @@
-"""Events of a run and their files.
+"""The events of a run, and the files in which they are recorded.
 
 RUN/metrics.jsonl    a line per step, validation and rollback
 RUN/samples.jsonl    texts by the model: samples of the display, and completions it was trained on
@@ -21,7 +21,7 @@ from onward.training.step.validation import Validation
 
 @dataclass(frozen=True)
 class Rollback:
-    """A step failed: the run went back to its newest save and skips the windows of that step."""
+    """Event: a step failed. The run returned to its newest save and skips the windows of that step."""
 
     step: int  # of the save
     failed_step: int
@@ -31,7 +31,7 @@ class Rollback:
 
 @dataclass(frozen=True)
 class Notice:
-    """A message for the user, such as that a save failed."""
+    """Event: a message for the user, such as that a save failed."""
 
     step: int
     sentence: str
@@ -44,8 +44,8 @@ Recorded = TypeVar("Recorded", Step, Validation)
 
 
 class EventLog:
-    """Records the events of a run in its files and trackers. Records nothing unless `active`, as in all processes but
-    the first."""
+    """Records the events of a run in its files and trackers. Records nothing unless `active`: in a run of many
+    processes, only the first process is active."""
 
     def __init__(self, folder: Path, active: bool, messages: Sequence[str] = ()) -> None:
         """`messages` are sentences for the user that come with the next step."""
@@ -64,7 +64,7 @@ class EventLog:
             self.trackers.close()
 
     def write(self, event: Recorded) -> Recorded:
-        """Record an event; return it."""
+        """Record an event, and return it."""
         row = asdict(event)
         row |= row.pop("figures")
         if not row.get("failure"):
@@ -73,7 +73,7 @@ class EventLog:
         return event
 
     def notices(self, step: int, failure: UserError | None) -> list[Notice]:
-        """The messages since the last call, and the failure of a save."""
+        """Return the messages since the last call, and `failure`, the failure of a save."""
         messages, self.messages = self.messages, []
         if failure:
             messages.append(f"{failure}; training goes on, and the next save tries again")
@@ -92,7 +92,7 @@ class EventLog:
             self.trackers.write(row)
 
     def resume(self, step: int) -> None:
-        """Remove the rows after the save of a step, since the run repeats those steps."""
+        """Remove the rows after the save of `step`, since the run repeats those steps."""
         for journal in (self.metrics, self.samples, self.skipped) if self.active else ():
             journal.cut(lambda row: precedes(row, step))
 
@@ -108,6 +108,6 @@ class EventLog:
 
 
 def precedes(row: Mapping[str, Any], step: int) -> bool:
-    """Whether a row was written before the save of a step. Of the rows at that step, the step's own row, with a loss,
-    and its training samples precede the save."""
+    """Return whether a row was written before the save of a step. Of the rows at that step, the step's own row, with a
+    loss, and its training samples precede the save."""
     return row["step"] < step or (row["step"] == step and ("loss" in row or "trained" in row))

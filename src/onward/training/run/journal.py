@@ -1,4 +1,4 @@
-"""Files of JSON lines that are complete even after the disk was full."""
+"""Files of JSON lines that stay complete when the disk is full or the process is killed."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from onward.errors import UserError
 
 
 class Journal:
-    """A file of JSON lines. Lines are kept in memory while the disk is full."""
+    """Writes a file of JSON lines. While the disk is full, lines are kept in memory."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.waiting = path, ""
@@ -35,7 +35,8 @@ class Journal:
             pass
 
     def cut(self, keep: Callable[[dict[str, Any]], bool]) -> None:
-        """Keep the rows before the first for which `keep` is false, and remove a line left unfinished by a kill."""
+        """Keep the rows before the first for which `keep` is false, delete all others, and remove a line left
+        incomplete by a kill."""
         self.waiting = "".join(takewhile(lambda line: keep(json.loads(line)), self.waiting.splitlines(keepends=True)))
         if self.path.exists():
             lines = enumerate(self.path.read_bytes().splitlines(keepends=True), 1)
@@ -43,7 +44,7 @@ class Journal:
             os.truncate(self.path, sum(len(line) for _, line in kept))  # works on a full disk
 
     def row(self, number: int, line: bytes) -> dict[str, Any]:
-        """The row in a line. A UserError if the line is not a JSON object with a step."""
+        """Parse a line as a row. Raises a UserError if it is not a JSON object with a step."""
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:

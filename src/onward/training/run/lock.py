@@ -18,14 +18,14 @@ STARTED = datetime.now().isoformat(" ", "seconds")
 
 
 def this_process() -> str:
-    """This process in words: process id, host and start time."""
+    """Describe this process in words: process id, host and start time."""
     return f"process {os.getpid()} on {socket.gethostname()}, started {STARTED}"
 
 
 @contextmanager
 def run_lock(folder: Path, *, again: bool = False) -> Iterator[None]:
-    """Hold the lock of an existing run folder. A UserError if another process holds it or, with `again`, has held it
-    since this process did."""
+    """Hold the lock of an existing run folder inside the context. Raises a UserError if another process holds it or,
+    with `again`, has held it since this process did."""
     path = folder / LOCK
     try:
         file = path.open("r+" if path.exists() else "a+", errors="replace")
@@ -49,7 +49,7 @@ def run_lock(folder: Path, *, again: bool = False) -> Iterator[None]:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process is training in a run folder now."""
+    """Return whether a process is training in a run folder now."""
     try:
         with (folder / LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -61,7 +61,7 @@ def is_running(folder: Path) -> bool:
 
 
 def in_use(folder: Path) -> UserError:
-    """The error for a second process in a run folder, which names the first."""
+    """Return the UserError for a second process in a run folder; it names the first."""
     try:
         holder = (folder / LOCK).read_text()
     except (OSError, ValueError):

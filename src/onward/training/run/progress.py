@@ -1,4 +1,4 @@
-"""One line that shows the progress of a run started from Python, in a terminal or a notebook."""
+"""Shows the progress of a run started from Python in one line, in a terminal or a notebook."""
 
 import sys
 from collections.abc import Callable
@@ -14,7 +14,7 @@ REFRESH_SECONDS = 0.2
 
 
 def progress(run: Run) -> Callable[[Event], object]:
-    """A function to call with each event of a run: NotebookProgress in a notebook, else Progress."""
+    """Return a function to call with each event of a run: NotebookProgress in a notebook, else Progress."""
     return NotebookProgress(run) if in_notebook() else Progress(run)
 
 
@@ -39,7 +39,7 @@ class Progress:
             self.write(line(self.run, event), end="\n" if self.run.ended else "")
 
     def write(self, line: str, end: str) -> None:
-        """Write over the present line."""
+        """Print a line over the previous one."""
         print(f"\r{line:<{self.width}}", end=end, file=sys.stderr, flush=True)
         self.width = 0 if end else len(line)
 
@@ -61,29 +61,29 @@ class NotebookProgress:
 
 
 def expected_steps(run: Run) -> int:
-    """The number of steps in all. While the clock has not fixed it, an estimate, in the first process only."""
+    """Return the total number of steps or, in the first process, an estimate while the clock has not fixed it."""
     left = run.budget.steps_left(run.config.validation_interval) if run.budget else 0
     return run.config.steps or run.step + left
 
 
 def steps_in_words(run: Run) -> str:
-    """The number of steps in all, with `about` before an estimate."""
+    """Return the total number of steps as text, with `about` before an estimate."""
     return f"{'' if run.config.steps else 'about '}{expected_steps(run):,}"
 
 
 def line(run: Run, event: Step | Validation) -> str:
-    """A step or a validation in words."""
+    """Describe a step or a validation in one line."""
     speed = f" | {event.tokens / event.seconds:,.0f} tokens/s" if isinstance(event, Step) else ""
     return f"step {event.step:,} of {steps_in_words(run)} | {loss(event)}{speed}"
 
 
 def loss(event: Step | Validation) -> str:
-    """The loss of a step or a validation."""
+    """Format the loss of a step or a validation."""
     return f"loss {event.loss:.3f}" if isinstance(event, Step) else f"validation loss {event.validation_loss:.3f}"
 
 
 def sentence(event: Notice | Rollback) -> str:
-    """A notice or a rollback in words."""
+    """Describe a notice or a rollback in a sentence."""
     if isinstance(event, Notice):
         return event.sentence
     return f"step {event.failed_step:,} failed ({event.reason}): back to step {event.step:,}"

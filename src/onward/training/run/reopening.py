@@ -1,4 +1,4 @@
-"""How a run continues: from its newest save, on unchanged inputs."""
+"""Resumes a run from its newest save, after checking that its inputs are unchanged."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,8 @@ from onward.training.step.loss import Loss, LossFunction, as_loss
 
 
 def resumed_config(folder: Path, processes: Processes) -> RunConfig:
-    """The configuration of a run. A UserError if the run has finished, or cannot go on in this process."""
+    """Read the configuration of a run to resume. Raises a UserError if the run has finished, or cannot continue in this
+    process."""
     config = read_config(folder)
     if (folder / "result.json").exists():
         steps = fields.counted(config.steps, "step")
@@ -38,7 +39,8 @@ def resumed_config(folder: Path, processes: Processes) -> RunConfig:
 def reopened(
     config: RunConfig, folder: Path, loss: Loss | LossFunction | None, processes: Processes
 ) -> tuple[Prepared, SavedState]:
-    """The parts of a run, and its newest save. A UserError if its inputs differ from those it was started with."""
+    """Return the parts of a run to resume, and its newest save. Raises a UserError if its inputs have changed since it
+    was started."""
     try:
         device = choose_device(config.device)
     except UserError as error:
@@ -61,7 +63,8 @@ def reopened(
 
 
 def edits(progress: SavedProgress, config: RunConfig) -> list[str]:
-    """A sentence that names the fields of run.json that differ from those of the save, if any do."""
+    """Return a sentence that names the fields of run.json that differ from those of the save; an empty list if
+    none do."""
     known, now = progress.config, fields.plain(config)
     by_clock = ("time", "steps", "decay") if known.get("time") and config.steps else ()
     edited = [name for name in now if now[name] != known.get(name) and name not in ("out", *by_clock)]

@@ -1,4 +1,4 @@
-"""The figures of a finished run."""
+"""Evaluates a finished run."""
 
 from typing import Any
 

@@ -3,9 +3,9 @@
 runs/mybook/
   run.json              the RunConfig, with steps, device, precision and the backend of experts fixed
   inputs.json           the token folders it trains on, the tokenizer and the model, with checksums
-  data/, held_out/      the tokens, where they were not prepared before
+  data/, held_out/      the tokens, unless they were prepared before
   config.json, model.safetensors, tokenizer.json    the model of the newest save, as a Hugging Face folder
-  checkpoints/step-N/   the last saves and the best, each with everything needed to go on
+  checkpoints/step-N/   the last saves and the best, each with everything needed to resume
   *.jsonl               its events, see events.py
 """
 
@@ -46,15 +46,15 @@ MAX_FAILURES = 3  # steps that fail without a good save between them end a run
 
 
 class Diverged(UserError):
-    """Steps failed again and again, on different windows."""
+    """Raised when steps fail three times in a row, on different windows."""
 
 
 class Run(Shown):
-    """A run that can go on: `start` or `resume` makes it, `train` trains it.
+    """A run in progress: `start` or `resume` makes it, `train` trains it.
 
-    `model` is trained in place, by `trainer`, on `inputs`; `progress` says how far the run has come. `fresh` says
-    whether it begins from new weights, `choice` why it has its size, and `budget` keeps the time, each where it
-    applies.
+    `model` is trained in place, by `trainer`, on `inputs`; `progress` is its position in the data. `fresh` says whether
+    it began from new weights. `choice` explains the size that Onward chose, and `budget` keeps the time limit; both are
+    None if they do not apply.
     """
 
     def __init__(self, parts: Prepared, progress: RunProgress) -> None:
@@ -73,12 +73,12 @@ class Run(Shown):
 
     @property
     def step(self) -> int:
-        """The number of steps made."""
+        """The number of completed steps."""
         return self.trainer.step
 
     @property
     def ended(self) -> bool:
-        """Whether all steps are made."""
+        """Whether all steps are completed."""
         return 0 < self.config.steps <= self.step
 
     @classmethod
@@ -121,9 +121,9 @@ class Run(Shown):
     @classmethod
     @checked
     def resume(cls, folder: str | Path, *, loss: Loss | LossFunction | None = None) -> "Run":
-        """Go on from the newest undamaged save of a run, exactly as if it had never stopped.
+        """Resume a run from its newest undamaged save, exactly as if it had never stopped.
 
-        Modules of the user's own that the run was started with must be imported before.
+        The user's own modules that the run was started with must be imported before.
         """
         folder, processes = Path(folder), Processes.join()
         with processes.first_before_others():
@@ -141,8 +141,8 @@ class Run(Shown):
     ) -> Iterator[Event]:
         """Train to the last step, or until `stop()` is true; write metrics and saves, and yield each event.
 
-        `save()` asks for a save after the present step. A UserError if the last step cannot be saved, or if steps fail
-        three times in a row.
+        `save()` returns true to request a save after the present step. Raises a UserError if the last step cannot be
+        saved, or if steps fail three times in a row.
         """
         lock = nullcontext() if self.processes.rank else run_lock(self.folder, again=True)
         with lock, self.log.tracked(self.config.track, fields.plain(self.config)):
@@ -157,7 +157,7 @@ class Run(Shown):
                 self.saver.finish()
 
     def events(self, stop: Callable[[], bool], save: Callable[[], bool]) -> Iterator[Event]:
-        """The events of `train`."""
+        """Yield the events of `train`, while training."""
         began = perf_counter() - self.progress.seconds
         check_ranks(self)
         yield from self.validate()  # a kill may have come between the save and its validation
@@ -194,7 +194,7 @@ class Run(Shown):
                         break
 
     def train_step(self, plan: StepPlan) -> Step:
-        """Make a step. The step also fails if its weights are not finite and a save is due."""
+        """Make an optimizer step. The step also fails if a save is due and its weights are not finite."""
         due = self.config.due(self.step + 1)
         step = self.trainer.train_step(replace(plan, measure_update=due))
         if due and not step.failure and not self.trainer.finite():
@@ -209,7 +209,8 @@ class Run(Shown):
             record_steps(self.config)
 
     def validate(self) -> Iterator[Validation]:
-        """Validate if a validation is due. A validation before the last one is skipped if there is no time for it."""
+        """Validate if a validation is due, and yield the result. A validation before the last one is skipped if there
+        is no time for it."""
         if not self.step or not self.config.due(self.step) or self.held_out is None:
             return
         steps_left = max(0, self.config.steps - self.step)
@@ -224,10 +225,10 @@ class Run(Shown):
             yield self.log.write(validation)
 
     def roll_back(self, plan: StepPlan, step: Step, first: int) -> Rollback:
-        """Go back to the newest undamaged save, and skip the windows of the failed step from now on.
+        """Return to the newest undamaged save, and skip the windows of the failed step from now on.
 
         `first` is the step of the save that training continued from. If the first step after it has failed twice, on
-        different windows, that save is spoiled: go back to the save before it, and skip all windows since.
+        different windows, that save is spoiled: return to the save before it, and skip all windows since.
         """
         failed_steps = (*self.progress.failed_steps, step.step)
         if len(failed_steps) >= MAX_FAILURES:
@@ -250,7 +251,7 @@ class Run(Shown):
         return self.log.roll_back(Rollback(self.step, step.step, step.failure, windows), first_window)
 
     def save(self) -> None:
-        """Save the state, so that the run can be resumed from here; it is written while training goes on.
+        """Save the state, so that the run can be resumed from here; the files are written while training continues.
 
         Weights that are not finite are never saved.
         """
@@ -269,7 +270,8 @@ class Run(Shown):
 
 
 def check_ranks(run: Run) -> None:
-    """A UserError if a process trains another run than the first one, such as one in a folder of another disk."""
+    """Raise a UserError if a process trains a different run from the first process, such as a run in a folder on
+    another disk."""
     if run.processes.count > 1:
         facts = {
             "configuration": fields.plain(replace(run.config, out="")),

@@ -1,4 +1,4 @@
-"""The folder of a run: creation, run.json, and whether a step is saved."""
+"""The folder of a run: its creation, its run.json, and the check that a step is saved."""
 
 import shutil
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def record_steps(config: RunConfig) -> None:
 
 
 def check_saved(folder: Path, step: int, failure: UserError | None) -> None:
-    """A UserError with the reason if a step of a run is not on disk."""
+    """Raise a UserError with the reason if a step of a run is not on disk."""
     if any(step_of(path) == step for path in saves(folder)):
         return
     if failure:

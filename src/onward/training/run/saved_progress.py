@@ -12,7 +12,7 @@ from onward.training.clock.budget import Costs
 
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """The position of a run in its data, and its failures. The trainer counts the steps."""
+    """The position of a run in its data, and its failed steps. The trainer counts the steps."""
 
     position: int = 0  # the number of the window to continue from
     seconds: float = 0.0  # that the run has trained
@@ -20,7 +20,7 @@ class RunProgress:
     failed_steps: tuple[int, ...] = ()  # since the last good save after them
 
     def recovered(self, step: int) -> bool:
-        """Whether a step is past the last one that failed."""
+        """Return whether a step is past the last failed step."""
         return bool(self.failed_steps) and step >= self.failed_steps[-1]
 
 
@@ -38,12 +38,12 @@ class SavedProgress(RunProgress):
 
     @property
     def reached(self) -> RunProgress:
-        """The progress of the run."""
+        """The progress of the run at the save."""
         return RunProgress(
             position=self.position, seconds=self.seconds, skipped=self.skipped, failed_steps=self.failed_steps
         )
 
 
 def saved_progress(state: SavedState) -> SavedProgress:
-    """The progress in a save. A UserError names a missing key or one of another type."""
+    """Read the progress in a save. Raises a UserError for a missing key or a key of another type."""
     return fields.build(SavedProgress, state.progress, str(state.folder / PROGRESS))

@@ -1,4 +1,4 @@
-"""Trackers: copies of the rows of metrics.jsonl in TensorBoard and Weights & Biases."""
+"""Trackers: copy the rows of metrics.jsonl to TensorBoard and Weights & Biases."""
 
 import os
 import warnings
@@ -15,7 +15,7 @@ from onward.training.config import TRACKERS
 
 
 class Tracker(Protocol):
-    """A destination for rows of metrics.jsonl."""
+    """A destination for copies of the rows of metrics.jsonl."""
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Record a row."""
@@ -39,7 +39,7 @@ class Trackers:
     def write(self, row: Mapping[str, Any]) -> None:
         """Record a row of metrics.jsonl: its numbers, at its "step".
 
-        A row with an earlier step than the last goes back to that step: the rows of later steps become void.
+        A row with an earlier step than the last one replaces the rows of later steps, which become void.
         """
         for name, tracker in list(self.open.items()):
             with self.dispensable(name):
@@ -63,14 +63,14 @@ class Trackers:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """A UserError if the library of a tracker is missing."""
+    """Raise a UserError if the library of a tracker is missing."""
     for name in names:
         if find_spec(name) is None:
             raise UserError(f"tracking with {name} needs its library: pip install 'onward[track]'")
 
 
 def values(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row that make a curve."""
+    """Return the numbers of a row that can be plotted."""
     return {
         key: value
         for key, value in row.items()
@@ -79,7 +79,7 @@ def values(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 class TensorBoard:
-    """Event files in RUN/tensorboard."""
+    """A tracker that writes event files in RUN/tensorboard."""
 
     def __init__(self, run: Path, config: Mapping[str, Any]) -> None:
         self.folder = run / "tensorboard"
@@ -98,7 +98,7 @@ class TensorBoard:
         self.writer.flush()  # so that a kill loses nothing
 
     def begin(self, step: int) -> None:
-        """Open another file, which makes the rows from a step on void."""
+        """Open another file, which makes the rows from `step` on void."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.close()
@@ -111,8 +111,9 @@ class TensorBoard:
 
 
 class WandB:
-    """Weights & Biases, project "onward". Offline where WANDB_MODE says so, where there is no key, and where no
-    server answers; `wandb sync` sends the rows later. A resumed run goes on under its id in RUN/wandb/id."""
+    """A tracker that sends rows to Weights & Biases, project "onward". It works offline if WANDB_MODE says so, without
+    a key, or if no server answers; `wandb sync` sends the rows later. A resumed run continues under its id in
+    RUN/wandb/id."""
 
     def __init__(self, run: Path, config: Mapping[str, Any]) -> None:
         import wandb

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 
 class Average:
-    """The moving average of the trainable parameters over all updates, each update weighted `decay` times the next.
+    """The exponential moving average of the trainable parameters over all updates: each update has `decay` times the
+    weight of the next.
 
-    It is kept in at least fp32, and the initial weights have no part in it. Its state is `tensors`, by parameter name,
-    and `updates`, the number of updates.
+    It is kept in at least fp32 and does not include the initial weights. Its state is `tensors`, by parameter name, and
+    `updates`, the number of updates.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -22,7 +23,7 @@ class Average:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Include the present weights in the average."""
+        """Add the present weights to the average."""
         self.updates += 1
         share = (1 - self.decay) / (1 - self.decay**self.updates)
         for name, parameter in trainable(self.model):
@@ -31,7 +32,7 @@ class Average:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """A context in which the model has the averaged weights."""
+        """Set the model's weights to the average inside this context."""
         own = {name: p.detach().clone() for name, p in trainable(self.model)}
         self.put(self.tensors)
         try:
@@ -47,5 +48,5 @@ class Average:
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters that require gradients, by name."""
+    """Yield the names and parameters that require gradients."""
     return ((name, p) for name, p in model.named_parameters() if p.requires_grad)

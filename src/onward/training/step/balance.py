@@ -17,8 +17,9 @@ class Balance:
     """Counts the tokens that a decoder's routers assign to each expert in training, and balances them.
 
     Softmax routers get an auxiliary loss (Switch Transformer, Fedus et al. 2021, section 2.2), sigmoid routers a
-    routing bias (DeepSeek-V3, DeepSeek-AI 2024, section 2.1.2). A decoder without experts has nothing to balance.
-    `counts` are the assignments (X,) in each layer with experts since the last `step`; processes may sum them.
+    routing bias (DeepSeek-V3, DeepSeek-AI 2024, section 2.1.2). For a decoder without experts it does nothing. `counts`
+    are the assignments (X,) in each layer with experts since the last `step`; in a run of many processes they are
+    summed.
     """
 
     def __init__(self, model: Decoder, loss: float, bias: float) -> None:
@@ -54,7 +55,8 @@ class Balance:
             self.shares.append(shares.mean(0))
 
     def auxiliary(self) -> Tensor | float:
-        """The auxiliary loss of the forwards in training mode since the last call, with gradient; 0 if there is none.
+        """Return the auxiliary loss of the forwards in training mode since the last call, with gradient; 0 if there is
+        none.
 
         loss * X * sum over experts of f * P, averaged over the layers: f is an expert's share of the assignments, P its
         mean share in the softmax. It equals `loss` if all experts have the same share.
@@ -66,7 +68,8 @@ class Balance:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Raise the routing bias of experts with fewer assignments than the mean, lower the others; reset counts."""
+        """Raise the routing bias of experts with fewer assignments than the mean, lower that of the others, and reset
+        the counts."""
         for router, counts in zip(self.routers.values(), self.counts):
             if isinstance(router, SigmoidRoutingModule):
                 load = counts.float()
@@ -74,7 +77,7 @@ class Balance:
             counts.zero_()
 
     def loads(self) -> dict[str, float]:
-        """For each layer with experts, the largest count over the mean count, since the last `step`."""
+        """Return, for each layer with experts, the largest count divided by the mean count, since the last `step`."""
         if not self.counts:
             return {}
         ratios = torch.stack([counts.max() / counts.float().mean() for counts in self.counts])
@@ -82,5 +85,5 @@ class Balance:
 
 
 def learning(module: nn.Module) -> bool:
-    """Whether a forward is one of training, and not its recomputation in the backward."""
+    """Return whether a forward is one of training, and not its recomputation in the backward."""
     return module.training and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1

@@ -1,4 +1,4 @@
-"""A trainer from a RunConfig."""
+"""Builds the trainer of a run from its configuration."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,9 +25,9 @@ from onward.transforms.recompute import recompute_blocks
 def build_trainer(
     config: RunConfig, model: Decoder, processes: Processes | None = None, loss: Loss | None = None
 ) -> Trainer:
-    """A trainer for the trainable parameters of a model. `loss` defaults to the configured cross-entropy.
+    """Build a trainer for the trainable parameters of a model. `loss` defaults to the configured cross-entropy.
 
-    Sets the backend of the model's experts, and compiles or recomputes its blocks, in place.
+    Sets the backend of the model's experts, and compiles its blocks or makes them recompute activations, in place.
     """
     c = config
     peak = c.peak_learning_rate(model.config.d_model)
@@ -52,18 +52,18 @@ def build_trainer(
 
 
 def learning_rate(config: RunConfig, model: Decoder) -> Callable[[int], float]:
-    """The learning rate of each step, counted from 0."""
+    """Return the learning rate as a function of the step, counted from 0."""
     c, peak = config, config.peak_learning_rate(model.config.d_model)
     return lambda step: peak * lr_factor(c.schedule, step, c.steps, c.warmup, c.min_lr_ratio, c.decay)
 
 
 def open_experts(model: Decoder) -> list[ExpertsModule]:
-    """The mixtures of experts without a fixed backend."""
+    """List the mixtures of experts without a fixed backend."""
     mlps = ((getattr(block, "mlp", None), at(model.config.mlp, layer)) for layer, block in enumerate(model.blocks))
     return [m for m, part in mlps if isinstance(m, ExpertsModule) and getattr(part, "backend", "") == "auto"]
 
 
 def choose_backend(model: Decoder, backend: Any) -> None:
-    """Set the backend of the experts without a fixed one."""
+    """Set the backend of the experts that have no fixed backend."""
     for module in open_experts(model):
         module.part = replace(module.part, backend=backend)

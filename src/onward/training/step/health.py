@@ -1,4 +1,4 @@
-"""Health of a training run: spikes of the loss, entropy of attention, dead units, size of updates.
+"""Measures the health of a training run: spikes of the loss, entropy of attention, dead units, size of updates.
 
 Shapes: B windows, T tokens of each, N tokens, H heads, D d_model, F feed-forward units, A experts per token.
 """
@@ -28,10 +28,10 @@ DEAD = 1e-5  # a unit is dead if it stays below this share of the layer's larges
 class Spikes:
     """Decides by loss and gradient norm whether a step failed.
 
-    A loss is a spike if it exceeds the median of the last 64 by more than `limit` deviations and by more than twice
-    the largest excess among those 64. A deviation is 1.4826 times the median absolute deviation (the standard
-    deviation of normal noise), but at least 5 % of the median and 0.05 nats. So a source of which some batches are
-    much harder causes no spikes, nor does a loss that rises step by step. With `limit` 0 any finite loss passes.
+    A loss is a spike if it exceeds the median of the last 64 by more than `limit` deviations and by more than twice the
+    largest excess among those 64. A deviation is 1.4826 times the median absolute deviation (the standard deviation of
+    normal noise), but at least 5 % of the median and 0.05 nats. So a data source with some much harder batches causes
+    no spikes, nor does a loss that rises step by step. With `limit` 0 any finite loss passes.
     """
 
     def __init__(self, limit: float) -> None:
@@ -39,7 +39,7 @@ class Spikes:
         self.state: list[float] = []  # the last losses that were no spikes; part of a trainer's state
 
     def check_step(self, loss: float, grad_norm: float) -> str:
-        """The reason why a step with this loss and gradient norm fails; "" if it does not."""
+        """Return the reason why a step with this loss and gradient norm fails; "" if it does not."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         if not math.isfinite(grad_norm):
@@ -59,7 +59,7 @@ class Spikes:
 
 @torch.no_grad()
 def measure(model: Decoder, batch: Batch) -> dict[str, float]:
-    """Measurements of a model's layers on a batch. They change no state: no dropout, gradients or random numbers.
+    """Measure a model's layers on a batch. Changes no state: no dropout, gradients or random numbers.
 
     attention_entropy/LAYER  entropy of the attention weights of a token, in nats, averaged over heads and the first 128
                              tokens of the first window; the weight of a sink counts as one more. ln(t + 1) at position
@@ -100,13 +100,13 @@ def measure(model: Decoder, batch: Batch) -> dict[str, float]:
 
 
 def layer_of(name: str) -> int:
-    """The layer of an activation `blocks.LAYER...`."""
+    """Return the layer number in the name of an activation, `blocks.LAYER...`."""
     return int(name.split(".")[1])
 
 
 def peaks_of(units: Tensor, chosen: Tensor | None) -> Tensor:
-    """The largest activation of each unit, (F,). For units of experts (B, T, A, F), those of the `chosen` experts (B,
-    T, A), one expert after the other."""
+    """Compute the largest activation of each unit, (F,). For units of experts (B, T, A, F), those of the experts
+    `chosen` (B, T, A) are concatenated, expert by expert."""
     units = units.abs().float().flatten(0, -2)
     if chosen is None:
         return units.amax(0)
@@ -116,8 +116,8 @@ def peaks_of(units: Tensor, chosen: Tensor | None) -> Tensor:
 
 
 def entropy(weights: Tensor, sinks: bool) -> float:
-    """The mean entropy, in nats, of attention weights (..., T). With sinks, 1 minus the sum of the weights counts as
-    one more weight."""
+    """Compute the mean entropy, in nats, of attention weights (..., T). With sinks, 1 minus the sum of the weights
+    counts as an additional weight."""
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
     nats = torch.special.entr(weights).sum(-1)
     if sinks:
@@ -126,13 +126,13 @@ def entropy(weights: Tensor, sinks: bool) -> float:
 
 
 def matrices(model: nn.Module) -> list[Tensor]:
-    """The trainable matrices and stacks of matrices, detached."""
+    """List the trainable matrices and stacks of matrices, detached."""
     return [p.detach() for p in model.parameters() if p.requires_grad and p.ndim >= 2]
 
 
 def update_ratio(before: Sequence[Tensor], model: nn.Module) -> float:
-    """The norm of the change of the trainable matrices divided by their norm. `before` are clones of `matrices(model)`
-    made before the update.
+    """Compute the norm of the change of the trainable matrices divided by their norm. `before` are clones of
+    `matrices(model)` made before the update.
 
     About 1e-3 is usual; much less learns slowly, much more is unstable.
     """

@@ -36,34 +36,35 @@ class Loss:
     """
 
     def __call__(self, model: Any, batch: Any) -> Sums:
-        """Two sums over the batch's targets: the one to minimize, with gradient, and the one to report, without; a
-        third element is a table of further sums to report."""
+        """Return two sums over the batch's targets: the loss to minimize, with gradient, and the loss to report,
+        without. A third element, if any, is a table of further sums to report."""
         raise NotImplementedError
 
     def prepare(self, model: Any, batches: Sequence[Any]) -> Sequence[Any]:
-        """The batches of a step; by default those of the data. Reinforcement replaces them by answers of the model."""
+        """Return the batches of a step; by default those of the data. Reinforcement replaces them by answers of the
+        model."""
         return batches
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
-        """The figures to report, from the means of the further sums; by default these means."""
+        """Return the figures to report, from the means of the further sums; by default these means."""
         return figures
 
     @property
     def samples(self) -> Sequence[Mapping[str, Any]]:
-        """Texts of the last step for the run's samples.jsonl; by default none."""
+        """Return texts of the last step for the run's samples.jsonl; by default none."""
         return ()
 
     def state(self) -> Mapping[str, Tensor]:
-        """Tensors that are saved with a run; by default none."""
+        """Return the tensors that are saved with a run; by default none."""
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-        """Go on from a `state`, or from the beginning where `tensors` is empty; by default nothing."""
+        """Restore a `state`, or the initial state if `tensors` is empty; by default does nothing."""
 
 
 @dataclass(frozen=True)
 class LossOfFunction(Loss):
-    """A loss from a function."""
+    """A Loss that calls a function (model, batch) -> sums."""
 
     function: LossFunction
 
@@ -75,8 +76,8 @@ OPTIONAL = "prepare", "summarize", "samples", "state", "load_state"  # of a Loss
 
 
 def as_loss(loss: Loss | LossFunction) -> Loss:
-    """A Loss from a function (model, batch) -> sums. A UserError for an object that is not a Loss but has its methods,
-    since they would not be called."""
+    """Make a Loss from a function (model, batch) -> sums; a Loss is returned unchanged. Raises a UserError for an
+    object that is not a Loss but has its methods, since they would not be called."""
     if isinstance(loss, Loss):
         return loss
     if own := [name for name in OPTIONAL if hasattr(loss, name)]:
@@ -96,7 +97,7 @@ class CrossEntropy(Loss):
 
     @explained
     def __call__(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The sum to minimize and, without gradient, the plain cross-entropy, both in at least fp32.
+        """Return the sum to minimize and, without gradient, the plain cross-entropy, both in at least fp32.
 
         If the batch has more tokens than one chunk, logits (N, V) and their gradients are computed chunk by chunk in
         the forward. `batch.loss_scale` keeps the gradients of fp16 in range.
@@ -111,7 +112,7 @@ class CrossEntropy(Loss):
         return InChunks.apply(loss, batch.loss_scale, chunks, targets, hidden, *head * torch.is_grad_enabled())
 
     def of_hidden(self, model: Decoder, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Both sums for hidden states (N, D) and targets (N,), through all of their logits."""
+        """Compute both sums for hidden states (N, D) and targets (N,), with all logits in memory at once."""
         logits = model.logits(hidden)
         plain = loss = cross_entropy(logits, targets, IGNORE_INDEX)
         if self.label_smoothing or self.z_loss:
@@ -135,7 +136,7 @@ class Means:
 
 @torch.inference_mode()
 def mean_figures(model: Decoder, batches: Iterable[Batch], loss: Loss, precision: str = "fp32") -> Means:
-    """The means over all batches, without dropout."""
+    """Compute the means over all batches, without dropout."""
     total, count, figures = 0.0, 0, defaultdict[str, float](float)
     for batch in batches:
         with without_dropout(model), autocast(precision, model.device):
@@ -150,13 +151,14 @@ def mean_figures(model: Decoder, batches: Iterable[Batch], loss: Loss, precision
 
 @checked
 def mean_loss(model: Decoder, batches: Iterable[Batch], precision: str = "fp32") -> tuple[float, int]:
-    """The mean cross-entropy of all targets, in nats per token, and the number of targets."""
+    """Compute the mean cross-entropy of all targets, in nats per token, and count the targets."""
     means = mean_figures(model, batches, CrossEntropy(), precision)
     return means.loss, means.divisor
 
 
 class InChunks(torch.autograd.Function):
-    """A loss chunk by chunk: the gradients of a chunk are made in the forward, so that its logits can be freed."""
+    """Computes a loss chunk by chunk: the gradients of a chunk are computed in the forward, so that its logits can be
+    freed."""
 
     @staticmethod
     def forward(
@@ -168,8 +170,8 @@ class InChunks(torch.autograd.Function):
         hidden: Tensor,
         *head: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """`loss` of hidden states (N, D) and targets (N,), in `chunks` chunks; `head` are the trainable parameters
-        between hidden states and logits. Gradients are made of the loss times `scale`."""
+        """Compute `loss` of hidden states (N, D) and targets (N,) in `chunks` chunks; `head` are the trainable
+        parameters between hidden states and logits. Gradients are those of the loss times `scale`."""
         exact = torch.promote_types(hidden.dtype, torch.float32)
         sums = hidden.new_zeros(2, dtype=exact)
         of_hidden = torch.empty_like(hidden)

@@ -38,21 +38,22 @@ from onward.training.step.optimizer import is_matrix
 
 @dataclass(frozen=True)
 class Factors:
-    """The factors of a parameter's initial weights and of its learning rate."""
+    """The factors by which muP multiplies a parameter's initial weights and its learning rate."""
 
     init: float = 1.0
     rate: float = 1.0
 
     def times(self, factor: float) -> Factors:
-        """Both factors, multiplied by a number."""
+        """Return both factors multiplied by `factor`."""
         return replace(self, init=self.init * factor, rate=self.rate * factor)
 
 
 def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Factors]:
-    """The factors of each parameter of a decoder by muP, from a width `base` whose heads have the width `base_head`.
+    """Compute the factors of each parameter of a decoder by muP, from a width `base` whose heads have the width
+    `base_head`.
 
-    A dimension grows with the width if it is larger in the decoder of twice the width. A UserError for a decoder whose
-    logits cannot be scaled by weights: its head is tied to the embedding, and it has no final norm.
+    A dimension grows with the width if it is larger in the decoder of twice the width. Raises a UserError for a decoder
+    whose logits cannot be scaled by weights: its head is tied to the embedding, and it has no final norm.
     """
     m, twice = config.d_model / base, resize(config, {"d_model": 2 * config.d_model})
     with torch.device("meta"):
@@ -87,7 +88,7 @@ def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Fac
 
 
 def factors_of(config: RunConfig, model: DecoderConfig) -> Mapping[str, Factors]:
-    """The factors of each parameter in a run; empty without muP."""
+    """Return the factors of each parameter in a run; empty without muP."""
     if not config.mup:
         return {}
     preset = decoder(config.preset, model.vocab_size, {})

@@ -21,11 +21,11 @@ def optimizers(
     betas: tuple[float, float],
     rates: Mapping[str, float] = {},
 ) -> list[torch.optim.Optimizer]:
-    """The optimizers for a decoder's trainable parameters.
+    """Make the optimizers for a decoder's trainable parameters.
 
     "adamw" (Loshchilov and Hutter 2019); "muon", with AdamW for embeddings, head and vectors; or "module:Class", any
-    torch.optim.Optimizer of a library. Weight decay applies to matrices and stacks of matrices, not to vectors. A
-    UserError for any other name.
+    torch.optim.Optimizer of a library. Weight decay applies to matrices and stacks of matrices, not to vectors. Raises
+    a UserError for any other name.
 
     `rates` are factors of AdamW's learning rate by parameter name, stored in the groups as "rate". For Muon's matrices
     the factor is the root: their updates grow with the root of the width, AdamW's with the width.
@@ -54,7 +54,7 @@ def adamw(
     betas: tuple[float, float],
     rates: Mapping[str, float] = {},
 ) -> torch.optim.AdamW:
-    """torch's AdamW, fused."""
+    """Make torch's fused AdamW."""
     groups = parameter_groups(parameters, weight_decay, rates)
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
 
@@ -62,7 +62,7 @@ def adamw(
 def parameter_groups(
     parameters: dict[str, nn.Parameter], weight_decay: float, rates: Mapping[str, float] = {}
 ) -> list[dict[str, Any]]:
-    """Parameter groups by weight decay, which vectors do not have, and by `rate`, the factor of the learning rate. The
+    """Group parameters by weight decay, which vectors do not have, and by `rate`, the factor of the learning rate. The
     decay per step, learning rate times weight decay, does not depend on the factor."""
     groups = defaultdict[tuple[bool, float], list[nn.Parameter]](list)
     for name, parameter in parameters.items():
@@ -74,18 +74,18 @@ def parameter_groups(
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter is a matrix or a stack of matrices; the biases of experts are a stack of vectors."""
+    """Return whether a parameter is a matrix or a stack of matrices; the biases of experts are a stack of vectors."""
     return parameter.ndim >= 2 and not name.endswith("bias")
 
 
 def check_optimizer(name: str) -> None:
-    """A UserError for a name that `optimizers` does not know."""
+    """Raise a UserError for a name that `optimizers` does not know."""
     if name not in ("adamw", "muon"):
         library_class(name)
 
 
 def library_class(name: str) -> Callable[..., torch.optim.Optimizer]:
-    """The optimizer class for "module:Class"."""
+    """Return the optimizer class named by "module:Class"."""
     module, _, attribute = name.partition(":")
     if not (module and attribute):
         raise UserError(f"optimizer is {name!r}: choose adamw, muon, or a library's class, such as torch.optim:NAdam")
@@ -99,10 +99,10 @@ def library_class(name: str) -> Callable[..., torch.optim.Optimizer]:
 
 
 class Muon(torch.optim.Optimizer):
-    """Updates are the momentum with all singular values set to about 1 (Jordan et al. 2024), for matrices (O, I) and
-    for stacks (X, O, I), matrix by matrix.
+    """Muon: each update is the momentum with all singular values set to about 1 (Jordan et al. 2024), for matrices (O,
+    I) and, matrix by matrix, for stacks (X, O, I).
 
-    They have the root mean square of AdamW's updates, so that both optimizers use the same learning rate and weight
+    The updates have the root mean square of AdamW's, so that both optimizers use the same learning rate and weight
     decay (Liu et al. 2025, section 2.2).
     """
 
@@ -113,7 +113,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Make one update, with Nesterov momentum. Matrices of one shape, or its transpose, are made orthogonal
+        """Make one update, with Nesterov momentum. Matrices of the same shape, or its transpose, are orthogonalized
         together."""
         for group in self.param_groups:
             rate, momentum = group["lr"], group["momentum"]
@@ -138,9 +138,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Matrices (X, O, I), O at most I, with their singular values moved near 1, in bf16.
+    """Return matrices (X, O, I), O at most I, with their singular values moved near 1, in bf16.
 
-    Five steps of Newton-Schulz with the coefficients of Jordan et al., which leave values between about 0.7 and 1.2.
+    Makes five steps of Newton-Schulz with the coefficients of Jordan et al., which leave values between about 0.7 and
+    1.2.
     """
     x = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(5):

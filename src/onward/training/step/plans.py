@@ -1,4 +1,4 @@
-"""Plans of steps, made ahead: the windows of each step."""
+"""Plans the steps of a run ahead: which windows each step trains on."""
 
 from collections.abc import Generator, Iterator, Sequence
 
@@ -12,14 +12,14 @@ from onward.training.step.trainer import StepPlan
 
 
 class Planner:
-    """Plans the steps of a run, for this process and its device."""
+    """Makes the StepPlans of a run, for this process and its device."""
 
     def __init__(self, config: RunConfig, windows: TrainingWindows, device: torch.device, processes: Processes) -> None:
         self.config, self.windows, self.device, self.processes = config, windows, device, processes
 
     def plans(self, position: int, skipped: Sequence[tuple[int, int]] = ()) -> Generator[StepPlan]:
-        """Iterate over plans of steps without end, prepared ahead in another thread, from the window number `position`
-        on, without the windows in `skipped`."""
+        """Yield plans of steps without end, prepared ahead in another thread, from the window number `position` on,
+        without the windows in the half-open ranges `skipped`."""
         c, left_out = self.config, tuple(skipped)
 
         def prepare() -> Iterator[StepPlan]:
@@ -31,11 +31,11 @@ class Planner:
         return prefetch(prepare())
 
     def first_batch(self) -> Batch:
-        """The first of the batches of step 1 in this process."""
+        """Return the first of this process's batches in step 1."""
         return self.batches(range(self.config.batch_size * self.config.accumulation))[0]
 
     def batches(self, numbers: Sequence[int]) -> list[Batch]:
-        """The windows with these numbers, as this process's batches."""
+        """Read the windows with these numbers, as this process's batches."""
         size = self.config.batch_size
         firsts = range(0, len(numbers), size)[self.processes.rank :: self.processes.count]
         return [self.windows.read(numbers[i : i + size]).to(self.device) for i in firsts]

@@ -8,10 +8,12 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context in which a model computes matrix products in "bf16" or "fp16", or in the dtype of its weights."""
+    """Return a context in which a model computes matrix products in "bf16" or "fp16"; in other precisions, in the dtype
+    of its weights."""
     return torch.autocast(device.type, PRECISIONS[precision]) if precision in PRECISIONS else nullcontext()
 
 
 def grad_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
-    """The scaler that keeps small gradients of fp16 from underflowing to 0; it does nothing in other precisions."""
+    """Return the scaler that keeps small gradients of fp16 from underflowing to 0; it does nothing in other
+    precisions."""
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")

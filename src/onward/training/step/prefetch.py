@@ -1,4 +1,4 @@
-"""Items made ahead by another thread."""
+"""Makes items ahead in another thread."""
 
 from collections import deque
 from collections.abc import Generator, Iterable

@@ -1,4 +1,4 @@
-"""The learning rate's course over a run. Does not import torch."""
+"""Learning rate schedules: the learning rate at each step of a run. Does not import torch."""
 
 import math
 from collections.abc import Callable
@@ -16,13 +16,13 @@ FALL: dict[Schedule, Callable[[float], float]] = {  # from 1 to 0 as the argumen
 
 
 def lr_factor(kind: Schedule, step: int, steps: int, warmup: float, min_ratio: float, decay: float) -> float:
-    """The factor of the peak learning rate at a step (0 to steps - 1).
+    """Compute the factor of the peak learning rate at a step (0 to steps - 1).
 
     Every kind begins with a linear warm-up over `warmup`. Then "cosine" (Loshchilov and Hutter 2017) and "linear" fall
     to `min_ratio`, "wsd" (warm-up, stable, decay; Hu et al. 2024) stays at 1 and falls linearly over the last `decay`,
-    and "constant" stays at 1. `warmup` and `decay` are fractions of the steps, or from 1 on numbers of steps. A factor
-    that falls is exactly `min_ratio` at the last step, if any step is left after the warm-up. With 0 `steps`, for a
-    number that is still open, the factor stays at 1 after a warm-up of a number of steps.
+    and "constant" stays at 1. `warmup` and `decay` are fractions of the steps if below 1, else numbers of steps. A
+    factor that falls is exactly `min_ratio` at the last step, if any step is left after the warm-up. With 0 `steps`,
+    for a number that is still open, the factor stays at 1 after a warm-up of a number of steps.
     """
     if not steps:
         return min(1.0, (step + 1) / (extent(warmup, 0) + 1))
@@ -36,5 +36,5 @@ def lr_factor(kind: Schedule, step: int, steps: int, warmup: float, min_ratio: f
 
 
 def extent(part: float, steps: int) -> int:
-    """The number of steps that a fraction of them below 1, or a number from 1 on, stands for."""
+    """Convert `part` to a number of steps: below 1 it is a fraction of `steps`, from 1 on a number of steps."""
     return int(part * steps) if part < 1 else int(part)

@@ -1,4 +1,4 @@
-"""The speed of training: tokens per second, seconds of each part of a step, and model FLOPs utilization.
+"""Measures the speed of training: tokens per second, seconds of each phase of a step, and model FLOPs utilization.
 
 Model FLOPs utilization (MFU; PaLM, Chowdhery et al. 2022, appendix B) counts the operations that a step needs, without
 those that recomputation adds.
@@ -34,13 +34,13 @@ TRIAL_TOKENS = 1024  # of a step that calibrates
 
 
 class Watch:
-    """Sums the seconds of each part of a step."""
+    """Sums the seconds of each phase of a step."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds, self.last = device, defaultdict[str, float](float), perf_counter()
 
     def note(self, part: str) -> None:
-        """Add the seconds since the last call to a part."""
+        """Add the seconds since the last call to the phase `part`."""
         wait(self.device)
         now = perf_counter()
         self.seconds[part] += now - self.last
@@ -48,14 +48,14 @@ class Watch:
 
 
 class TimedForward(nn.Module):
-    """A LossModule with timed calls."""
+    """A LossModule whose calls are timed."""
 
     def __init__(self, module: nn.Module, watch: Watch) -> None:
         super().__init__()
         self.module, self.watch = module, watch
 
     def forward(self, batch: Batch) -> Any:
-        """The outputs of the LossModule."""
+        """Return the outputs of the LossModule, and note the time."""
         self.watch.note("other")
         result = self.module(batch)
         self.watch.note("forward and loss")
@@ -64,7 +64,7 @@ class TimedForward(nn.Module):
 
 @dataclass(frozen=True)
 class TimedProcesses(Processes):
-    """A single process that marks the end of the backward."""
+    """Processes for a run of a single process that notes the end of the backward."""
 
     watch: Watch | None = None
 
@@ -76,7 +76,7 @@ class TimedProcesses(Processes):
 
 @dataclass(frozen=True)
 class TrainingSpeed:
-    """The speed of training a decoder with this precision and this many windows in a batch."""
+    """The measured speed of training a decoder in one precision and batch size."""
 
     precision: str
     batch: int
@@ -88,7 +88,7 @@ class TrainingSpeed:
 
     @property
     def step(self) -> float:
-        """Seconds per step."""
+        """The seconds per step."""
         return sum(self.seconds.values())
 
 
@@ -104,8 +104,9 @@ def measure_training(
     warm_up: int = WARM_UP,
     least: int = LEAST,
 ) -> TrainingSpeed:
-    """Train a model on random windows for about `seconds` seconds, which changes its weights; at least `least` steps
-    after `warm_up` that are not counted. `peak` is that of the device in this precision, in operations per second."""
+    """Train a model on random windows for about `seconds` seconds and measure the speed; changes its weights. Makes at
+    least `least` steps after `warm_up` steps that are not counted. `peak` is the device's peak in this precision, in
+    operations per second."""
     config, watch = model.config, Watch(model.device)
     parts = optimizers(model, optimizer, 1e-5, 0.1, (0.9, 0.99))
     for part in parts:
@@ -140,8 +141,9 @@ def measure_training(
 def trial_share(
     config: DecoderConfig, precision: str, context: int, peak: float, device: torch.device, seconds: float = 1.0
 ) -> float:
-    """The share of the arithmetic that training reaches on a device: of the decoder itself or, where it is large, of
-    the preset `small` with its vocabulary, for some seconds, and one step to warm up."""
+    """Measure the share of a device's peak that training reaches: training the decoder itself or, if it is large, the
+    preset `small` with its vocabulary, for about `seconds` seconds after a warm-up step. `peak` is in operations per
+    second."""
     context = min(context, TRIAL_TOKENS)
     if parameters(config) > LARGEST:
         config = replace(decoder("small", min(config.vocab_size, 8192), {}), context_length=context)

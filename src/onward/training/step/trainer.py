@@ -1,4 +1,4 @@
-"""The trainer: batches in, better weights out. It works in memory; run.py manages the folder of a run.
+"""The trainer makes optimizer steps on batches, in memory; run.py manages the folder of a run.
 
 Shapes: B windows, T tokens of each, V vocabulary.
 """
@@ -28,7 +28,8 @@ from onward.training.step.precision import autocast, grad_scaler
 @named
 @dataclass(frozen=True)
 class StepPlan:
-    """Everything that one optimizer step needs, as a value: it can be made ahead, in another thread."""
+    """The input of one optimizer step, such as its batches. It is a value, so it can be made ahead, in another
+    thread."""
 
     batches: Sequence[Batch]  # of this process; their gradients are accumulated
     numbers: Sequence[int] = ()  # of the step's windows, in all processes
@@ -38,7 +39,7 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class Step:
-    """The result of one optimizer step or, in `failure`, why it was not made."""
+    """The result of one optimizer step. If the step failed, `failure` is the reason."""
 
     step: int  # counted from 1
     loss: float  # mean over the targets; of the cross-entropy, nats per token
@@ -53,7 +54,7 @@ class Step:
 @named
 @dataclass(frozen=True)
 class StepConfig:
-    """How an optimizer step is made."""
+    """The settings of an optimizer step, such as its precision."""
 
     clip: float = 0.0  # the largest norm of the gradient; 0: no limit
     precision: str = "fp32"  # of matrix products: fp32, bf16 or fp16
@@ -63,15 +64,15 @@ class StepConfig:
 
 
 class LossModule(nn.Module):
-    """A model and its loss as one module with one `forward`, for compile, DDP and FSDP to wrap."""
+    """A model and its loss as one module with a `forward`, for compile, DDP and FSDP to wrap."""
 
     def __init__(self, model: nn.Module, loss: Loss, balance: Balance | None) -> None:
         super().__init__()
         self.model, self.loss, self.balance = model, loss, balance
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum over the batch's targets to minimize, and those to report, of which the first is the loss. The one to
-        minimize includes the auxiliary loss of experts, weighted by the batch's divisor."""
+        """Return the sum over the batch's targets to minimize, and the sums to report; the first of these is the loss.
+        The sum to minimize includes the auxiliary loss of experts, weighted by the batch's divisor."""
         loss, reported, *figures = self.loss(self.model, batch)
         if self.balance is not None:
             loss = loss + self.balance.auxiliary() * batch.divisor
@@ -121,7 +122,8 @@ class Trainer:
 
     @checked
     def train(self, plans: Iterable[StepPlan]) -> Iterator[Step]:
-        """Make a step for each plan. The next plan is asked for when the caller asks for its step."""
+        """Make a step for each plan, and yield its result. The next plan is requested when the caller requests the next
+        step."""
         return map(self.train_step, plans)
 
     @explained
@@ -129,8 +131,8 @@ class Trainer:
         """Make one optimizer step.
 
         The gradient is that of the mean loss over all targets of the step in all processes, so accumulating over
-        batches changes only rounding (and the auxiliary loss of experts, which is taken batch by batch). A step that
-        fails leaves weights and optimizers as they were.
+        batches changes only rounding (and the auxiliary loss of experts, which is computed batch by batch). A step that
+        fails leaves weights and optimizers unchanged.
         """
         start = perf_counter()
         if not self.model.training:
@@ -192,22 +194,22 @@ class Trainer:
         return self.loss.summarize({name: value / count for name, value in zip(names, sums)}), max(1, targets)
 
     def finite(self) -> bool:
-        """Whether all weights are finite."""
+        """Return whether all weights are finite."""
         return all(bool(p.isfinite().all()) for p in self.model.parameters())
 
     def checksum(self) -> str:
-        """A hash of the weights that changes if any bit does."""
+        """Compute a hash of the weights that changes if any bit does."""
         integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         bits = (p.detach().contiguous().view(integers[p.element_size()]) for p in self.model.parameters())
         sums = [int(tensor.sum(dtype=torch.int64)) for tensor in bits]
         return hashlib.sha256(repr(sums).encode()).hexdigest()
 
     def averaged(self) -> AbstractContextManager[object]:
-        """A context in which the model has the averaged weights, if the trainer averages them."""
+        """Return a context in which the model has the averaged weights, if the trainer averages them."""
         return self.average.shown() if self.average else nullcontext()
 
     def state_dict(self) -> TrainerState:
-        """The state needed to continue exactly: tensors of the trainable parameters, not copied, and numbers."""
+        """Return the state needed to continue exactly: tensors of the trainable parameters, not copied, and numbers."""
         tensors = training_tensors(self.model, self.optimizers, self.average.tensors if self.average else None)
         tensors |= {f"{LOSS}{name}": tensor for name, tensor in self.loss.state().items()}
         return TrainerState(
@@ -223,7 +225,8 @@ class Trainer:
 
     @checked
     def load_state(self, state: TrainerState) -> None:
-        """Load a state of a trainer made like this one. Weights are copied into the model in place."""
+        """Load the state of a trainer that was constructed like this one. Weights are copied into the model in
+        place."""
         restore(state.tensors, self.model, self.optimizers)
         kept = {name.removeprefix(LOSS): t for name, t in state.tensors.items() if name.startswith(LOSS)}
         self.loss.load_state(kept, self.device)

@@ -1,4 +1,4 @@
-"""A grid of small runs from which a scaling law is fitted: sizes around the best one for each of several budgets.
+"""Plans a grid of small runs to fit a scaling law: for each of several budgets, sizes around the best one.
 
 The width alone changes the size, with muP, so that one learning rate is right for all. The batch grows with the tokens
 D as D ** 0.383 (Bergsma et al. 2025, arXiv:2505.13738) to the next power of two, and the learning rate with its root.
@@ -37,7 +37,7 @@ START = 0.6  # seconds that a run takes beside its steps and its evaluation
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the grid."""
+    """One run of the grid: a model width, its number of steps and its batch."""
 
     width: int
     parameters: int
@@ -47,16 +47,16 @@ class Cell:
 
     @property
     def tokens(self) -> int:
-        """The tokens of the run."""
+        """The number of tokens that the run trains on."""
         return self.steps * self.batch * self.context
 
     @property
     def flops(self) -> float:
-        """6 N D."""
+        """The floating-point operations of the run, 6 N D."""
         return 6.0 * self.parameters * self.tokens
 
     def variant(self, config: RunConfig) -> Variant:
-        """The run as a variant of a configuration."""
+        """Return the run as a variant of a configuration."""
         rate = config.peak_learning_rate(BASE) * math.sqrt(self.batch * self.context / BATCH)
         options: dict[str, Any] = {"mup": config.mup or BASE, "learning_rate": rate, "batch_size": self.batch}
         options |= {"model": {**config.model, "d_model": self.width}, "steps": self.steps, "time": ""}
@@ -64,7 +64,7 @@ class Cell:
 
 
 class Sizes:
-    """The widths that a preset can have, and their numbers of parameters."""
+    """The widths that a preset can have, with their numbers of parameters."""
 
     def __init__(self, config: RunConfig, vocab_size: int) -> None:
         self.config, self.vocab_size = config, vocab_size
@@ -74,14 +74,14 @@ class Sizes:
         self.known: dict[int, int] = {}
 
     def parameters(self, width: int) -> int:
-        """The parameters of the decoder of a width."""
+        """Count the parameters of the decoder of a width."""
         if width not in self.known:
             wider = replace(self.config, model={**self.config.model, "d_model": width})
             self.known[width] = parameters(wider.decoder(self.vocab_size))
         return self.known[width]
 
     def width(self, size: float) -> int:
-        """The width of the decoder with about this many parameters."""
+        """Return the width of the decoder with about `size` parameters."""
         low, high = 1, 2
         while self.parameters(high * self.step) < size:
             low, high = high, 2 * high
@@ -91,7 +91,7 @@ class Sizes:
         return min((low, high), key=lambda n: abs(math.log(self.parameters(n * self.step) / size))) * self.step
 
     def cell(self, width: int, flops: float) -> Cell:
-        """The run of a model width with a number of operations."""
+        """Return the run of a model width with a budget of `flops` operations."""
         size = self.parameters(width)
         tokens = flops / 6 / size
         batch = BATCH * (tokens / AT) ** GROWTH / self.context
@@ -100,8 +100,8 @@ class Sizes:
 
 
 def grid(sizes: Sizes, largest: float) -> list[Cell]:
-    """The runs for budgets up to `largest` operations, in order of their value: cheap budgets and middle sizes first.
-    Empty where a run would have fewer than LEAST_STEPS."""
+    """List the runs for budgets up to `largest` operations, the most useful first: cheap budgets and middle sizes.
+    Empty if a run would have fewer than LEAST_STEPS."""
     budgets = [largest / RATIO ** (BUDGETS - 1 - k) for k in range(BUDGETS)]
     least = sizes.parameters(sizes.step)
     first = max(least, math.sqrt(budgets[0] / 6 / BEST / RATIO))
@@ -114,26 +114,28 @@ def grid(sizes: Sizes, largest: float) -> list[Cell]:
 
 
 def larger(sizes: Sizes, flops: float, size: float, known: Sequence[Cell]) -> Cell:
-    """The run with more operations and about `size` parameters, at most ten times larger than the grid's."""
+    """Return a run of `flops` operations with about `size` parameters, limited to ten times the largest size of the
+    grid."""
     least, most = min(cell.parameters for cell in known), max(cell.parameters for cell in known)
     return sizes.cell(sizes.width(min(max(size, least), 10 * most)), flops)
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The seconds of runs on this machine: `fixed` for each step, and `per_flop`."""
+    """The speed of runs on this machine: `fixed` seconds per step, and seconds `per_flop`."""
 
     fixed: float
     per_flop: float
 
     def seconds(self, cell: Cell, evaluated: int) -> float:
-        """The time of a run, with the evaluation of some tokens, whose forward takes a third of the operations."""
+        """Estimate the seconds of a run and of an evaluation on `evaluated` tokens, whose forward takes a third of the
+        operations."""
         evaluation = 2.0 * cell.parameters * evaluated * self.per_flop
         return START + cell.steps * self.fixed + cell.flops * self.per_flop + evaluation
 
 
 def measured(config: RunConfig, inputs: Inputs, vocab_size: int, cells: Sequence[Cell]) -> Speed:
-    """The speed of this machine, from a few steps of a small and a large run."""
+    """Measure the speed of this machine with a few steps of a small and a large run."""
     seconds = []
     for cell in cells:
         own = cell.variant(config).config
@@ -151,7 +153,8 @@ def measured(config: RunConfig, inputs: Inputs, vocab_size: int, cells: Sequence
 
 
 def with_precision(config: RunConfig, inputs: Inputs, vocab_size: int, cell: Cell) -> RunConfig:
-    """The configuration with the fastest precision for a run, which all runs of the grid then share."""
+    """Return the configuration with the precision and the backend of experts that are fastest for the run `cell`; all
+    runs of the grid use them."""
     own = cell.variant(config).config
     trainer = build_trainer(own, Decoder(own.decoder(vocab_size)).to(torch.device(config.device)))
     chosen = fastest_options(own, trainer, inputs.windows(own, cell.context), math.inf)
@@ -159,8 +162,8 @@ def with_precision(config: RunConfig, inputs: Inputs, vocab_size: int, cell: Cel
 
 
 def largest_budget(fits: Callable[[float], bool], least: float) -> float:
-    """The number of operations of the largest run for which a grid fits, between `least` and 1e12 times `least`; 0 if
-    no grid fits."""
+    """Find the operations of the largest run for which `fits` is true, between `least` and 1e12 times `least`; 0 if
+    there are none."""
     if not fits(least):
         return 0.0
     low, high = 0.0, 12.0
@@ -171,7 +174,7 @@ def largest_budget(fits: Callable[[float], bool], least: float) -> float:
 
 
 def least_budget(sizes: Sizes) -> float:
-    """The operations of the largest run of the smallest grid."""
+    """Return the operations of the largest run of the smallest possible grid."""
     low, high = 6.0, 30.0
     for _ in range(40):
         middle = (low + high) / 2

@@ -1,7 +1,8 @@
-"""A study of scaling: a grid of small runs that fits a time or a number of operations, and the run that is forecast.
+"""A scaling study: a grid of small runs within a time or a number of operations, and a larger run whose loss is
+forecast.
 
 FOLDER/
-  grid.json          the budget that was asked for, the largest run of the grid, and the precision of all runs
+  grid.json          the requested budget, the largest run of the grid, and the precision of all runs
   data-1/            the tokens
   NAME/seed-S/       the runs, as `variants` trains them
 """
@@ -49,7 +50,7 @@ SPENT = 0.95  # of the time, by which a grid is planned
 
 @dataclass(frozen=True)
 class ScalingStudy:
-    """A grid of runs whose tokens are prepared."""
+    """A planned grid of runs whose tokens are prepared."""
 
     config: RunConfig  # of all runs; its `out` is the folder of the study
     sizes: Sizes
@@ -58,7 +59,7 @@ class ScalingStudy:
     seconds_left: float  # for the grid; infinity: no limit
 
     def warnings(self) -> list[str]:
-        """Reasons for which the law of this grid would say little."""
+        """List reasons why a law fitted to this grid would be unreliable."""
         sentences, steps = [], min(cell.steps for cell in self.cells)
         if steps < FEW_STEPS:
             sentences.append(
@@ -73,7 +74,7 @@ class ScalingStudy:
         return sentences
 
     def runs(self, outcomes: Sequence[Outcome]) -> list[Run]:
-        """The runs of the grid that ended. Raises a UserError where they are too few for a law."""
+        """Return the completed runs of the grid. Raises a UserError if they are too few for a law."""
         pairs = zip(self.cells, outcomes)
         ended = [Run(cell.parameters, cell.tokens, one["loss"]) for cell, done in pairs for one in done.figures if one]
         if len(ended) < LEAST:
@@ -84,7 +85,7 @@ class ScalingStudy:
         return ended
 
     def larger_cell(self, law: FittedLaw) -> Cell:
-        """The run of LARGER times the operations of the largest one, of the best size by a law of the grid."""
+        """Return the larger run: LARGER times the operations of the grid's largest run, at the best size by `law`."""
         fit = law.loss
         size = fit.law.optimum(law.larger_flops)[0] if fit.determined else max(run.parameters for run in law.runs)
         return larger(self.sizes, law.larger_flops, size, self.cells)
@@ -93,11 +94,11 @@ class ScalingStudy:
 def open_study(
     config: RunConfig, *, budget: str = "", grid_flops: str = "", check: bool = False, progress: Progress = silent
 ) -> ScalingStudy:
-    """Prepare the tokens and plan the grid, or read the plan that the folder `config.out` holds.
+    """Prepare the tokens and plan the grid, or read the plan in the folder `config.out`.
 
-    Either `budget` is given, the time of everything such as 10m, that of the larger run included if `check`; or
-    `grid_flops`, the operations of the grid such as 1e12. Raises a UserError where the smallest grid needs more, and
-    where the folder holds a grid of another budget.
+    Set either `budget`, the total time such as 10m (including the larger run if `check`), or `grid_flops`, the
+    operations of the grid such as 1e12. Raises a UserError if the smallest grid needs more, or if the folder holds a
+    grid of another budget.
     """
     if bool(budget) == bool(grid_flops):
         raise UserError("give one of --budget, such as 10m, and --grid-flops, such as 1e12")
@@ -124,8 +125,8 @@ def open_study(
 
 
 def planned(config: RunConfig, sizes: Sizes, inputs: Inputs, limit: float, asked: dict[str, Any]) -> dict[str, Any]:
-    """The operations of the largest run for which everything fits into `limit` seconds, and the precision of all
-    runs."""
+    """Plan a grid: return the operations of its largest run, and the precision of all runs. `asked` is the user's
+    request: the grid has `grid_flops` operations in total or, without them, everything fits into `limit` seconds."""
     least = least_budget(sizes)
     smallest = grid(sizes, least)
     config = with_precision(config, inputs, sizes.vocab_size, smallest[-1])
@@ -138,7 +139,7 @@ def planned(config: RunConfig, sizes: Sizes, inputs: Inputs, limit: float, asked
     evaluated = config.validation_tokens + config.evaluation_tokens
 
     def time_of(largest: float) -> tuple[float, float]:
-        """The seconds of the grid, and of the larger run if that is trained."""
+        """Estimate the seconds of a grid, and of the larger run if it is trained."""
         cells = grid(sizes, largest)
         large = larger(sizes, LARGER * largest, cells[-1].parameters, cells)
         own = sum(speed.seconds(cell, evaluated) for cell in cells)
@@ -166,12 +167,12 @@ def train_cells(
     stop: Callable[[], bool] = lambda: False,
     limit: float = math.inf,
 ) -> list[Outcome] | None:
-    """Train runs of a grid; arguments and result are those of `train_variants`, with one seed."""
+    """Train runs of a grid with one seed; arguments and result are those of `train_variants`."""
     return train_variants(prepare_variants([cell.variant(config) for cell in cells]), 1, watch, stop, limit)
 
 
 def law_figures(study: ScalingStudy, law: FittedLaw, forecast: Forecast) -> dict[str, Any]:
-    """The law of a grid as values of JSON, with the forecast of its larger run and the runs that are missing."""
+    """Return the law of a grid as a JSON object, with the forecast of its larger run and the runs that are missing."""
     result = law.plain()
     if missing := len(study.cells) - len(law.runs):
         result["warnings"].append(f"{fields.counted(missing, 'run')} of the grid diverged or had no time")
@@ -180,8 +181,8 @@ def law_figures(study: ScalingStudy, law: FittedLaw, forecast: Forecast) -> dict
 
 
 def compared(forecast: Forecast, outcome: Outcome) -> dict[str, Any]:
-    """The loss of the larger run (None where it diverged), whether the interval of its forecast holds it, and the
-    error of the forecast."""
+    """Return the loss of the larger run (None if it diverged), whether the interval of the forecast contains it, and
+    the error of the forecast."""
     truth = outcome.figures[0]
     loss = truth["loss"] if truth else None
     inside = loss is not None and forecast.low <= loss <= forecast.high

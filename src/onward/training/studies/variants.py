@@ -1,4 +1,4 @@
-"""Variants of a run, trained one after the other under equal conditions, each with several seeds.
+"""Trains variants of a run one after the other under equal conditions, each with one or more seeds.
 
 FOLDER/
   variants.json      the options of each variant
@@ -43,7 +43,8 @@ Measure = Literal["loss", "bits_per_byte"]
 
 @dataclass(frozen=True)
 class Variant:
-    """A configuration and its name. `out` is the folder of all variants, and `seed` the seed of its first run."""
+    """A named configuration to compare with others. `out` is the folder of all variants, and `seed` the seed of its
+    first run."""
 
     name: str
     config: RunConfig
@@ -51,12 +52,12 @@ class Variant:
     parameters: int = 0  # of its model; 0 before its tokens are prepared
 
     def folder(self, seed: int) -> Path:
-        """The folder of the run with a seed."""
+        """Return the folder of the run with a seed."""
         return Path(self.config.out) / self.name / f"seed-{seed}"
 
     def differences(self, base: "Variant") -> list[str]:
-        """The fields of the run and of the decoder that differ from another variant, each as `optimizer adamw -> muon`.
-        A default learning rate is given as its value. Both variants must not have prepared tokens yet."""
+        """List the fields of the run and of the decoder that differ from the variant `base`, each as `optimizer adamw
+        -> muon`. A default learning rate is given as its value. Both variants must not have prepared tokens yet."""
         models = base.config.decoder(1), self.config.decoder(1)
         rates = (one.config.peak_learning_rate(model.d_model) for one, model in zip((base, self), models))
         pairs = {"learning_rate": (*rates,)} | {
@@ -71,7 +72,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Length:
-    """How long each variant trains: one of the four."""
+    """How long each variant trains: exactly one of the four fields is set."""
 
     time: str = ""  # such as 60s
     steps: int = 0
@@ -83,7 +84,7 @@ class Length:
         return next(text for text, given in zip(texts, vars(self).values()) if given)
 
     def steps_of(self, config: RunConfig, model: DecoderConfig) -> int:
-        """The number of steps of a variant; 0 if its time decides."""
+        """Compute the number of steps of a variant; 0 if the length is a time."""
         if self.time or self.steps:
             return self.steps
         tokens = tokens_per_step(config, model)
@@ -96,7 +97,7 @@ class Length:
 
 @dataclass(frozen=True)
 class Moment:
-    """How far the runs are after an event of one of them."""
+    """An event of one run, with the progress of all runs."""
 
     variant: Variant
     seed: int
@@ -117,29 +118,32 @@ class Outcome:
     figures: tuple[dict[str, Any] | None, ...]
 
     def values(self, measure: Measure) -> list[float]:
-        """A figure of each run; empty if a run diverged, since the mean of the others would flatter the variant."""
+        """Return the measure of each run; empty if a run diverged, since the mean of the others would flatter the
+        variant."""
         return [] if None in self.figures else [figures[measure] for figures in self.figures if figures]
 
 
 def tokens_per_step(config: RunConfig, model: DecoderConfig) -> int:
-    """The tokens of an optimizer step."""
+    """Compute the number of tokens of an optimizer step."""
     return config.batch_size * config.accumulation * model.context_length
 
 
 def flops_per_token(model: DecoderConfig) -> float:
-    """Training operations per token by the rule 6 N, where N is the number of parameters that a token uses."""
+    """Compute the training operations per token by the rule 6 N, where N is the number of parameters that a token
+    uses."""
     return 6.0 * active_parameters(model)
 
 
 def common_measure(variants: Sequence[Variant]) -> Measure:
-    """The measure by which variants can be compared: bits per byte where texts or tokenizers differ."""
+    """Return the measure by which variants can be compared: bits per byte if texts or tokenizers differ, else the
+    loss."""
     same = len({(one.config.tokenizer, one.config.sources) for one in variants}) == 1
     return "loss" if same else "bits_per_byte"
 
 
 @contextmanager
 def naming(variant: Variant) -> Iterator[None]:
-    """A context in which a UserError begins with the name of a variant."""
+    """Prefix a UserError raised inside this context with the name of a variant."""
     try:
         yield
     except UserError as error:
@@ -147,7 +151,7 @@ def naming(variant: Variant) -> Iterator[None]:
 
 
 def check_variants(variants: Sequence[Variant]) -> None:
-    """A UserError for variants that cannot be trained or compared, before any text is read."""
+    """Raise a UserError for variants that cannot be trained or compared, before any text is read."""
     names, first = [variant.name for variant in variants], variants[0]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"two variants have the name {twice}: give each its own")
@@ -169,10 +173,10 @@ def check_variants(variants: Sequence[Variant]) -> None:
 def prepare_variants(
     variants: Sequence[Variant], length: Length | None = None, progress: Progress = silent
 ) -> list[Variant]:
-    """Prepare variants for training: their length (None: their own steps) and shared tokens.
+    """Prepare variants for training: set their length (None: their own steps) and share their tokens.
 
-    A UserError, before any training, if a variant cannot be trained, or if the folder holds a variant of the same name
-    with other options.
+    Raises a UserError, before any training, if a variant cannot be trained, or if the folder holds a variant of the
+    same name with other options.
     """
     check_variants(variants)
     folder = Path(variants[0].config.out)
@@ -203,7 +207,7 @@ def prepare_variants(
 
 
 def with_tokens(variant: Variant, tokens: Path, length: Length | None) -> Variant:
-    """A variant that trains on prepared tokens for a length (None: its own steps)."""
+    """Return a variant that trains on the prepared `tokens` for `length` (None: its own steps)."""
     config = variant.config
     inputs, model = open_inputs(config, tokens, "size"), config.decoder(Tokenizer.load(tokens).vocab_size)
     inputs.windows(config, model.context_length)
@@ -227,7 +231,7 @@ def train_variants(
     interrupted run is resumed, exactly as if it had never stopped.
 
     `watch` is called with each event. Returns None if `stop()` became true, after saving the present run. A diverged
-    run does not stop the others. A run is left out if, going by the runs before it, it would not end within `limit`
+    run does not stop the others. A run is skipped if, judging by the runs before it, it would not end within `limit`
     seconds.
     """
     first = variants[0].config.seed
@@ -258,8 +262,8 @@ def train_variants(
 
 
 def begin(variants: Sequence[Variant], variant: Variant, seed: int) -> Run:
-    """The run of a variant and a seed, resumed if it exists. Runs of the same model share the choices that timing made
-    for the first, so that they do not differ in precision."""
+    """Return the run of a variant and a seed, resumed if it exists. Runs of the same model share the choices made by
+    timing for the first of them, so that they do not differ in precision."""
     folder, config = variant.folder(seed), variant.config
     if folder.exists() and saves(folder):
         return Run.resume(folder)
@@ -277,13 +281,13 @@ def begin(variants: Sequence[Variant], variant: Variant, seed: int) -> Run:
 
 
 def share_done(run: Run) -> float:
-    """The completed share of a run: of its steps or, until the clock has fixed their number, of its time."""
+    """Return the completed share of a run: of its steps or, while the clock has not fixed their number, of its time."""
     if run.config.steps:
         return min(1.0, run.step / run.config.steps)
     return min(0.99, run.progress.seconds / seconds(run.config.time))
 
 
 def outcome(variant: Variant, runs: Sequence[Path]) -> Outcome:
-    """The figures of finished runs."""
+    """Collect the figures of finished runs."""
     figures = (read_json(run / RESULT) if (run / RESULT).exists() else None for run in runs)
     return Outcome(variant, tuple(runs), tuple(figures))
