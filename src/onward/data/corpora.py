@@ -1,4 +1,4 @@
-"""Corpora by name: one that is part of every Python installation, and one to download. Imports nothing heavy."""
+"""Corpora by name: the documentation of the Python installation, and corpora to download. Imports nothing heavy."""
 
 import ast
 import hashlib
@@ -20,7 +20,7 @@ from onward.files import file_sha256
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents in memory, with a version and a checksum."""
+    """The documents of a corpus in memory, with its version and a checksum."""
 
     name: str
     version: str
@@ -30,7 +30,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Download:
-    """A corpus that can be downloaded."""
+    """A corpus that can be downloaded: its address and its checksum."""
 
     url: str
     bytes: int
@@ -53,7 +53,8 @@ NAMES = ", ".join(["embedded", *DOWNLOADS])
 
 @cache
 def embedded() -> Corpus:
-    """The documentation of this Python: the topics of `help()` and the docstrings of the standard library (2.2 MB).
+    """Collect the documentation of this Python: the topics of `help()` and the docstrings of the standard library (2.2
+    MB).
 
     The docstrings are parsed from source files; nothing is imported. The text differs between Python versions.
     """
@@ -65,7 +66,7 @@ def embedded() -> Corpus:
 
 
 def topics(path: Path) -> Iterator[str]:
-    """The texts of `help("TOPIC")`."""
+    """Yield the texts of `help("TOPIC")` in the file of topics."""
     if path.exists():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Dict):
@@ -74,7 +75,7 @@ def topics(path: Path) -> Iterator[str]:
 
 
 def parsed_modules(folder: Path) -> Iterator[tuple[str, ast.Module]]:
-    """The names and the syntax trees of all modules below a folder, except tests."""
+    """Yield the name and the syntax tree of each module below a folder, except tests."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
         for file in sorted(name for name in names if name.endswith(".py")):
@@ -85,7 +86,7 @@ def parsed_modules(folder: Path) -> Iterator[tuple[str, ast.Module]]:
 
 
 def docstrings(folder: Path) -> Iterator[str]:
-    """The docstrings of all modules, classes and functions below a folder, except tests."""
+    """Yield the docstrings of all modules, classes and functions below a folder, except tests."""
     for _, tree in parsed_modules(folder):
         nodes: list[ast.AST] = [tree]
         for node in nodes:  # the list grows by nested statements; expressions have no docstrings
@@ -100,8 +101,8 @@ SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages
 
 
 def cache_folder() -> Path:
-    """The folder of downloaded corpora: $ONWARD_HOME, by default ~/.cache/onward. A UserError if there is no home
-    folder."""
+    """Return the folder of downloaded corpora: $ONWARD_HOME, by default ~/.cache/onward. Raises a UserError if there is
+    no home folder."""
     folder = Path(os.environ.get("ONWARD_HOME") or os.path.expanduser("~/.cache/onward"))
     if folder.parts[0] == "~":
         raise UserError("this user has no home folder for downloaded corpora: set ONWARD_HOME to a folder")
@@ -109,7 +110,7 @@ def cache_folder() -> Path:
 
 
 def get(name: str, folder: Path | None = None, progress: Progress = silent) -> Path:
-    """The file of a corpus of DOWNLOADS in `folder` (default: `cache_folder()`), downloaded if it is missing."""
+    """Return the file of a corpus of DOWNLOADS in `folder` (default: `cache_folder()`), downloaded if it is missing."""
     from onward.fields import nearest
 
     if name not in DOWNLOADS:
@@ -118,9 +119,9 @@ def get(name: str, folder: Path | None = None, progress: Progress = silent) -> P
 
 
 def fetch(wanted: Download, path: Path, progress: Progress = silent) -> Path:
-    """Download a corpus to `path`, unless it is there; an interrupted download is continued.
+    """Download a corpus to `path`, unless the file exists; an interrupted download is continued.
 
-    Raises UserError if the server cannot be reached or the checksum differs.
+    Raises a UserError if the server cannot be reached or the checksum differs.
     """
     if path.exists() and file_sha256(path) == wanted.sha256:
         return path
@@ -142,7 +143,8 @@ def fetch(wanted: Download, path: Path, progress: Progress = silent) -> Path:
 
 
 def download(wanted: Download, part: Path, progress: Callable[[int], None]) -> None:
-    """Download into `part`, after the bytes of an earlier attempt."""
+    """Download into the file `part`, after the bytes of an earlier attempt. `progress` is called with the bytes
+    downloaded."""
     done = part.stat().st_size if part.exists() else 0
     if done >= wanted.bytes:
         return

@@ -1,8 +1,8 @@
-"""Duplicates among the documents of all sources; the first of equal documents is kept.
+"""Finds duplicates among the documents of all sources; the first of equal documents is kept.
 
-A folder holds one set of files for each unit of work: NUMBER.npz with the `verdicts` and `hashes` of its documents, and
-NUMBER.npy with their MinHash signatures if near duplicates are dropped. The files are read in parts, so that memory
-holds about one byte per document.
+A folder holds a set of files for each unit of work: NUMBER.npz with the `verdicts` (kept, or the reason why not) and
+`hashes` of its documents, and NUMBER.npy with their MinHash signatures if near duplicates are dropped. The files are
+read in parts, so that memory holds about one byte per document.
 """
 
 import hashlib
@@ -28,12 +28,13 @@ KEPT, DUPLICATE, NEAR, CONTINUED = 0, 1, 2, 255  # verdicts; the last: continues
 
 
 def fingerprint(text: str) -> int:
-    """A 64-bit hash. Among a billion different documents, two share a hash with a probability of 3 %."""
+    """Compute a 64-bit hash of a text. Among a billion different documents, two share a hash with a probability of
+    3 %."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def signature(text: str) -> np.ndarray:
-    """The MinHash (Broder 1997) of the word 5-grams of a text, (PERMUTATIONS,) uint32."""
+    """Compute the MinHash (Broder 1997) of the word 5-grams of a text, (PERMUTATIONS,) uint32."""
     words = text.split()
     starts = range(max(1, len(words) - SHINGLE_WORDS + 1))
     minhash = datasketch().MinHash(PERMUTATIONS)
@@ -42,8 +43,8 @@ def signature(text: str) -> np.ndarray:
 
 
 def found_by_bands(agreeing: int, width: int) -> float:
-    """The probability that two signatures that agree in this many columns, at random positions, agree in all columns of
-    at least one band of this width; by inclusion and exclusion over the bands."""
+    """Compute the probability that two signatures that agree in `agreeing` columns, at random positions, agree in all
+    columns of at least one band of `width` columns; by inclusion and exclusion over the bands."""
     bands = min(PERMUTATIONS // width, agreeing // width)
     terms = (
         (-1) ** n * comb(PERMUTATIONS // width, n) * comb(PERMUTATIONS - n * width, agreeing - n * width)
@@ -54,13 +55,14 @@ def found_by_bands(agreeing: int, width: int) -> float:
 
 @cache
 def band_width(similarity: float) -> int:
-    """The widest band, with the fewest candidates, that still finds RECALL of the pairs with this similarity."""
+    """Return the width of the widest bands, which give the fewest candidates, that still find RECALL of the pairs with
+    this similarity."""
     least = ceil(similarity * PERMUTATIONS)  # agreeing columns of a near duplicate
     return max(width for width in range(1, PERMUTATIONS + 1) if found_by_bands(least, width) >= RECALL)
 
 
 def datasketch() -> Any:
-    """The library datasketch; a UserError if it is not installed."""
+    """Import the library datasketch. Raises a UserError if it is not installed."""
     try:
         import datasketch
     except ImportError:
@@ -78,7 +80,8 @@ def write_array(path: Path, array: np.ndarray) -> None:
 
 
 class Verdicts:
-    """The verdicts on the documents of all units, (N,); an index is the number of a document among all."""
+    """The verdicts on the documents of all units, (N,): whether each is kept, or why it is dropped. An index is the
+    number of a document among those of all units."""
 
     def __init__(self, folder: Path, units: int) -> None:
         self.folder, self.units = folder, range(units)
@@ -88,7 +91,7 @@ class Verdicts:
         self.joined: dict[int, int] = {}  # index -> hash, of documents that continue over several units
 
     def load(self, unit: int, name: str) -> np.ndarray:
-        """An array that a worker wrote for a unit."""
+        """Load the array `name` that a worker wrote for a unit."""
         with np.load(self.folder / f"{unit:05}.npz") as arrays:
             return np.asarray(arrays[name])
 
@@ -125,7 +128,8 @@ class Verdicts:
                     self.verdicts[later[pairs][agree.mean(1) >= similarity]] = NEAR
 
     def repeats(self, keys: Callable[[int], np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Indices of kept documents whose key occurred before, and of the first document with that key.
+        """Yield the indices of kept documents whose key occurred before, and the index of the first document with that
+        key.
 
         `keys` returns the keys of a unit's documents, uint64.
         """
@@ -144,19 +148,19 @@ class Verdicts:
             yield index[repeated], earliest[repeated]
 
     def hashes(self, unit: int) -> np.ndarray:
-        """The hashes of a unit's documents, uint64."""
+        """Return the hashes of a unit's documents, uint64."""
         hashes, start = self.load(unit, "hashes"), int(self.offsets[unit])
         if len(hashes) and start in self.joined:
             hashes[0] = self.joined[start]
         return hashes
 
     def hash(self, index: int) -> int:
-        """The hash of the text of a document, by its index in the preparation."""
+        """Return the hash of the text of a document, by its index."""
         unit = int(np.searchsorted(self.offsets, index, side="right")) - 1
         return int(self.load(unit, "hashes")[index - self.offsets[unit]])
 
     def band(self, columns: slice, unit: int) -> np.ndarray:
-        """A hash of some columns of the signatures of a unit's documents, uint64."""
+        """Hash the columns `columns` of the signatures of a unit's documents; uint64."""
         signatures = self.signature_file(unit)[:, columns].astype(np.uint64)
         keys = np.zeros(len(signatures), np.uint64)
         for column in signatures.T:
@@ -164,7 +168,7 @@ class Verdicts:
         return keys
 
     def signatures(self, indices: np.ndarray) -> np.ndarray:
-        """The signatures of some documents, (len(indices), PERMUTATIONS)."""
+        """Return the signatures of the documents at `indices`, (len(indices), PERMUTATIONS)."""
         signatures = np.empty((len(indices), PERMUTATIONS), np.uint32)
         units = np.searchsorted(self.offsets, indices, side="right") - 1
         for unit in np.unique(units):
@@ -173,5 +177,5 @@ class Verdicts:
         return signatures
 
     def signature_file(self, unit: int) -> np.ndarray:
-        """The MinHash signatures of a unit's documents, (documents, PERMUTATIONS), memory-mapped."""
+        """Return the MinHash signatures of a unit's documents, (documents, PERMUTATIONS), memory-mapped."""
         return np.load(self.folder / f"{unit:05}.npy", mmap_mode="r")  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ from onward.splitmix import GOLDEN
 
 
 def failed_filter(filters: Filters, text: str) -> str:
-    """The name of the first filter that drops a document, or ""."""
+    """Return the name of the first filter that drops a document, or ""."""
     document = Document(text)
     for name, measure, limit in active_filters(filters):
         value = measure(document)
@@ -23,7 +23,7 @@ def failed_filter(filters: Filters, text: str) -> str:
 
 @cache
 def active_filters(filters: Filters) -> list[tuple[str, Callable[["Document"], float], float]]:
-    """The name, the measure and the limit of each filter that is on."""
+    """Return the name, the measure and the limit of each filter that is on."""
     active: list[tuple[str, Callable[[Document], float], float]] = []
     for name, measure in MEASURES.items():
         limit = getattr(filters, name)
@@ -37,7 +37,7 @@ def active_filters(filters: Filters) -> list[tuple[str, Callable[["Document"], f
 
 
 class Document:
-    """A text, its W words, its lines and its paragraphs."""
+    """A text to be filtered, with its W words, its lines and its paragraphs."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -63,7 +63,7 @@ class Document:
         return np.fromiter(map(len, self.words), np.int64, len(self.words))
 
     def ngram_hashes(self, n: int) -> np.ndarray:
-        """A hash of each n-gram, (W - n + 1,), empty if there are fewer than n words."""
+        """Compute a hash of each n-gram, (W - n + 1,), empty if there are fewer than n words."""
         count = max(0, len(self.words) - n + 1)
         keys = np.zeros(count, np.uint64)
         for i in range(n):
@@ -77,7 +77,7 @@ class Document:
         return np.fromiter(map(ids.__getitem__, self.words), np.uint64, len(self.words))
 
     def top_ngram(self, n: int) -> float:
-        """The fraction of the characters in the most frequent n-gram; 0 if no n-gram occurs twice."""
+        """Compute the fraction of the characters in the most frequent n-gram; 0 if no n-gram occurs twice."""
         _, first, counts = np.unique(self.ngram_hashes(n), return_index=True, return_counts=True)
         if counts.max(initial=1) == 1:
             return 0.0
@@ -85,7 +85,8 @@ class Document:
         return max(int(self.lengths[i : i + n].sum()) for i in common) * int(counts.max()) / int(self.lengths.sum())
 
     def repeated_ngrams(self, n: int) -> float:
-        """The fraction of the characters in n-grams that repeat an earlier n-gram; each character counts once."""
+        """Compute the fraction of the characters in n-grams that repeat an earlier n-gram; each character counts
+        once."""
         hashes = self.ngram_hashes(n)
         repeated = np.ones(len(hashes), bool)
         repeated[np.unique(hashes, return_index=True)[1]] = False
@@ -96,17 +97,17 @@ class Document:
 
 
 def fraction(part: float, whole: float) -> float:
-    """`part / whole`; 0 if `whole` is 0."""
+    """Return `part / whole`; 0 if `whole` is 0."""
     return part / whole if whole else 0.0
 
 
 def repeated(parts: Sequence[str]) -> float:
-    """The fraction of the parts that repeat an earlier part."""
+    """Compute the fraction of the texts `parts` that repeat an earlier one."""
     return fraction(len(parts) - len(set(parts)), len(parts))
 
 
 def repeated_text(parts: Sequence[str]) -> float:
-    """The fraction of the characters in parts that repeat an earlier part."""
+    """Compute the fraction of the characters that are in `parts` which repeat an earlier one."""
     whole = sum(map(len, parts))
     return fraction(whole - sum(map(len, set(parts))), whole)
 

@@ -1,4 +1,4 @@
-"""One file in pieces: a text, a .jsonl or a .parquet, each also compressed. Imports nothing heavy."""
+"""Reads a file in pieces: a text, a .jsonl or a .parquet, each also compressed. Imports nothing heavy."""
 
 import bz2
 import codecs
@@ -37,7 +37,7 @@ SEARCH_CHARS = 1 << 8, 1 << 12, 1 << 20
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of a source is handled at a time."""
+    """The sizes of the pieces in which sources are read."""
 
     piece_chars: int = 1 << 24  # characters of a piece, approximately
     block_bytes: int = 1 << 20  # bytes read from a file at a time
@@ -50,7 +50,7 @@ SIZES = Sizes()
 
 @dataclass(frozen=True)
 class Piece:
-    """Some documents of a source, or a part of a document that is larger than `Sizes.piece_chars`."""
+    """A piece of a source: some documents, or a part of a document that is larger than `Sizes.piece_chars`."""
 
     name: str  # the file, for messages
     text: bytes = b""  # the content of a text file, or a part of it: UTF-8, which takes less memory than str
@@ -64,7 +64,7 @@ class Piece:
         return len(self.text) + sum(map(len, self.records))
 
     def documents(self, field: str) -> Iterator[str]:
-        """The texts of the documents; in a .jsonl, the `field` of each line."""
+        """Yield the texts of the documents; in a .jsonl, the `field` of each line."""
         if self.line:
             lines = enumerate(io.BytesIO(self.text), self.line)
             yield from (
@@ -79,12 +79,12 @@ class Piece:
 
 
 def as_text(utf8: bytes) -> str:
-    """The text in UTF-8 bytes, in which surrogates are allowed."""
+    """Decode UTF-8 bytes in which surrogates are allowed."""
     return utf8.decode("utf-8", "surrogatepass")
 
 
 def split(text: str, size: int) -> Iterator[str]:
-    """A text in passages of at most `size` characters, which end at the end of a line where possible."""
+    """Yield a text in passages of at most `size` characters, which end at the end of a line if possible."""
     start = 0
     while len(text) - start > size:
         end = last_break(text, start, start + size)
@@ -94,7 +94,8 @@ def split(text: str, size: int) -> Iterator[str]:
 
 
 def last_break(text: str, start: int, end: int) -> int:
-    """The index of the last break of the best kind in [start, end); `end` if there is none."""
+    """Return the index of the last line or word break in [start, end), of the best kind that occurs; `end` if there is
+    none."""
     for pattern, reach in product(BREAKS, SEARCH_CHARS):
         if breaks := [match.end() for match in pattern.finditer(text, max(start, end - reach), end)]:
             return breaks[-1]
@@ -102,14 +103,14 @@ def last_break(text: str, start: int, end: int) -> int:
 
 
 def suffixes(name: str) -> tuple[str, str]:
-    """The suffix of a file's content and that of its compression, in lower case: ".txt", ".gz" of A.TXT.GZ."""
+    """Return the suffix of a file's content and that of its compression, in lower case: ".txt", ".gz" for A.TXT.GZ."""
     lower = name.lower()
     compression = next((suffix for suffix in COMPRESSED if lower.endswith(suffix)), "")
     return PurePath(lower.removesuffix(compression)).suffix, compression
 
 
 def read_file(path: Path, name: str, field: str, encoding: str, sizes: Sizes) -> Iterator[Piece]:
-    """The pieces of one file, whose format follows from its `name`."""
+    """Yield the pieces of a file, whose format follows from its `name`."""
     content, _ = suffixes(name)
     if content in ARCHIVES:
         raise UserError(f"{name} is an archive: unpack it, and name its files or their folder")
@@ -123,7 +124,7 @@ def read_file(path: Path, name: str, field: str, encoding: str, sizes: Sizes) ->
 
 @contextmanager
 def seekable(name: str, file: BinaryIO) -> Iterator[IO[bytes]]:
-    """The file or, if it is compressed or a pipe, a temporary file with its content."""
+    """Yield, inside this context, the file or, if it is compressed or a pipe, a temporary file with its content."""
     if file.seekable() and not suffixes(name)[1]:
         yield file
         return
@@ -135,7 +136,7 @@ def seekable(name: str, file: BinaryIO) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Errors of reading a file are UserErrors that name it."""
+    """Turn errors of reading a file inside this context into UserErrors that name it."""
     try:
         yield
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -149,7 +150,7 @@ def reading(name: str) -> Iterator[None]:
 
 
 def decompressed(name: str, file: BinaryIO) -> BinaryIO:
-    """The content of a file, decompressed as its name says."""
+    """Return the content of a file, decompressed according to its name."""
     stream: Any = file
     match suffixes(name)[1]:
         case ".gz":
@@ -164,7 +165,7 @@ def decompressed(name: str, file: BinaryIO) -> BinaryIO:
 
 
 def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iterator[Piece]:
-    """The pieces of a text or a .jsonl, decompressed as its name says."""
+    """Yield the pieces of a text or a .jsonl, decompressed according to its name."""
     lines = suffixes(name)[0] == ".jsonl"
     parts: list[bytes] = []
     size, rest, blank, line, begins, offset = 0, "", True, 1, True, 0
@@ -192,7 +193,7 @@ def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iter
 
 
 class NotText(UserError):
-    """Raised for bytes that an encoding cannot decode. `what` names the file and the place; the message of the
+    """Raised for bytes that an encoding cannot decode. `what` names the file and the position; the message of the
     exception adds the advice to give --encoding."""
 
     def __init__(self, what: str, advice: str) -> None:
@@ -201,7 +202,7 @@ class NotText(UserError):
 
 
 def decode_blocks(name: str, stream: BinaryIO, encoding: str, block_bytes: int) -> Iterator[tuple[str, bool]]:
-    """The text of a stream, `block_bytes` bytes at a time; each with whether it is the last."""
+    """Yield the text of a stream, `block_bytes` bytes at a time; each with whether it is the last."""
     try:
         with suppress(UnicodeError):
             b" ".decode(encoding)  # raises LookupError for codecs such as base64, which the next call accepts
@@ -229,7 +230,8 @@ def decode_blocks(name: str, stream: BinaryIO, encoding: str, block_bytes: int) 
 
 
 def record_text(name: str, number: int, line: str, field: str) -> str:
-    """The text of one line of a .jsonl file."""
+    """Return the text of line `number` of a .jsonl file: the `field` of its object. Raises a UserError if it has
+    none."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -244,7 +246,7 @@ def record_text(name: str, number: int, line: str, field: str) -> str:
 
 
 def pyarrow(name: str) -> Any:
-    """The library pyarrow, which reads .parquet and .zst."""
+    """Import the library pyarrow, which reads .parquet and .zst. Raises a UserError if it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -254,7 +256,7 @@ def pyarrow(name: str) -> Any:
 
 
 def parquet_pieces(name: str, file: IO[bytes], field: str) -> Iterator[Piece]:
-    """The pieces of a .parquet file."""
+    """Yield the pieces of a .parquet file."""
     arrow = pyarrow(name)
     try:
         opened = arrow.parquet.ParquetFile(file, buffer_size=1 << 20)  # without a buffer, row groups are read whole
@@ -271,7 +273,7 @@ def parquet_pieces(name: str, file: IO[bytes], field: str) -> Iterator[Piece]:
 def table_pieces(
     name: str, schema: "Schema", batches: Iterable[Any], rows: int, size: int, field: str
 ) -> Iterator[Piece]:
-    """The pieces of a table of `rows` rows and `size` bytes. A row without a text is an empty document."""
+    """Yield the pieces of a table of `rows` rows and `size` bytes. A row without a text is an empty document."""
     columns = ", ".join(map(ascii, schema.names))
     if schema.names.count(field) != 1:
         count = "two columns" if field in schema.names else "no column"
@@ -287,5 +289,5 @@ def table_pieces(
 
 
 def one_line(error: Exception) -> str:
-    """The message of an error on one line; the name of its class if it has no message."""
+    """Return the message of an error on one line; the name of its class if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Batches of examples: several per row, none cut; no sequence attends to another.
+"""Batches of examples for fine-tuning: rows that hold one or more complete examples; no sequence attends to another.
 
 Shapes: B rows, T tokens of each, S sequences in a batch, M examples, N examples in all.
 """
@@ -39,13 +39,13 @@ class ExampleBatch(Batch):
         return self.num_examples if self.by_example else self.num_targets
 
     def to(self, device: torch.device | str) -> Self:
-        """The batch on another device."""
+        """Return the batch on another device."""
         device = known_device(device)
         return super().to(device).changed(numbers={name: v.to(device) for name, v in self.numbers.items()})
 
 
 def columns_of(batch: Batch) -> list[dict[str, Any]]:
-    """For each row of a batch with one example per row, the fields of its record besides the prompt."""
+    """Return, for each row of a batch with one example per row, the fields of its record besides the prompt."""
     columns = batch.columns if isinstance(batch, ExampleBatch) else ()
     return [json.loads(text or "{}") for text in columns] or [{} for _ in batch.tokens]
 
@@ -53,7 +53,7 @@ def columns_of(batch: Batch) -> list[dict[str, Any]]:
 class PackedExamples:
     """The rows of examples of a training run, epoch after epoch; row i is a pure function of the seed and i.
 
-    An epoch has every row once, shuffled, or in the order of the examples if the seed is None. A row has room for
+    An epoch has every row once, shuffled, or in the order of the examples if the seed is None. A row has capacity for
     `length` tokens of each sequence of an example; with `packed` it holds as many examples as fit, else one.
     """
 
@@ -67,11 +67,11 @@ class PackedExamples:
         self.num_tokens = sum(lengths)
 
     def __len__(self) -> int:
-        """Rows in an epoch."""
+        """Return the number of rows in an epoch."""
         return len(self.rows)
 
     def read(self, numbers: Sequence[int]) -> ExampleBatch:
-        """The rows with these numbers, padded to the longest of them; numbers continue without end."""
+        """Return the rows with these numbers, padded to the longest of them; numbers continue without end."""
         if self.seed is None:
             order = np.array(numbers)
         else:
@@ -83,8 +83,8 @@ class PackedExamples:
 
 
 def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool = False) -> ExampleBatch:
-    """Rows of the examples with these numbers. Positions restart at each sequence, so that no sequence attends to
-    another; each padding token is a sequence of its own.
+    """Build a batch from rows of examples, given as the numbers of the examples in each row. Positions restart at each
+    sequence, so that no sequence attends to another; each padding token is a separate sequence.
 
     `lasts` are the indices in (B * T) of each sequence's last trained token, or of its last token if none is trained.
     """
@@ -122,8 +122,8 @@ def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool
 
 
 def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Pack lengths into rows, longest first: each goes into the fullest row with enough room. Returns rows of
-    indices."""
+    """Pack lengths into rows of `room` tokens, longest first: each goes into the fullest row in which it fits. Returns
+    the indices of the lengths in each row."""
     rows: list[list[int]] = []
     by_room: dict[int, list[int]] = defaultdict(list)  # rows by the room that is left in them
     rooms: list[int] = []  # ascending, those of which there are rows

@@ -1,4 +1,5 @@
-"""The work of a preparation: texts in units, their inspection and encoding, and the index of all units."""
+"""The steps of a preparation: splits sources into units of work, inspects and encodes each unit, and builds the
+index."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,7 @@ SAMPLES, SAMPLE_CHARS = 3, 200  # dropped documents shown in the report per reas
 
 @dataclass(frozen=True)
 class Unit:
-    """Documents of about `Sizes.piece_chars` characters in total, or a part of a larger document."""
+    """A unit of work: documents of about `Sizes.piece_chars` characters in total, or a part of a larger document."""
 
     number: int
     source: int
@@ -58,7 +59,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Preparation:
-    """The work on one folder. Each worker process gets a copy."""
+    """The work on the folder of a preparation. Each worker process gets a copy."""
 
     sources: Sequence[Source]
     folder: Path  # FOLDER.unfinished
@@ -69,7 +70,7 @@ class Preparation:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, from the prepared folder."""
+        """The tokenizer, loaded from the prepared folder."""
         return Tokenizer.load(self.folder)
 
     @cached_property
@@ -78,11 +79,11 @@ class Preparation:
         return named_encoder(self.tokenizer)
 
     def part(self, unit: Unit, suffix: str) -> Path:
-        """The path of a file that a worker writes for a unit."""
+        """Return the path of a file that a worker writes for a unit."""
         return self.folder / "parts" / f"{unit.number:05}{suffix}"
 
     def units(self) -> Iterator[Unit]:
-        """All units, in order. A part of a split document is a unit by itself."""
+        """Yield all units, in order. A part of a split document is a separate unit."""
         number = 0
         for index, source in enumerate(self.sources):
             group: list[Piece] = []
@@ -97,7 +98,7 @@ class Preparation:
             number += 1
 
     def documents(self, unit: Unit) -> list[tuple[str, str]]:
-        """The documents of a unit: (name of the file, text)."""
+        """Return the documents of a unit as (name of the file, text)."""
         return [(piece.name, text) for piece in unit.pieces for text in piece.documents(self.field)]
 
     def inspect(self, unit: Unit) -> None:
@@ -161,7 +162,7 @@ class Preparation:
         write_json(self.part(unit, ".json"), record)
 
     def index(self, records: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
-        """The content of data.json, from the records of all units: their shards, and a report."""
+        """Return the content of data.json, from the records of all units: their shards, and a report."""
         sources = []
         for number, name in enumerate(settings["sources"]):
             units = [record for record in records if record["source"] == number]
@@ -190,7 +191,7 @@ class Preparation:
         return header | {"sources": sources, "report": report, "settings": settings}
 
     def problem(self, records: list[dict[str, Any]], index: dict[str, Any]) -> str:
-        """Why the tokens cannot be used; "" if they can."""
+        """Say why the tokens cannot be used, such as a source that has changed; "" if they can."""
         for number, source in enumerate(self.sources):
             if provenance(source) != index["settings"][f"content of {source}"]:
                 return f"{source} has changed while it was read: run the same command again"

@@ -106,7 +106,7 @@ def prepare(
 
 
 def with_content(settings: dict[str, Any], sources: Sequence[Source]) -> dict[str, Any]:
-    """The settings of a preparation with the provenance of its sources, as they are in JSON."""
+    """Return the settings of a preparation with the provenance of its sources, as JSON values."""
     return json.loads(json.dumps(settings | {f"content of {source}": provenance(source) for source in sources}))
 
 
@@ -134,13 +134,13 @@ def run(
     progress: Progress,
     measured: Measured,
 ) -> None:
-    """Do the work that is left in FOLDER.unfinished, and write the index last."""
+    """Do the remaining work in FOLDER.unfinished, and write the index last."""
     folder, resumed, times = preparation.folder, any((preparation.folder / "parts").glob("[0-9]*")), [perf_counter()]
     total = sum(provenance(source)["size"] for source in preparation.sources)
     workers = workers if total > preparation.sizes.serial_bytes else 1
 
     def process(task: str, work: Callable[[Unit], None], suffix: str) -> int:
-        """Call `work` on each unit without a file of this suffix; returns the number of all units."""
+        """Call `work` on each unit without a file of this suffix, and return the number of all units."""
         done, count = 0, 0
 
         def advance(unit: Unit) -> None:
@@ -193,7 +193,7 @@ def run(
 
 
 def check_settings(earlier: Mapping[str, Any], settings: Mapping[str, Any], folder: Path) -> None:
-    """Raise UserError if a folder was prepared from other sources or settings."""
+    """Raise a UserError if a folder was prepared from other sources or settings."""
     differ = [name for name in {**earlier, **settings} if earlier.get(name) != settings.get(name)]
     if differ:
         raise UserError(
@@ -203,5 +203,5 @@ def check_settings(earlier: Mapping[str, Any], settings: Mapping[str, Any], fold
 
 
 def digest(tokenizer: Tokenizer) -> str:
-    """The SHA-256 of a tokenizer and the names of its control tokens, in hexadecimal."""
+    """Compute the SHA-256 of a tokenizer and the names of its control tokens, in hexadecimal."""
     return hashlib.sha256((tokenizer.inner.to_str() + str(tokenizer.names)).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Progress reports of work on data, by calls of a function of the caller, and the figures of a finished preparation."""
+"""Progress reports on data, by calls of the caller's function, and the figures of a finished preparation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,12 +8,13 @@ Progress = Callable[[str, int, int], None]
 
 
 def silent(task: str, done: int, total: int) -> None:
-    """Show nothing."""
+    """Ignore a progress report: the default for callers that show no progress."""
 
 
 @dataclass
 class Measured:
-    """Figures of a preparation: its times and its speed. Empty if the preparation was resumed or existed already."""
+    """The figures of a preparation: its times and its speed. Empty if the preparation was resumed or existed
+    already."""
 
     seconds: dict[str, float] = field(default_factory=dict)  # by task
     bytes: int = 0  # of text that was encoded
@@ -21,5 +22,5 @@ class Measured:
 
     @property
     def megabytes_per_second(self) -> float:
-        """Megabytes of text per second over all tasks."""
+        """The megabytes of text per second over all tasks."""
         return self.bytes / 1e6 / sum(self.seconds.values())

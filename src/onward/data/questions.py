@@ -1,5 +1,5 @@
-"""Questions and answers from Python's own documentation: "What does str.split do?", and the first sentence of its
-docstring. Imports nothing heavy."""
+"""Builds questions and answers from Python's own documentation: "What does str.split do?", and the first sentence of
+its docstring. Imports nothing heavy."""
 
 import ast
 import builtins
@@ -21,20 +21,21 @@ NAME = re.compile(r"[A-Za-z][\w.]*")
 
 
 def question(name: str) -> str:
-    """The question that asks for the purpose of a function."""
+    """Return the question that asks for the purpose of a function."""
     return f"What does {name} do?"
 
 
 @cache
 def answers() -> dict[str, str]:
-    """The first sentence of the documentation of functions and methods, by their names, in alphabetical order."""
+    """Return the first sentence of the documentation of functions and methods, by their names, in alphabetical
+    order."""
     documentation = dict(documented())
     return {name: documentation[name] for name in sorted(documentation)}
 
 
 def documented() -> Iterator[tuple[str, str]]:
-    """The name and the first sentence of the documentation of each public function, first in modules, then built-in;
-    the name of a method includes its class."""
+    """Yield the name and the first sentence of the documentation of each public function, first in modules, then
+    built-in; the name of a method includes its class."""
     for module, tree in parsed_modules(Path(sysconfig.get_path("stdlib"))):
         yield from functions(tree, module)
     for owner in (value for value in vars(builtins).values() if isinstance(value, type)):
@@ -46,7 +47,7 @@ def documented() -> Iterator[tuple[str, str]]:
 
 
 def functions(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
-    """The documented functions of a module or a class."""
+    """Yield (name, first sentence) for the documented functions of a module or a class."""
     for child in getattr(node, "body", ()):
         if isinstance(child, ast.ClassDef):
             yield from functions(child, child.name)
@@ -55,7 +56,8 @@ def functions(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
 
 
 def described(name: str, text: str | None) -> Iterator[tuple[str, str]]:
-    """A public name with the first sentence of its documentation, where this is one plain sentence."""
+    """Yield a public name with the first sentence of its documentation, if this is a single plain sentence; else
+    nothing."""
     paragraph = inspect.cleandoc(text or "").partition("\n\n")[0]
     sentence = SENTENCE.match(" ".join(paragraph.split()))
     if NAME.fullmatch(name) and "._" not in name and sentence and len(sentence[0]) in LENGTHS and sentence[0].isascii():
@@ -63,12 +65,12 @@ def described(name: str, text: str | None) -> Iterator[tuple[str, str]]:
 
 
 def conversations(known: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A conversation of one turn for each answer, as `onward finetune` reads them."""
+    """Make a conversation of one question and answer for each function, in the form that `onward finetune` reads."""
     return [{"messages": [*asked(name), said(answer)]} for name, answer in known.items()]
 
 
 def preferences(known: Mapping[str, str]) -> list[dict[str, Any]]:
-    """For each answer a pair: it is preferred to that of another function."""
+    """Make a pair for each function: its own answer is chosen, and that of another function is rejected."""
     others = [*known.values()]
     others = others[len(others) // 2 :] + others[: len(others) // 2]
     return [
@@ -79,12 +81,12 @@ def preferences(known: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def asked(name: str) -> list[dict[str, str]]:
-    """The prompt with the question about a function, as a list of messages."""
+    """Return a prompt with the question about a function, as a list of messages."""
     return [{"role": "user", "content": question(name)}]
 
 
 def said(answer: str) -> dict[str, str]:
-    """An answer as a message of the assistant."""
+    """Return an answer as a message of the assistant."""
     return {"role": "assistant", "content": answer}
 
 

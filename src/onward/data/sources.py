@@ -1,4 +1,4 @@
-"""Documents from files, folders, globs, datasets, standard input, pipes and corpora by name.
+"""Reads documents from files, folders, globs, datasets, standard input, pipes and corpora by name.
 
 Sources are read in pieces, so a source may be larger than memory. Imports nothing heavy.
 """
@@ -47,7 +47,7 @@ HUB = "hf://"
 
 @dataclass(frozen=True)
 class Stored:
-    """A stream, which can be read only once, stored as a file; `str` gives the source's original name."""
+    """A stream, which can be read only once, stored as a file; `str` gives the stream's own name."""
 
     source: str
     path: Path
@@ -63,15 +63,15 @@ Source = str | Stored
 def documents(
     sources: Sequence[Source], *, field: str = "text", encoding: str = "utf-8", sizes: Sizes = SIZES
 ) -> Iterator[str]:
-    """The documents of all sources, in order: one per text file, and one per row of a table (its column `field`).
+    """Yield the documents of all sources, in order: one per text file, and one per row of a table (its column `field`).
 
     A source is a file, a folder (its files, recursively, sorted by name), a glob, `-` for standard input, a named pipe,
     the name of a corpus (`embedded`, `tinyshakespeare`), or `hf://` followed by the arguments of
     `datasets.load_dataset`, such as `hf://user/name?name=config&split=train`. Files are text, .jsonl or .parquet, each
     also as .gz, .bz2, .xz or .zst; upper and lower case are the same. A text file and a stream are one document.
 
-    Raises UserError if a source is missing, empty, binary, an archive, or not in the encoding, and if all documents of
-    a source are empty.
+    Raises a UserError if a source is missing, empty, binary, an archive, or not in the encoding, and if all documents
+    of a source are empty.
     """
     parts: list[str] = []
     for piece, text in texts(sources, field, encoding, sizes):
@@ -84,13 +84,13 @@ def documents(
 def passages(
     sources: Sequence[Source], *, field: str = "text", encoding: str = "utf-8", size: int = 1 << 16
 ) -> Iterator[str]:
-    """All documents in passages of at most `size` characters, from which a tokenizer can be learned."""
+    """Yield all documents in passages of at most `size` characters, from which a tokenizer can be learned."""
     for _, text in texts(sources, field, encoding, SIZES):
         yield from split(text, size)
 
 
 def texts(sources: Sequence[Source], field: str, encoding: str, sizes: Sizes) -> Iterator[tuple[Piece, str]]:
-    """The texts of all pieces of all sources, each with its piece."""
+    """Yield (piece, text) for the texts of all pieces of all sources."""
     check_named(sources)
     for source in sources:
         blank = True
@@ -109,12 +109,12 @@ def check_named(sources: Sequence[Source]) -> None:
 
 
 def is_blank(text: str) -> bool:
-    """Whether a text is empty or white space."""
+    """Return whether a text is empty or white space."""
     return not text or text.isspace()
 
 
 def no_text(source: Source) -> str:
-    """The message for a source whose documents are all empty."""
+    """Return the error message for a source whose documents are all empty."""
     return f"{stream_name(source)} has no text, since all its documents are empty: name texts"
 
 
@@ -126,7 +126,7 @@ def download_corpora(sources: Sequence[Source], progress: Progress) -> None:
 
 
 def pieces(source: Source, field: str, encoding: str, sizes: Sizes = SIZES) -> Iterator[Piece]:
-    """The pieces of a source, in order. The lines of a .jsonl are not parsed yet."""
+    """Yield the pieces of a source, in order. The lines of a .jsonl are not parsed yet."""
     if isinstance(source, Stored):
         yield from read_file(source.path, stream_name(source), field, encoding, sizes)
     elif source == "embedded":
@@ -144,12 +144,12 @@ def pieces(source: Source, field: str, encoding: str, sizes: Sizes = SIZES) -> I
 
 
 def is_stream(source: Source) -> bool:
-    """Whether a source is standard input or a pipe."""
+    """Return whether a source is standard input or a pipe."""
     return isinstance(source, Stored) or source == "-" or is_pipe(source)
 
 
 def is_pipe(source: str) -> bool:
-    """Whether a source is a named pipe, such as `mkfifo` and `<(...)` make. Never raises."""
+    """Return whether a source is a named pipe, such as those that `mkfifo` and `<(...)` make. Never raises."""
     try:
         return stat.S_ISFIFO(os.stat(source).st_mode)
     except (OSError, ValueError):
@@ -157,15 +157,15 @@ def is_pipe(source: str) -> bool:
 
 
 def stream_name(source: Source) -> str:
-    """The name of a stream in messages."""
+    """Return the name of a stream for messages."""
     return "standard input" if str(source) == "-" else str(source)
 
 
 @contextmanager
 def stored_streams(sources: Sequence[Source], folder: Path, progress: Progress = silent) -> Iterator[list[Source]]:
-    """The sources, each stream among them stored in a new folder, which is removed when the block ends.
+    """Yield the sources, with each stream stored as a file in a new folder, which is removed when the context ends.
 
-    A stream may take half of the space that is free: its tokens need room too, and some streams have no end.
+    A stream may take half of the free space: its tokens need space too, and some streams have no end.
     """
     try:
         yield [
@@ -197,7 +197,7 @@ def store(source: str, path: Path, progress: Progress, most: int | None = None) 
 
 
 def blocks(source: str) -> Iterator[bytes]:
-    """The content of a stream."""
+    """Yield the content of a stream in blocks."""
     with reading(stream_name(source)):
         if source == "-":
             yield from iter(lambda: sys.stdin.buffer.read(COPY_BYTES), b"")
@@ -207,7 +207,7 @@ def blocks(source: str) -> Iterator[bytes]:
 
 
 def provenance(source: Source) -> dict[str, Any]:
-    """The name of a source, its size in bytes, and a hash that changes when the source changes."""
+    """Return the name of a source, its size in bytes, and a hash that changes when the source changes."""
     if isinstance(source, Stored):
         return {"name": source.source, "size": source.path.stat().st_size, "sha256": source.sha256}
     if source == "embedded":
@@ -224,7 +224,7 @@ def provenance(source: Source) -> dict[str, Any]:
 
 
 def source_files(source: str) -> list[Path]:
-    """The files of a path, a folder (see `folder_files`), a glob, or the name of a corpus to download."""
+    """List the files of a path, of a folder (see `folder_files`), of a glob, or of a corpus to download."""
     path = Path(source)
     if os.path.isdir(path):
         files, _ = folder_files(path)
@@ -245,7 +245,7 @@ def source_files(source: str) -> list[Path]:
 
 
 def folder_files(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
-    """The readable files of a folder, recursively, sorted by name; and the skipped files, by the reason."""
+    """List the readable files of a folder, recursively, sorted by name; and the skipped files, by the reason."""
     files: list[Path] = []
     skipped: dict[str, list[Path]] = defaultdict(list)
     with reading(str(folder)):
@@ -271,7 +271,7 @@ def raise_error(error: OSError) -> None:
 
 
 def skip_reason(path: Path) -> str:
-    """Why something in a folder is skipped; "" if it is read."""
+    """Return the reason why an entry of a folder is skipped; "" if it is read."""
     if path.name.startswith("."):
         return "hidden"
     if path.name.endswith(".unfinished"):
@@ -288,7 +288,7 @@ def skip_reason(path: Path) -> str:
 
 @lru_cache(maxsize=8)
 def dataset(source: str) -> "Dataset":
-    """The memory-mapped dataset of `hf://NAME?split=...`; the options are those of `datasets.load_dataset`."""
+    """Return the memory-mapped dataset of `hf://NAME?split=...`; the options are those of `datasets.load_dataset`."""
     try:
         from datasets import Dataset, load_dataset
     except ImportError:

@@ -55,14 +55,15 @@ class Tokens:
     @classmethod
     @checked
     def of(cls, ids: np.ndarray, ends: np.ndarray | None = None) -> "Tokens":
-        """Tokens in memory. `ends`: the index after each document's last token (default: one document)."""
+        """Make Tokens from ids in memory. `ends`: the index after each document's last token (default: one
+        document)."""
         ends_of_documents = np.array([len(ids)] if ends is None else ends, np.uint64)
         return cls([Span(lambda: ids, lambda: ends_of_documents, 0, len(ids), opens=True)])
 
     @classmethod
     @checked
     def join(cls, several: Iterable["Tokens"]) -> "Tokens":
-        """The tokens of several sources, one after the other."""
+        """Concatenate the tokens of several sources."""
         return cls([replace(span, opens=span.opens or i == 0) for t in several for i, span in enumerate(t.spans)])
 
     def __len__(self) -> int:
@@ -75,12 +76,12 @@ class Tokens:
 
     @explained
     def part(self, start: int, stop: int) -> "Tokens":
-        """The tokens [start, stop) as a view; nothing is read."""
+        """Return the tokens [start, stop) as a view; nothing is read."""
         return Tokens([span for span, _ in self.spans_in(*slice(start, stop).indices(len(self))[:2])])
 
     @explained
     def starts(self, start: int, stop: int) -> np.ndarray:
-        """The indices in [start, stop), relative to `start`, at which a document begins: int64, ascending."""
+        """Return the indices in [start, stop), relative to `start`, at which a document begins: int64, ascending."""
         start, stop, _ = slice(start, stop).indices(len(self))
         before, parts = max(start - 1, 0), [np.empty(0, np.int64)]  # if a document ends at `before`, one begins next
         for span, at in self.spans_in(before, stop):
@@ -92,7 +93,7 @@ class Tokens:
         return starts[(starts >= 0) & (starts < stop - start)]
 
     def spans_in(self, start: int, stop: int) -> Iterator[tuple[Span, int]]:
-        """The spans of [start, stop), clipped to it, each with its offset from `start`."""
+        """Yield the spans of [start, stop), clipped to it, each with its offset from `start`."""
         if stop > start:
             i, j = np.searchsorted(self.offsets, [start, stop - 1], side="right") - 1
             for span, offset in zip(self.spans[i : j + 1], self.offsets[i : j + 1].tolist()):
@@ -103,7 +104,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard in data.json."""
+    """A file of token ids, as listed in data.json."""
 
     file: str  # of the token ids
     tokens: Annotated[int, Range(0, MOST)]  # number of token ids
@@ -114,7 +115,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """A source in data.json."""
+    """A source of a preparation, as listed in data.json."""
 
     name: str  # as it was given
     documents: Annotated[int, Range(0, MOST)]  # number of documents
@@ -126,7 +127,7 @@ class SourceRecord:
 
 @dataclass(frozen=True)
 class Sample:
-    """The beginning of a document in data.json."""
+    """The beginning of a document, as shown in data.json."""
 
     file: str = ""
     text: str = ""
@@ -134,14 +135,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Longest(Sample):
-    """The longest document in data.json."""
+    """The longest document of a preparation, as listed in data.json."""
 
     tokens: Annotated[int, Range(0, MOST)] = 0
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """Documents that were dropped for one reason, in data.json."""
+    """The number of documents dropped for one reason, as listed in data.json."""
 
     documents: Annotated[int, Range(0, MOST)]
     samples: tuple[Sample, ...]
@@ -172,7 +173,7 @@ class Index:
 
 @dataclass(frozen=True)
 class TokenData:
-    """A prepared folder."""
+    """A prepared folder, opened: its index, and the tokens of each source."""
 
     sources: tuple[Tokens, ...]
     records: tuple[SourceRecord, ...]  # of the sources
@@ -183,8 +184,8 @@ class TokenData:
 def encode(
     tokenizer: Tokenizer, documents: Iterable[str], encode_batch: Encoder | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The token ids of documents, (N,) uint16 or uint32, each followed by the end token; and the index after each
-    document's last token, (documents,) uint64.
+    """Encode documents to token ids, (N,) uint16 or uint32, each document followed by the end token. Also returns the
+    index after each document's last token, (documents,) uint64.
 
     A document of more than PASSAGE_CHARS characters is encoded in passages that end with a line. That changes no id if
     `Tokenizer.pieces` is exact. `encode_batch` is by default the encoder of the tokenizer.
@@ -204,7 +205,8 @@ def encode(
 
 
 def document_groups(documents: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:
-    """Groups of passages of about PASSAGE_CHARS characters; each passage with whether it ends its document."""
+    """Yield groups of passages of about PASSAGE_CHARS characters in total; each passage with whether it ends its
+    document."""
     group: list[tuple[str, bool]] = []
     size = 0
     for text in documents:
@@ -220,14 +222,14 @@ def document_groups(documents: Iterable[str]) -> Iterator[list[tuple[str, bool]]
 
 
 def is_prepared(folder: str | Path) -> bool:
-    """Whether a folder contains prepared tokens. Never raises."""
+    """Return whether a folder contains prepared tokens. Never raises."""
     return all(os.path.isfile(os.path.join(folder, name)) for name in (INDEX, "tokenizer.json"))
 
 
 def load_tokens(folder: Path, verify: Literal["size", "sha256"] = "size") -> TokenData:
     """Open the tokens that `prepare` wrote, memory-mapped.
 
-    Raises UserError if a shard has changed since: `verify` compares sizes, or checksums, which reads all files.
+    Raises a UserError if a shard has changed since: `verify` compares sizes, or checksums, which reads all files.
     """
     if not is_prepared(folder):
         raise UserError(
@@ -243,12 +245,13 @@ def load_tokens(folder: Path, verify: Literal["size", "sha256"] = "size") -> Tok
 
 
 def known_fields(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """A dataclass from a table of values; values that are not among its fields are ignored."""
+    """Make a dataclass from a table of values; values that are not among its fields are ignored. `where` names the
+    table in errors."""
     return fields.build(cls, {name: values[name] for name in fields.hints(cls) if name in values}, where)
 
 
 def spans(folder: Path, shards: Sequence[Shard], dtype: np.dtype[Any], verify: str) -> Iterator[Span]:
-    """One span for each shard of a source; see `load_tokens` for `verify`."""
+    """Yield a span for each shard of a source; see `load_tokens` for `verify`."""
     for number, shard in enumerate(shards):
         ids = folder / Path(shard.file).name
         ends = ids.with_suffix(".ends")
@@ -267,7 +270,7 @@ def spans(folder: Path, shards: Sequence[Shard], dtype: np.dtype[Any], verify: s
 
 @lru_cache(maxsize=4096)  # operating systems allow some ten thousand mapped files per process
 def memory_map(path: Path, dtype: np.dtype[Any], sha256: str) -> np.ndarray:
-    """A file as a memory-mapped array. The checksum is part of the cache's key, since a file can be replaced."""
+    """Map a file into memory as an array. The checksum is part of the cache's key, since a file can be replaced."""
     try:
         return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
     except OSError as error:

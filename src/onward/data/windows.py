@@ -31,7 +31,7 @@ SHIFTING = 10  # windows: a text in which as many fit has one fewer in an epoch,
 @named
 @dataclass(frozen=True)
 class Batch:
-    """Windows for one forward and backward. Batches of other tasks are subclasses with more tensors."""
+    """Windows of tokens for one forward and backward. Batches of other tasks are subclasses with more tensors."""
 
     tokens: Tensor  # (B, T)
     targets: Tensor  # (B, T), the token after each; IGNORE_INDEX where no token is predicted
@@ -51,28 +51,28 @@ class Batch:
 
     @explained
     def to(self, device: torch.device | str) -> Self:
-        """The same batch with all tensors on a device. Targets are counted before: on an accelerator this would force a
-        sync."""
+        """Return the same batch with all tensors on a device. Its targets are counted before the copy: on an
+        accelerator counting would force a sync."""
         device = known_device(device)
         return self.changed(**{name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)})
 
     def changed(self, **fields: Any) -> Self:
-        """The batch with other values of some fields and the same number of targets."""
+        """Return the batch with other values of some fields and the same number of targets."""
         batch = replace(self, **fields)
         vars(batch)["num_targets"] = self.num_targets
         return batch
 
 
 class TrainingWindows(Protocol):
-    """Windows of tokens, or rows of examples, for training."""
+    """The interface of training data: windows of tokens, or rows of examples, by number."""
 
     def __len__(self) -> int: ...  # in an epoch
     def read(self, numbers: Sequence[int]) -> Batch:
-        """The windows of these numbers as a batch; numbers start at 0 and continue beyond the first epoch."""
+        """Return the windows with these numbers as a batch; numbers start at 0 and continue beyond the first epoch."""
 
 
 class HeldOutWindows(TrainingWindows, Protocol):
-    """Windows of tokens, or rows of examples, for validation."""
+    """The interface of validation data: windows of tokens, or rows of examples."""
 
     @property
     def num_tokens(self) -> int:
@@ -83,15 +83,15 @@ class Windows:
     """The windows of T tokens of a training run, epoch after epoch.
 
     Window i is a pure function of the seed and i, and needs no memory that grows with i. An epoch has every window
-    once, shuffled, without overlap. A text with room for n windows has n of them per epoch; from n = SHIFTING on it has
-    n - 1, and each epoch begins at another offset, so that different targets are left out each time.
+    once, shuffled, without overlap. A text of n windows has n of them per epoch; from n = SHIFTING on it has n - 1, and
+    each epoch begins at another offset, so that different targets are left out each time.
 
     Without `weights` the sources are one text. With weights, one per source, every BLOCK windows contain exactly that
     share of each source, evenly spread, and each source has its own epochs. With pack "documents", positions restart at
     0 in each document and the last token of a document has no target, so that no token attends to another document;
     with "stream" the documents are one text.
 
-    A UserError if the weights do not fit the sources, or if a source is shorter than one window.
+    Raises a UserError if the weights do not fit the sources, or if a source is shorter than one window.
     """
 
     @checked
@@ -124,13 +124,13 @@ class Windows:
         self.rank = np.concatenate(ranks)[order]
 
     def __len__(self) -> int:
-        """Windows in an epoch, of all sources."""
+        """Return the number of windows in an epoch, of all sources."""
         return int(self.counts.sum())
 
     @explained
     def read(self, numbers: Sequence[int]) -> Batch:
-        """The windows with these numbers, which continue without end. The batch's dropout seed is a function of the
-        seed and the first number."""
+        """Return the windows with these numbers, which continue without end. The batch's dropout seed is a function of
+        the seed and the first number."""
         block, place = np.divmod(np.array(numbers), BLOCK)
         source = self.source[place]
         number = (block * self.shares[source] + self.rank[place]).astype(np.uint64)
@@ -143,7 +143,7 @@ class Windows:
 
 
 class ValidationWindows:
-    """Windows that cover a text without overlap: each token but the first is a target once."""
+    """Windows that cover a validation text without overlap: each token but the first is a target once."""
 
     @checked
     def __init__(self, tokens: Tokens, context_length: Size, pack: Packing = "stream") -> None:
@@ -159,18 +159,18 @@ class ValidationWindows:
 
     @explained
     def read(self, numbers: Sequence[int]) -> Batch:
-        """The windows with these numbers, in the order of the text."""
+        """Return the windows with these numbers, in the order of the text."""
         return cut([(self.tokens, number * self.length) for number in numbers], self.length, self.pack)
 
     @checked
     def batches(self, size: Size) -> Iterator[Batch]:
-        """All windows in order, `size` at a time, each batch read when it is asked for."""
+        """Yield all windows in order, `size` at a time; each batch is read when it is requested."""
         return (self.read(range(first, min(first + size, len(self)))) for first in range(0, len(self), size))
 
 
 def cut(segments: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Batch:
-    """The windows that begin at these (text, start). Past the end of a text they are padded with token 0 and
-    IGNORE_INDEX."""
+    """Return the windows that begin at `segments`, pairs (text, start). Beyond the end of a text they are padded with
+    token 0 and IGNORE_INDEX."""
     tokens = np.zeros((len(segments), length), np.int64)
     targets = np.full((len(segments), length), IGNORE_INDEX)
     for row, (text, start) in enumerate(segments):
@@ -189,7 +189,7 @@ def cut(segments: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> B
 
 
 def shares(weights: Sequence[float], sources: int) -> NDArray[np.int64]:
-    """The number of windows of each source in BLOCK windows, by largest remainders."""
+    """Compute the number of windows of each source in BLOCK windows, by largest remainders."""
     if len(weights) != sources:
         raise UserError(f"there are {len(weights)} weights for {sources} sources: give one for each")
     if not min(weights) * BLOCK > sum(weights):  # false for nan, too
@@ -201,7 +201,8 @@ def shares(weights: Sequence[float], sources: int) -> NDArray[np.int64]:
 
 
 def hashed(*parts: Numbers | int) -> Numbers:
-    """64 bits for each combination of the parts, by the counter-based generator SplitMix64 (Steele et al. 2014)."""
+    """Compute 64 random bits for each combination of the parts, by the counter-based generator SplitMix64 (Steele et
+    al. 2014)."""
     x: Any = np.zeros(1, np.uint64)
     for part in parts:
         x = x + GOLDEN + part
@@ -215,7 +216,7 @@ ROUNDS = 8  # with fewer rounds, neighbors in a range of six are not independent
 
 
 def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:
-    """The image of x under a permutation of range(size), selected by a key; elementwise.
+    """Compute the image of x under a permutation of range(size), selected by a key; elementwise.
 
     A Feistel network (Luby and Rackoff 1988) permutes the smallest rectangle that holds the range; a value outside of
     the range is permuted again until it is inside (cycle walking, Black and Rogaway 2002).
@@ -235,8 +236,8 @@ def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:
 
 
 def take(position: int, number: int, skipped: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """The numbers of the next `number` windows from `position` on that are in none of the half-open ranges `skipped`,
-    and the position after them."""
+    """Return the numbers of the next `number` windows from `position` on that are in none of the half-open ranges
+    `skipped`, and the position after them."""
     left = (i for i in count(position) if not any(first <= i < end for first, end in skipped))
     taken = list(islice(left, number))
     return taken, taken[-1] + 1 if taken else position

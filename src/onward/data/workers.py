@@ -1,4 +1,4 @@
-"""One function applied to many tasks by worker processes, which exit when the process that started them does."""
+"""Applies a function to many tasks in worker processes, which exit when the process that started them does."""
 
 import os
 import pickle
@@ -24,11 +24,11 @@ COMMAND = [sys.executable, "-P", "-c", "from onward.data.workers import serve; s
 def run_tasks(work: Callable[[T], None], tasks: Iterator[T], workers: int, done: Callable[[T], None]) -> None:
     """Call `work` on each task in `workers` processes (0: one per core), then `done` on the task in this process.
 
-    A task is taken from the iterator when a process is free, so few tasks are in memory. A single task runs in this
-    process. Unlike the processes of `multiprocessing`, workers do not import the main program again, so it needs no
-    `if __name__ == "__main__"`; and they exit when their standard input ends, so none survives this process.
+    A task is drawn from the iterator when a process is free, so few tasks are in memory. A single task runs in this
+    process. Unlike the processes of `multiprocessing`, workers do not import the main program again, so it needs no `if
+    __name__ == "__main__"`; and they exit when their standard input ends, so none survives this process.
 
-    Raises the first error of a task, and UserError if a worker is killed.
+    Raises the first error of a task, and a UserError if a worker is killed.
     """
     first = list(islice(tasks, 2))
     tasks = chain(first, tasks)
@@ -104,10 +104,10 @@ def exit_with_parent(parent: int) -> None:
 
 
 def available_cores() -> int:
-    """The number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def worker_environment() -> dict[str, str]:
-    """The environment of a worker: the same import path, and one core."""
+    """Return the environment of a worker: the same import path, and one core."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TOKENIZERS_PARALLELISM": "false"}
