@@ -136,7 +136,7 @@ def experts(reading: Reading) -> Picture:
     return Picture(
         "The experts of each token",
         "A router sends each token to a few of the feed-forwards of a layer, the experts. A row is an expert, a "
-        "column a token, and a cell the weight of the expert's output in the output of the feed-forward.",
+        "column a token, and a cell the factor of the expert's output in what the feed-forward adds to the token.",
         [expert_panel(layer, weights.T.numpy(), reading.pieces(reading.tokens)) for layer, weights in shares.items()],
     )
 
@@ -148,7 +148,7 @@ def expert_panel(layer: int, shares: np.ndarray, pieces: Sequence[str]) -> Panel
         shares,
         [f"expert {i}" for i in range(len(shares))],
         pieces,
-        scale=Scale(1, unit="weight of an expert's output"),
+        scale=Scale(1, unit="factor of an expert's output"),
         room=760,
         reading="{column} uses {row} with {value}",
     )
