@@ -19,6 +19,7 @@ from onward.data.tokens import is_prepared
 from onward.families import families
 
 from support.hub import put_in_cache
+from support.server import started
 
 families()  # all parts are known before the first page is read
 ROOT = Path(__file__).parents[1]
@@ -26,6 +27,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 IMAGE = re.compile(r"^!\[.*\]\((\w+\.svg)\)$", re.MULTILINE)
 TOLD = re.compile(r'<text class="(?:title|caption)"[^>]*>(.*?)</text>')
+ADDRESS = "http://127.0.0.1:8000"  # of the server of a page
 KINDS = {"python", "sh", "text", "toml"}  # text: what a command printed
 
 
@@ -80,13 +82,17 @@ def shortened(words: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_page_runs_and_makes_its_pictures(page: Path, reader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_runs_and_makes_its_pictures(
+    page: Path, reader: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     text = page.read_text(encoding="utf-8")
     blocks = BLOCK.findall(text)
     assert {kind for kind, _ in blocks} <= KINDS
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     names: dict[str, object] = {}
+    address = ADDRESS
     for kind, body in blocks:
+        body = body.replace(ADDRESS, address)
         assert kind != "text" or not body.startswith(("onward ", "torchrun ")), body
         if kind == "python":
             exec(compile(body, str(page), "exec"), names)
@@ -96,6 +102,11 @@ def test_page_runs_and_makes_its_pictures(page: Path, reader: Path, monkeypatch:
             match words[:1]:
                 case ["make"]:
                     assert all(f"\n{target}:" in makefile for target in targets), line
+                case ["onward"] if words[1:2] == ["serve"]:
+                    server, address = started(*words[2:])
+                    request.addfinalizer(server.kill)
+                case ["curl"] if shutil.which("curl"):
+                    assert subprocess.run([*words, "--fail", "--silent"]).returncode == 0, line
                 case ["onward"] if words[1:2] != ["quickstart"] and words[1:3] != ["data", "get"]:
                     found = words[1:2] == ["doctor"]  # the bug of the example
                     assert main(shortened(words[1:])) == found, line

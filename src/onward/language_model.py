@@ -24,7 +24,7 @@ from onward.generation.keywords import (
     ContrastiveSearchKeywords,
     split,
 )
-from onward.generation.options import GenerationOptions, OptionKeywords
+from onward.generation.options import FORMS, GenerationOptions, OptionKeywords
 from onward.generation.prompts import Prompt, continued, default_new_tokens, prompt_tokens, prompts_of, submit
 from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
@@ -46,6 +46,7 @@ class EngineKeywords(TypedDict, total=False):
     rows: int | None
     cache: CacheManager | None
     prompt_cache: str | Path | None
+    prefill_budget: int | None
 
 
 class GenerationKeywords(OptionKeywords, EngineKeywords, total=False):
@@ -261,8 +262,10 @@ class LanguageModel(TextModel):
         rows: int | None = None,
         cache: CacheManager | None = None,
         prompt_cache: str | Path | None = None,
+        prefill_budget: int | None = None,
     ) -> Engine:
-        """Return an engine for this model and tokenizer; `slide`, `rows` and `cache` as of `generation.engine.Engine`.
+        """Return an engine for this model and tokenizer; `slide`, `rows`, `cache` and `prefill_budget` as of
+        `generation.engine.Engine`.
 
         For speculative decoding, `draft` is a smaller model with the same vocabulary, or `lookup` the number of tokens
         to propose from earlier text. `prompt_cache` is a folder that keeps the keys and values of prompts.
@@ -284,6 +287,7 @@ class LanguageModel(TextModel):
             slide=slide,
             draft=proposals,
             files=PrefixFiles(Path(prompt_cache), self.model) if prompt_cache else None,
+            prefill_budget=prefill_budget,
         )
 
     def engine_for(self, answers: int, options: Mapping[str, object]) -> Engine:
@@ -303,7 +307,7 @@ class LanguageModel(TextModel):
     ) -> tuple[list[list[int]], dict[str, Any]]:
         """Return prompts as token ids, and the arguments that both searches take. Raises a UserError for options that a
         search does not take."""
-        for name in "stop", "stop_when", "logprobs", "regex", "json_schema":
+        for name in "stop", "stop_when", "logprobs", *FORMS:
             if getattr(options, name) != getattr(GenerationOptions, name):
                 raise UserError(f"{name} is given, which a search cannot use: leave it out")
         prompts = [prompt_tokens(self.text(), one) for one in prompts_of(prompt)]

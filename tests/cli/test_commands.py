@@ -42,7 +42,7 @@ def test_onward_alone_prints_the_way_of_the_data_and_a_command_for_each_step(cap
 
 
 MISTAKEN = {  # what was typed, and what the message says that was meant
-    "serve": "did you mean chat?",
+    "server": "did you mean serve?",
     "export": "did you mean convert?",
     "generate RUN The --tokens 4": "did you mean --max-new-tokens?",
     "generate RUN The --bits 4": "did you mean --quantize?",

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -227,9 +226,3 @@ def test_forced_token_that_breaks_the_constraint_is_an_error(forced: bytes) -> N
     ((answer,),) = lm("byte").complete("x", 9, regex="a+", forced_tokens=(token,))
     assert (answer.tokens, answer.finish_reason) == ([], "error")
     assert f"token {token}, which is forced, breaks the constraint" in str(answer.error)
-
-
-def test_missing_llguidance_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(UserError, match=r"pip install 'onward\[constrain\]'"):
-        form("byte", regex="a")

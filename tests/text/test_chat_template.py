@@ -118,7 +118,7 @@ def test_tokens_equal_those_of_transformers(inner: str, template: str) -> None:
         for more in {}, {"tools": [{"type": "function", "name": "é<"}]}:
             for prompt in True, False:
                 expected = theirs.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False, **more)
-                assert ours.encode(messages, prompt, **more) == expected
+                assert ours.encode(messages, prompt, False, **more) == expected
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

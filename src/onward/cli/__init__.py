@@ -29,6 +29,7 @@ GROUPS = {
     "use a model": {
         "generate": "prompt -> logits -> next token -> text",
         "chat": "a conversation, turn by turn",
+        "serve": "models behind the API of OpenAI",
         "evaluate": "loss, perplexity and bits per byte of a model on a text",
     },
     "look inside": {
@@ -59,7 +60,8 @@ GROUPS = {
 }
 COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
 SYNONYMS = {  # names of commands elsewhere -> ours
-    **dict.fromkeys(("serve", "server", "talk", "ask", "repl"), "chat"),
+    **dict.fromkeys(("talk", "ask", "repl"), "chat"),
+    **dict.fromkeys(("server", "api", "host"), "serve"),
     **dict.fromkeys(("export", "save", "gguf"), "convert"),
     **dict.fromkeys(("sample", "infer", "inference", "predict", "complete"), "generate"),
     **dict.fromkeys(("eval", "perplexity", "score"), "evaluate"),
@@ -93,6 +95,7 @@ How data flows, and the command for each step:
                                             will it fit?       onward plan llama-3.1-8b
   prompt -> logits -> next token -> text                       onward generate runs/mybook "Once upon"
                                           turn by turn         onward chat runs/mybook
+                                    for other programs         onward serve runs/mybook
   weights -> another program                                   onward convert runs/mybook mybook.gguf
                                       for everybody to use     onward push runs/mybook me/mybook --license mit
 

@@ -1,4 +1,4 @@
-"""Answers constrained by a regular expression or a JSON schema, through llguidance.
+"""Answers constrained by a regular expression, a JSON schema or a grammar, through llguidance.
 
 Shapes: V vocabulary.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from onward.errors import UserError
-from onward.generation.options import GenerationOptions
+from onward.generation.options import FORMS, GenerationOptions
 from onward.generation.spelling import JSON, Search, Spelling, allowed_tokens
 from onward.text.tokenizer import Tokenizer
 
@@ -33,18 +33,18 @@ SPACE = r"[ ]?|\n[ ]{0,40}"  # white space between JSON tokens: at most one spac
 def constraint(
     tokenizer: Tokenizer, size: int, end: Collection[int], options: GenerationOptions
 ) -> TextConstraint | None:
-    """Return the constraint for the options' `regex` or `json_schema`, over the first `size` token ids; None if both
-    are empty.
+    """Return the constraint for the options' `regex`, `json_schema` or `grammar`, over the first `size` token ids; None
+    if all are empty.
 
     Regular expressions are those of Rust's regex crate, and must match the entire answer: Unicode classes, no
     look-around, no back-references, no `\\b`. Raises a UserError for a schema with an unsupported keyword, and for a
     constraint that no tokens of the model can meet. `end` are token ids that are allowed only where the answer is
     complete.
     """
-    what = "regex" if options.regex else "json_schema"
-    text = options.regex or options.json_schema
-    if not text:
+    what = next((name for name in FORMS if getattr(options, name)), None)
+    if what is None:
         return None
+    text = getattr(options, what)
     language = Language(what, text)
     vocab = vocabulary(tokenizer, size)
     first = TextConstraint(language.start(vocab), vocab, sorted(end))
@@ -60,20 +60,20 @@ def constraint(
 
 
 class Language:
-    """The set of texts that a regular expression or a JSON schema allows, as an llguidance grammar.
+    """The set of texts that a regular expression, a JSON schema or a grammar allows, as an llguidance grammar.
 
-    `what` is "regex" or "json_schema", and `text` the expression or the schema.
+    `what` is one of FORMS, and `text` the expression, the schema or the grammar.
     """
 
     def __init__(self, what: str, text: str) -> None:
-        try:
-            from llguidance import regex_to_lark
-        except ImportError:
-            raise UserError(f"{what} needs the package llguidance: pip install 'onward[constrain]'") from None
+        from llguidance import regex_to_lark
+
         self.what, self.text = what, text
         if what == "regex":
             self.expression = regex_to_lark(text, "")
             self.grammar = f"{ALL_TOKENS}start: /{self.expression}/"
+        elif what == "grammar":
+            self.grammar = ALL_TOKENS + lark_of(text)
         else:
             schema = read_schema(text)
             self.text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
@@ -90,10 +90,16 @@ class Language:
         the state searches for tokens that complete the answer, and tries characters of `hint` first.
         """
         matcher, spelling = self.intersected(vocab), vocab.spelling
-        if spelling.complete or (spelling.prefix_free if self.what == "regex" else spelling.covers(self.text)):
+        if spelling.complete or self.spelled_by(spelling):
             return State(matcher)
         search = Search({piece: vocab.ids[piece] for piece in spelling.generators}, hint, self.text, vocab.size)
         return State(matcher, search)
+
+    def spelled_by(self, spelling: Spelling) -> bool:
+        """Return whether an incomplete vocabulary still completes every prefix that the matcher allows."""
+        if self.what == "regex":
+            return spelling.prefix_free
+        return self.what == "json_schema" and spelling.covers(self.text)
 
     def intersected(self, vocab: Vocabulary) -> LLMatcher:
         """Return an llguidance matcher of the grammar at its start; a regular expression is intersected with the texts
@@ -268,6 +274,17 @@ def read_schema(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"json_schema is not JSON: {error}") from None
+
+
+def lark_of(grammar: str) -> str:
+    """Return a grammar in Lark's syntax, into which GBNF, the syntax of llama.cpp, is converted. Raises a UserError for
+    GBNF with a mistake."""
+    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+    try:
+        return any_to_lark(grammar)
+    except (GbnfToLarkError, RecursionError) as error:
+        raise UserError(f"grammar cannot be used: {' '.join(str(error).split()) or type(error).__name__}") from None
 
 
 def reason(message: str) -> str:

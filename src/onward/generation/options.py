@@ -14,6 +14,7 @@ from onward.generation.sampling import Sampling, SamplingKeywords
 from onward.text.tokenizer import SURROGATE
 
 MAX_ANSWERS = 10_000  # for each prompt
+FORMS = "regex", "json_schema", "grammar"  # options that constrain the text of an answer; at most one is given
 StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether the answer ends there
 
 
@@ -29,6 +30,7 @@ class GenerationOptions(Sampling):
     stop_when: StopCondition | None = None  # called with the text after each token; True ends the answer
     regex: str = ""  # the answer matches this regular expression
     json_schema: str = ""  # the answer is JSON that conforms to this schema
+    grammar: str = ""  # the answer is a text of this grammar, in Lark's syntax as llguidance reads it, or in GBNF
     n: Annotated[int, Range(1, MAX_ANSWERS)] = 1  # answers for each prompt
     seed: int | None = None  # the same seed gives the same text; none: a different text each time
     adapter: str | None = None  # name of an adapter of the model, "" for the base alone; none: the one in use
@@ -41,9 +43,9 @@ class GenerationOptions(Sampling):
         if callable(self.stop):
             raise UserError("stop is a function: give it as stop_when, and texts as stop")
         super().__post_init__()
-        if self.regex and self.json_schema:
-            raise UserError("regex and json_schema are both given: choose one")
-        for name in ("regex", "json_schema"):
+        if len(forms := [name for name in FORMS if getattr(self, name)]) > 1:
+            raise UserError(f"{forms[0]} and {forms[1]} are both given: choose one")
+        for name in FORMS:
             if SURROGATE.search(getattr(self, name)):
                 raise UserError(f"{name} holds half a character, which UTF-8 cannot encode: leave it out")
         if not all(self.stop):
@@ -67,6 +69,7 @@ class OptionKeywords(SamplingKeywords, total=False):
     stop_when: StopCondition | None
     regex: str
     json_schema: str | Mapping[str, Any]
+    grammar: str
     seed: int | None
     adapter: str | None
     logprobs: int | None

@@ -41,15 +41,14 @@ def continued(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]
     return answer.finish()
 
 
-def submit(
+def requests_for(
     engine: Engine, tokenizer: Tokenizer, prompts: Sequence[Prompt], options: GenerationOptions
 ) -> dict[Request, Answer]:
-    """Add n requests for each prompt to an engine; returns each request with its Answer, whose text grows as the engine
-    steps.
+    """Make n requests for each prompt, to be added to an engine; returns each request with its Answer, whose text grows
+    as the engine steps. The engine is read, not changed, so that any thread may call this while it steps.
 
     Request i, counted over all prompts, has the seed options.seed + i, or a random one. Requests with one prompt share
-    its prefill. By default an answer has at most DEFAULT_NEW_TOKENS tokens, or as many as the context has room for. Of
-    several requests, one that can never be answered fails alone, see `Request.error`.
+    its prefill. By default an answer has at most DEFAULT_NEW_TOKENS tokens, or as many as the context has room for.
     """
     ends = {*engine.stop_token_ids, *options.stop_token_ids}
     form = constraint(tokenizer, engine.model.config.vocab_size, ends, options)
@@ -74,6 +73,15 @@ def submit(
                 options.adapter,
             )
             answers[request] = answer
+    return answers
+
+
+def submit(
+    engine: Engine, tokenizer: Tokenizer, prompts: Sequence[Prompt], options: GenerationOptions
+) -> dict[Request, Answer]:
+    """Add the requests of `requests_for` to an engine, and return them. Of several requests, one that can never be
+    answered fails alone, see `Request.error`."""
+    answers = requests_for(engine, tokenizer, prompts, options)
     for number, request in enumerate(answers):
         try:
             engine.add(request)

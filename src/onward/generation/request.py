@@ -61,6 +61,7 @@ class Request:
     error: Exception | None = None  # of a request that failed: a UserError, or the exception of a user's function
     start: int = 0  # index in prompt + tokens where the context begins
     num_cached: int = 0  # tokens of the context that the cache holds
+    num_shared: int = 0  # tokens of the prompt that were in the cache when the request was admitted
     computed_by: str | None = None  # key of the model and adapter that cached these tokens; None: not shared
     num_draft_cached: int = 0  # tokens of the context that the draft's cache holds
     arrival: int = 0  # arrival order: number of earlier requests of the engine

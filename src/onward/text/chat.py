@@ -78,12 +78,25 @@ class Chat:
         self.mark_ids = {self.plain.token_to_id(mark) for mark in MARKS.values()}
 
     def encode(
-        self, messages: str | Sequence[Message], /, add_generation_prompt: bool = True, **variables: Any
+        self,
+        messages: str | Sequence[Message],
+        /,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
     ) -> list[int]:
         """Return the token ids of messages, or of one user message given as text. With `add_generation_prompt` the
-        beginning of an answer follows; `variables` are passed to the template."""
+        beginning of an answer follows; with `continue_final_message` the tokens end with the text of the last message
+        instead. `variables` are passed to the template."""
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        return [i for i, _, _ in self.tokens(self.text(given, add_generation_prompt, variables))]
+        if not continue_final_message:
+            return [i for i, _, _ in self.tokens(self.text(given, add_generation_prompt, variables))]
+        text = self.text(given, False, variables)
+        last = given[-1].get("content")
+        content = last.strip() if isinstance(last, str) else ""
+        if not content or content not in text:
+            raise UserError("the last message has no text that the template writes: it cannot be continued")
+        return [i for i, _, _ in self.tokens(text[: text.rindex(content) + len(content)])]
 
     def conversation(
         self, messages: Sequence[Message], given: int = 0, **variables: Any

@@ -74,7 +74,7 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
     fixed: ClassVar[tuple[str, ...]] = ("adapter",)  # the adapter of --adapter is the one in use
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "sampling": (
-            *("seed", "stop", "logprobs", "regex", "json_schema", "compile"),
+            *("seed", "stop", "logprobs", "regex", "json_schema", "grammar", "compile"),
             *("draft", "lookup", "prompt_cache", "context_overflow"),
         ),
         "beams": ("groups", "diversity", "length_penalty", "early_stopping"),

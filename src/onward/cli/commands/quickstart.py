@@ -74,6 +74,7 @@ def sample(options: Options) -> int:
         f"onward verify {quote(options.out)}",
         f"onward evaluate {quote(options.out)} README.md",
         "onward train mybook.txt --out runs/mybook",
+        f"onward serve {quote(options.out)}",
     )
     return 0
 
@@ -98,7 +99,7 @@ def assist(options: Options, device: str) -> int:
         before = run.folder
         show_answers(before)
     (print_json if options.json else print_table)([*stage_figures(folder, runs)])
-    print_next(f"onward chat {quote(str(before))}")
+    print_next(f"onward chat {quote(str(before))}", f"onward serve {quote(str(before))}")
     return 0
 
 

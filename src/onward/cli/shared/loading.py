@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -58,8 +59,9 @@ def code_folder() -> Path | None:
     return next((folder / "onward" / "code" for folder in caches if folder.is_absolute()), None)
 
 
-def load(model: str, options: Loading) -> LanguageModel:
-    """Load the model in a folder, or of this name on the hub, with these options."""
+def load(model: str, options: Loading, adapter_folders: Sequence[str] = ()) -> LanguageModel:
+    """Load the model in a folder, or of this name on the hub, with these options, and with adapters: those in
+    `adapter_folders` or else the one of the options."""
     import torch
 
     import onward
@@ -70,7 +72,7 @@ def load(model: str, options: Loading) -> LanguageModel:
         options.device,
         quantize=options.quantize or None,
         revision=options.revision,
-        adapter_folder=options.adapter_folder or (),
+        adapter_folder=adapter_folders or options.adapter_folder or (),
         rope=options.rope,
         allow_nonfinite=options.allow_nonfinite,
     )

@@ -52,6 +52,10 @@ class Engine:
     and loaded from there. At most `rows` requests are active at a time, by default 16 or as many as the `cache` has,
     which by default is contiguous and grows; with a draft its chunk must exceed `draft.num_draft_tokens`.
 
+    While requests decode, prompts are prefilled in pieces of at most `prefill_budget` tokens (None: of a chunk of the
+    cache), and each piece waits until the steps since the one before have taken as long as that: a long prompt at most
+    doubles the mean time between the tokens of others.
+
     A decoding step is compiled after `compile_after` uncompiled steps with as many rows (None: never). On a CPU this
     takes about a second per model; on CUDA the step is captured as a graph.
     """
@@ -69,6 +73,7 @@ class Engine:
         draft: Draft | None = None,
         files: PrefixFiles | None = None,
         compile_after: int | None = COMPILE_AFTER,
+        prefill_budget: Annotated[int, Range(1, 1 << 20)] | None = None,
     ) -> None:
         length, num_draft_tokens = model.config.context_length, draft.num_draft_tokens if draft else 0
         check_mask(allowed, (model.config.vocab_size,))
@@ -94,6 +99,7 @@ class Engine:
             self.length,
             num_draft_tokens=num_draft_tokens,
             draft_manager=draft.manager if draft else None,
+            prefill_budget=prefill_budget,
         )
         self.times = SpeculationTimes()
 
@@ -156,6 +162,7 @@ class Engine:
             drafting = perf_counter() - start
             requests, proposals, logits = self.forward(schedule, proposals)
             if not requests:
+                self.scheduler.pace.add(perf_counter() - start, decoding=False, prefilling=True)
                 return []
             sampled, last = self.sampler.sample(logits, requests, proposals)
             self.runner.keep(requests, last)
@@ -164,6 +171,7 @@ class Engine:
                 speculated = any(proposal.tokens for proposal in proposals)
                 self.times.add(perf_counter() - start, drafting, len(new) / len(requests), speculated)
             self.scheduler.release(requests)
+            self.scheduler.pace.add(perf_counter() - start, bool(schedule.decode), bool(schedule.prefill))
             if not self.scheduler.active:
                 self.runner.steps.release()
             return new

@@ -26,13 +26,32 @@ class Schedule:
     prefill: list[tuple[Request, list[int]]]  # requests of the next rows, and the tokens that each prefills
 
 
+class Pace:
+    """When the next piece of a prompt is prefilled while other requests decode: once their steps have taken as long as
+    the piece before, in seconds."""
+
+    def __init__(self) -> None:
+        self.debt = 0.0  # time that decoding has to catch up
+        self.decoding = 0.0  # time of the last step that only decoded
+
+    def add(self, seconds: float, decoding: bool, prefilling: bool) -> None:
+        """Count a step."""
+        if not decoding:
+            self.debt = 0.0
+        elif prefilling:
+            self.debt += seconds - self.decoding
+        else:
+            self.debt, self.decoding = max(0.0, self.debt - seconds), seconds
+
+
 class Scheduler:
     """Assigns requests to the rows of a cache: row i belongs to `active[i]`; the first `num_decoding` rows decode, the
     others prefill.
 
     `prefixes` allocates rows of the cache, and `draft_manager` those of a draft's cache, with the same indices. At most
     `rows` requests are active. A request whose context exceeds `length` tokens is prefilled again from the later half.
-    A request that can never continue fails alone, with its `error` set.
+    A request that can never continue fails alone, with its `error` set. `prefill_budget` is the most tokens of a prompt
+    in a step in which others decode; None: a chunk of the cache.
     """
 
     def __init__(
@@ -43,9 +62,10 @@ class Scheduler:
         *,
         num_draft_tokens: int = 0,
         draft_manager: CacheManager | None = None,
+        prefill_budget: int | None = None,
     ) -> None:
         self.prefixes, self.manager, self.rows, self.length = prefixes, prefixes.manager, rows, length
-        self.num_draft_tokens = num_draft_tokens
+        self.num_draft_tokens, self.prefill_budget, self.pace = num_draft_tokens, prefill_budget, Pace()
         self.managers = [self.manager, *([draft_manager] if draft_manager else [])]
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
@@ -94,7 +114,8 @@ class Scheduler:
             cached = (shareable(other, computed_by) for other in self.active)  # evaluated once memory is allocated
             num_cached = self.prefixes.allocate(row, context, rope_length, cached, computed_by)
             if num_cached is not None:
-                request.num_cached, request.computed_by = num_cached, computed_by
+                request.num_cached = request.num_shared = num_cached
+                request.computed_by = computed_by
                 self.active.append(self.waiting.popleft())
             elif self.active:
                 return
@@ -121,6 +142,10 @@ class Scheduler:
         while self.num_decoding < len(self.active) and not tokens_to_prefill(self.active[self.num_decoding]):
             self.num_decoding += 1  # a preempted request continues
         start, chunk = self.num_decoding, self.manager.cache.chunk
+        if self.prefill_budget is not None and start:
+            if self.pace.debt > 0:
+                return []
+            chunk = min(chunk, self.prefill_budget)
         pieces: list[tuple[Request, list[int]]] = []
         for row, request in enumerate(self.active[start:], start):
             piece = tokens_to_prefill(request)[:chunk]

@@ -1,0 +1,85 @@
+"""onward serve: models behind the API of OpenAI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from shlex import quote
+from typing import TYPE_CHECKING, ClassVar
+
+from onward.cli.shared.loading import Compiling, Loading, compile_steps, load
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import console
+from onward.errors import UserError
+from onward.serving.config import EngineOptions, Listening
+
+if TYPE_CHECKING:
+    from onward.serving.models import Served
+
+ABOUT = """\
+Serve models by the API of OpenAI, at /v1.
+
+examples:
+  onward serve runs/mybook
+  onward serve runs/mybook --port 9000 --quantize int8 --rows 32 --cache-memory 2GB
+  onward serve gpt2 runs/mybook                          two models; a request names one of them
+  onward serve runs/mybook --adapter runs/polite --adapter runs/terse
+  ONWARD_API_KEY=secret onward serve runs/mybook --host 0.0.0.0
+  curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "Once upon"}' -H 'Content-Type: application/json'
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Listening, EngineOptions, Compiling, Loading):
+    """The options of `onward serve`."""
+
+    positional: ClassVar[tuple[str, ...]] = ("models",)
+    fixed: ClassVar[tuple[str, ...]] = ("adapter_folder",)  # adapters are served under their own names
+    models: tuple[str, ...] = ()  # folders of models or adapters, or names on the hub
+    adapter: tuple[str, ...] = ()  # folder of an adapter of the first model, served under the folder's name
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run `onward serve`."""
+    options = parse(Options, argv, prog="onward serve", about=ABOUT)
+    if not options.models:
+        raise UserError("there is no model: name a folder, such as onward serve runs/quickstart")
+    from onward.hub import locate
+    from onward.serving.models import engines_of, load_served
+    from onward.serving.server import serve
+
+    for model in (*options.models, *filter(None, [options.draft])):
+        locate(model, options.revision)  # downloads it, or raises the error of a model that is not there
+    if not options.is_local and not options.keys():
+        console.print("everybody who reaches this machine can use the server: set a key with --api-key", markup=False)
+
+    def load_all() -> Sequence[Served]:
+        served = load_served(options.models, options.adapter, options, lambda *given: load(given[0], options, given[1]))
+        if options.compile:
+            for engine in engines_of(served):
+                compile_steps(engine, 1)
+        return served
+
+    console.print(f"loading {', '.join(options.models)}", markup=False)
+    serve(options, load_all, announce)
+
+
+def announce(address: str, served: Sequence[Served]) -> None:
+    """Print where the server listens, what it serves, and its memory."""
+    from onward.serving.models import GIB, memory_of
+
+    for one in served:
+        what = f"an adapter of {one.base}" if one.base else f"context of {one.engine.length:,} tokens"
+        console.print(f"  {one.name}: {what}", markup=False)
+    weights, cache = memory_of(served)
+    console.print(
+        f"memory: {weights / GIB:.2f} GiB of weights, at most {cache / GIB:.2f} GiB of keys and values", markup=False
+    )
+    console.print(f"the API: {address}/v1   its schema: {address}/openapi.json", markup=False, soft_wrap=True)
+    name = quote(served[0].name)
+    body = f'{{"model": "{name}", "prompt": "Once upon"}}'
+    console.print(
+        f"try:     curl {address}/v1/completions -H 'Content-Type: application/json' -d '{body}'",
+        markup=False,
+        soft_wrap=True,
+    )

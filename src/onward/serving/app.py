@@ -1,0 +1,75 @@
+"""The application: its routes and how it reports errors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from onward.errors import UserError
+from onward.planning.tables import byte_count
+from onward.serving import chat, completions, embeddings, inside, listing, live, metrics, responses, tokens
+from onward.serving.errors import RETRY_AFTER, body_of, error_body
+from onward.serving.guard import Guard
+from onward.serving.metrics import Metrics
+from onward.serving.service import Service
+
+LOG = logging.getLogger("onward.serving")
+ABOUT = "Models in the API of OpenAI. The fields of a request have the names of OpenAI, vLLM and llama.cpp."
+
+
+def make_app(
+    service: Service, *, keys: Sequence[str] = (), hosts: Sequence[str] = (), origins: Sequence[str] = ()
+) -> FastAPI:
+    """Return the application of a service. `keys` are accepted API keys (none: no key is needed), `hosts` names of this
+    server, and `origins` the web sites that may call it from a browser."""
+    app = FastAPI(title="Onward", description=ABOUT, docs_url=None, redoc_url=None)
+    app.state.service, app.state.metrics = service, Metrics(service)
+    app.state.logits, app.state.roles = inside.Logits(), {}
+    service.observe_job, service.observe_step = app.state.metrics.job, app.state.metrics.step
+    for routes in listing, completions, chat, responses, embeddings, tokens, metrics, inside, live:
+        app.include_router(routes.router)
+    max_body = int(byte_count(service.limits.max_body, "max_body"))
+    app.add_middleware(Guard, keys=keys, hosts=hosts, max_body=max_body)
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=[*origins], allow_methods=["*"], allow_headers=["*"])
+    app.add_exception_handler(UserError, failed)
+    app.add_exception_handler(Exception, failed)
+    app.add_exception_handler(HTTPException, refused)
+    app.add_exception_handler(RequestValidationError, invalid)
+    return app
+
+
+async def failed(_: Request, error: Exception) -> JSONResponse:
+    """Report an exception of a route."""
+    status, body = body_of(error)
+    if status == 500:
+        LOG.error("a request failed", exc_info=error)
+    retry = {"Retry-After": RETRY_AFTER[status]} if status in RETRY_AFTER else None
+    return JSONResponse(body, status, headers=retry)
+
+
+async def refused(request: Request, error: Exception) -> JSONResponse:
+    """Report an error of the HTTP layer: an unknown path, a wrong method, a body that is too large."""
+    assert isinstance(error, HTTPException)
+    message = str(error.detail)
+    if error.status_code in (404, 405):
+        message = f"there is no {request.method} {request.url.path[:200]} here: see /openapi.json"
+    return JSONResponse(error_body(message, error.status_code), error.status_code, headers=error.headers)
+
+
+async def invalid(_: Request, error: Exception) -> JSONResponse:
+    """Report fields of wrong types, the first of them by name."""
+    assert isinstance(error, RequestValidationError)
+    first: dict[str, Any] = dict(error.errors()[0])
+    path = [str(part) for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        return JSONResponse(error_body("the body is not JSON: send an object as application/json", 400), 400)
+    name = ".".join(path) or "the body"
+    return JSONResponse(error_body(f"{name}: {first['msg']}", 400, path[0] if path else None), 400)

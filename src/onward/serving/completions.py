@@ -1,0 +1,137 @@
+"""/v1/completions: texts that continue prompts."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from onward.generation.logprobs import TokenLogprob, prompt_logprobs
+from onward.generation.prompts import prompt_tokens
+from onward.serving.errors import ApiError
+from onward.serving.fields import SamplingFields
+from onward.serving.jobs import Job, Update, merged
+from onward.serving.models import Served
+from onward.serving.service import Service, service_of
+from onward.serving.streams import DONE, event
+from onward.serving.usage import of_completion, usage_of
+from onward.transforms.lora import use_adapter
+
+router = APIRouter(tags=["OpenAI"])
+DEFAULT_TOKENS = 16  # of an answer, as OpenAI's API has it
+MOST_LOGPROBS = 100
+
+
+class CompletionRequest(SamplingFields):
+    """A request of /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]] = ""
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = Field(None, description="Alternatives per token.")
+    echo: bool | None = Field(None, description="Begin each answer with its prompt.")
+    add_special_tokens: bool | None = Field(None, description="Begin a text with the tokens that begin texts.")
+    return_token_ids: bool | None = None
+
+
+@router.post("/v1/completions", response_model=None)
+async def completions(body: CompletionRequest, http: Request) -> Any:
+    """Continue one prompt or several, given as texts or as token ids."""
+    service = service_of(http)
+    served = service.model(body.model)
+    options = body.options(DEFAULT_TOKENS, logprobs=body.logprobs)
+    prompts = await service.compute(tokens_of, body, served)
+    job = await service.submit(served, prompts, options, "completions", body.edits)
+    reply = Reply(body, served, job, [Choice(body, served, prompt) for prompt in prompts for _ in range(options.n)])
+    if body.echo and body.logprobs is not None:
+        await reply.read_prompts(service)
+    if body.stream:
+        return service.stream(job, reply.events)
+    return await service.respond(http, job, reply.whole)
+
+
+def tokens_of(body: CompletionRequest, served: Served) -> list[list[int]]:
+    """Return the token ids of each prompt of a request."""
+    tokenizer, given = served.lm.text(), body.prompt
+    if isinstance(given, list) and given and isinstance(given[0], int):
+        given = [given]  # type: ignore[list-item]
+    special = body.add_special_tokens is not False
+    result = []
+    for prompt in [given] if isinstance(given, str) else given:
+        tokens = tokenizer.encode(prompt, special=special) if isinstance(prompt, str) else prompt
+        result.append(truncated(prompt_tokens(tokenizer, tokens), body, served))  # type: ignore[arg-type]
+    return result
+
+
+def truncated(tokens: list[int], body: SamplingFields, served: Served) -> list[int]:
+    """Return the last tokens of a prompt, as many as the field truncate_prompt_tokens says; -1: as many as the context
+    holds beside one answer."""
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return tokens
+    if keep < -1 or keep == 0:
+        raise ApiError(f"truncate_prompt_tokens is {keep}: give at least 1, or -1", param="truncate_prompt_tokens")
+    return tokens[-(keep if keep > 0 else served.engine.length - 1) :]
+
+
+class Choice:
+    """One answer of a reply, as far as it was sent."""
+
+    def __init__(self, body: CompletionRequest, served: Served, prompt: list[int]) -> None:
+        self.body, self.tokenizer, self.prompt = body, served.lm.text(), prompt
+        self.before = self.tokenizer.decode(prompt) if body.echo else ""  # text that the next piece begins with
+        self.prompt_logprobs: list[TokenLogprob | int] = []
+        self.offset = 0  # characters that were sent
+
+    def piece(self, index: int, update: Update) -> dict[str, Any]:
+        """Return an update as a choice of the API."""
+        text = self.before + update.text
+        logprobs = None
+        if self.body.logprobs is not None:
+            tokens = [*self.prompt_logprobs, *update.logprobs]
+            logprobs = of_completion(self.tokenizer, tokens, self.offset, self.body.logprobs)
+        self.before, self.prompt_logprobs, self.offset = "", [], self.offset + len(text)
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": update.finish_reason or None}
+        return choice | ({"token_ids": update.tokens} if self.body.return_token_ids else {})
+
+
+class Reply:
+    """The reply to a request, whole or as events."""
+
+    def __init__(self, body: CompletionRequest, served: Served, job: Job, choices: Sequence[Choice]) -> None:
+        self.body, self.served, self.job, self.choices = body, served, job, choices
+        self.head = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": served.name,
+        }
+
+    async def read_prompts(self, service: Service) -> None:
+        """Compute the log-probabilities of the prompts' tokens."""
+        model, count = self.served.lm.model, self.body.logprobs or 0
+
+        def read(prompt: list[int]) -> list[TokenLogprob | int]:
+            with use_adapter(model, self.served.adapter):
+                return [prompt[0], *prompt_logprobs(model, prompt, count)]
+
+        for choice in self.choices:
+            choice.prompt_logprobs = await service.in_engine(lambda prompt=choice.prompt: read(prompt))  # type: ignore[misc]
+
+    def whole(self, updates: list[Update]) -> dict[str, Any]:
+        """Return the reply made of all updates."""
+        joined = [merged([update for update in updates if update.index == i]) for i in range(len(self.choices))]
+        choices = [choice.piece(i, update) for i, (choice, update) in enumerate(zip(self.choices, joined))]
+        return {**self.head, "choices": choices, "usage": usage_of(self.job)}
+
+    async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[str]:
+        """Yield the reply as events."""
+        async for updates in batches:
+            for update in updates:
+                choice = self.choices[update.index].piece(update.index, update)
+                yield event({**self.head, "choices": [choice]})
+        if self.body.include_usage:
+            yield event({**self.head, "choices": [], "usage": usage_of(self.job)})
+        yield DONE

@@ -1,0 +1,71 @@
+"""The options of the server. Imports neither torch nor the libraries of the server."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from onward.arguments import Range
+from onward.config.part_types import Size
+from onward.errors import UserError
+
+KEY_VARIABLE = "ONWARD_API_KEY"  # of the environment
+LOCAL = "localhost", "127.0.0.1", "::1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How the server's engines run; the defaults are those of `onward serve`."""
+
+    rows: Annotated[int, Range(1, 4096)] = 16  # answers that are generated at a time; others wait
+    context: Size | None = None  # the most tokens of a prompt and its answer; none: the model's context
+    cache_memory: str = ""  # for keys and values, such as 2GB; none: rows x context, or half of the free memory
+    prefill_budget: Annotated[int, Range(1, 1 << 20)] = 32  # tokens of a prompt per step while others get theirs
+    draft: str = ""  # folder of a smaller model with the same tokenizer, which drafts tokens
+    lookup: int = 0  # draft this many tokens: those that followed where the last tokens occurred before; 0: none
+    prompt_cache: str = ""  # a folder that keeps the keys and values of prompts for the next start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a client may ask for."""
+
+    max_queue: Annotated[int, Range(0, 1 << 20)] = 64  # answers that may wait for a row; more get status 429
+    max_body: str = "8MB"  # of a request
+    max_messages: Annotated[int, Range(1, 1 << 20)] = 1024  # of a conversation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening(Limits):
+    """Where the server listens, and whom it answers."""
+
+    host: str = "127.0.0.1"  # the address to listen on; 0.0.0.0: all of this machine
+    port: Annotated[int, Range(0, 65535)] = 8000  # 0: one that is free
+    api_key: tuple[str, ...] = ()  # keys that clients must send; also from $ONWARD_API_KEY
+    api_key_file: str = ""  # a file of keys, one per line
+    allow_host: tuple[str, ...] = ()  # further names of this server in the Host header
+    allow_origin: tuple[str, ...] = ()  # web sites whose pages may call the API, such as https://example.org
+    drain: Annotated[float, Range(0, 86400)] = 30.0  # seconds that running answers get after SIGTERM
+
+    def keys(self) -> list[str]:
+        """Return all keys. Raises a UserError for a file without keys, and for an empty key."""
+        keys = [*self.api_key, *([os.environ[KEY_VARIABLE]] if os.environ.get(KEY_VARIABLE) else [])]
+        if self.api_key_file:
+            try:
+                lines = Path(self.api_key_file).read_text(encoding="utf-8").split()
+            except (OSError, UnicodeDecodeError) as error:
+                reason = getattr(error, "strerror", None) or "it is no text"
+                raise UserError(f"api_key_file {self.api_key_file} cannot be read ({reason}): name a file") from None
+            if not lines:
+                raise UserError(f"api_key_file {self.api_key_file} is empty: write a key into it, or leave it out")
+            keys += lines
+        if not all(key.strip() for key in keys):
+            raise UserError("api_key is empty: give a key, or leave it out")
+        return keys
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self.host in LOCAL

@@ -1,0 +1,55 @@
+"""Edits of a model that belong to one request: heads and layers that are switched off for its rows only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+
+import torch
+from pydantic import BaseModel, Field
+from torch import Tensor
+
+from onward.generation.request import Request
+from onward.model.decoder import Decoder
+from onward.serving.errors import ApiError
+from onward.tracing.calls import ROWS, Location
+from onward.tracing.edit import Change, edit
+from onward.tracing.sites import activations
+
+MOST_OFF = 4096  # heads and layers of a request
+
+
+class Edits(BaseModel):
+    """The heads, as [layer, head], and the layers that are switched off: what they add to the residual stream is 0."""
+
+    heads: list[tuple[int, int]] = Field(default_factory=list, max_length=MOST_OFF)
+    layers: list[int] = Field(default_factory=list, max_length=MOST_OFF)
+
+    def names(self, model: Decoder) -> list[str]:
+        """Return the names of the activations that become 0. Raises an ApiError for a head or layer that the model
+        lacks."""
+        n_layers, n_heads = model.config.n_layers, model.config.n_heads
+        for layer in (*self.layers, *(layer for layer, _ in self.heads)):
+            if not 0 <= layer < n_layers:
+                raise ApiError(f"edits name layer {layer}, and the model has {n_layers}", param="edits")
+        for _, head in self.heads:
+            if not 0 <= head < n_heads:
+                raise ApiError(f"edits name head {head}, and a layer has {n_heads}", param="edits")
+        known = activations(model)
+        parts = [f"blocks.{layer}.{part}.out" for layer in self.layers for part in ("attn", "mlp")]
+        heads = [f"blocks.{layer}.attn.heads.{head}" for layer, head in self.heads]
+        return [*heads, *(name for name in parts if name in known)]
+
+
+def edited_for(model: Decoder, names: Collection[str], requests: Collection[Request]) -> AbstractContextManager[None]:
+    """Return a context in which activations are 0 in the rows of these requests; other rows are not touched."""
+
+    def zeroed(x: Tensor, _: Location) -> Tensor:
+        rows = ROWS.get()
+        own = [row.request in requests for row in rows]
+        if not any(own):
+            return x
+        mask = torch.tensor(own, device=x.device).view(-1, *[1] * (x.dim() - 1))
+        return torch.where(mask, torch.zeros_like(x), x)
+
+    return edit(model, dict.fromkeys(names, Change(zeroed)))

@@ -1,0 +1,95 @@
+"""/v1/embeddings: a vector per text, the mean of the last hidden states of its tokens.
+
+Shapes: T tokens, D d_model.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from onward.device import tensor_on
+from onward.generation.prompts import prompt_tokens
+from onward.model.decoder import Decoder
+from onward.serving.errors import ApiError
+from onward.serving.fields import check_others
+from onward.serving.models import Served
+from onward.serving.service import PROMPTS, service_of
+from onward.transforms.lora import use_adapter
+
+router = APIRouter(tags=["OpenAI"])
+
+
+class EmbeddingRequest(BaseModel):
+    """A request of /v1/embeddings."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    input: str | list[str] | list[int] | list[list[int]]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(None, description="Only the model's own number.")
+
+
+@router.post("/v1/embeddings")
+async def embeddings(body: EmbeddingRequest, http: Request) -> dict[str, Any]:
+    """Return the mean of the last hidden states over the tokens of each text, in fp32 and not normalized."""
+    service = service_of(http)
+    served = service.model(body.model)
+    check_others(body.model_extra or {})
+    if body.dimensions not in (None, served.lm.config.d_model):
+        raise ApiError(f"dimensions is {body.dimensions}, and this model has {served.lm.config.d_model}: leave it out")
+    texts = await service.compute(tokens_of, body, served)
+    vectors = []
+    for tokens in texts:  # others decode between two texts
+        vectors.append(await service.in_engine(lambda tokens=tokens: embedding(served, tokens)))  # type: ignore[misc]
+    data = [
+        {"object": "embedding", "index": index, "embedding": encoded(vector, body.encoding_format)}
+        for index, vector in enumerate(vectors)
+    ]
+    count = sum(map(len, texts))
+    usage = {"prompt_tokens": count, "total_tokens": count}
+    return {"object": "list", "data": data, "model": served.name, "usage": usage}
+
+
+def tokens_of(body: EmbeddingRequest, served: Served) -> list[list[int]]:
+    """Return the token ids of each text of a request. Raises an ApiError for one that does not fit in the context."""
+    given = body.input
+    if isinstance(given, list) and given and isinstance(given[0], int):
+        given = [given]  # type: ignore[list-item]
+    texts = [prompt_tokens(served.lm.text(), one) for one in ([given] if isinstance(given, str) else given)]  # type: ignore[arg-type]
+    if not 0 < len(texts) <= PROMPTS:
+        raise ApiError(f"input has {len(texts)} texts: give 1 to {PROMPTS:,}", param="input")
+    vocab_size, length = served.lm.config.vocab_size, served.engine.length
+    for index, tokens in enumerate(texts):
+        if not tokens:
+            raise ApiError(f"input[{index}] is empty: give it at least one token", param="input")
+        if not 0 <= min(tokens) <= max(tokens) < vocab_size:
+            raise ApiError(f"input[{index}] has a token beyond the vocabulary of {vocab_size}", param="input")
+        if len(tokens) > length:
+            raise ApiError(
+                f"input[{index}] has {len(tokens)} tokens, and the context {length}: shorten it", param="input"
+            )
+    return texts
+
+
+@torch.inference_mode()
+def embedding(served: Served, tokens: Sequence[int]) -> list[float]:
+    """Return the mean (D,) of the last hidden states of a text, in fp32."""
+    model: Decoder = served.lm.model
+    with use_adapter(model, served.adapter):
+        hidden = model.hidden(tensor_on(model.device, [list(tokens)]))
+    vector: list[float] = hidden[0].float().mean(0).tolist()
+    return vector
+
+
+def encoded(vector: list[float], form: str) -> list[float] | str:
+    """Return a vector as numbers, or as base64 of their bytes in fp32, little-endian."""
+    if form == "float":
+        return vector
+    return base64.b64encode(torch.tensor(vector).numpy().astype("<f4").tobytes()).decode()

@@ -1,0 +1,42 @@
+"""Errors of the server, in the form of the OpenAI API: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onward.errors import UserError
+
+TYPES = {  # of an error, by its HTTP status
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "unavailable_error",
+}
+RETRY_AFTER = {429: "1", 503: "5"}  # seconds until a client tries again, by status
+
+
+class ApiError(UserError):
+    """A request that is refused, with the HTTP status of the response; `param` names the field at fault."""
+
+    def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+
+def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """Return the JSON of an error response."""
+    kind = TYPES.get(status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def body_of(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Return the HTTP status of an exception and the JSON of its response. The text of an exception that is no
+    UserError, which may hold what a client must not see, is replaced by its class."""
+    if isinstance(error, ApiError):
+        return error.status, error_body(str(error), error.status, error.param, error.code)
+    if isinstance(error, UserError):
+        return 400, error_body(str(error), 400)
+    return 500, error_body(f"the server failed on this request ({type(error).__name__}): see its log", 500)

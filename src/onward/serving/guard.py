@@ -1,0 +1,102 @@
+"""What a request passes before any route: its host, key and size. Pure ASGI, so that routes notice clients that go."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from onward.serving.errors import error_body
+
+PUBLIC = {"/health", "/v1/health", "/", "/favicon.ico"}  # paths that need no key
+PUBLIC_FILES = "/page/"  # files of the page
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class Guard:
+    """Refuses requests with a foreign Host header (DNS rebinding), without a valid key, or with a body beyond
+    `max_body` bytes; adds headers of safety to responses. `hosts` are names in addition to addresses, localhost and the
+    name of this machine."""
+
+    def __init__(self, app: ASGIApp, *, keys: Sequence[str], hosts: Sequence[str], max_body: int) -> None:
+        self.app, self.keys, self.max_body = app, [key.encode() for key in keys], max_body
+        self.hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        headers, path = Headers(scope=scope), scope["path"]
+        if not self.known_host(headers.get("host", "")):
+            message = (
+                f"the host {headers.get('host', '')[:200]!r} is not known here: start the server with --allow-host"
+            )
+            return await refuse(send, 403, message)
+        public = path in PUBLIC or path.startswith(PUBLIC_FILES) or scope["method"] == "OPTIONS"
+        if self.keys and not public and not self.has_key(headers):
+            return await refuse(send, 401, "the API key is missing or wrong: send it as Authorization: Bearer KEY")
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self.max_body:
+            return await refuse(send, 413, self.too_large)
+        read = 0
+
+        async def bounded() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self.max_body:
+                raise HTTPException(413, self.too_large)
+            return message
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = MutableHeaders(scope=message)
+                own["X-Content-Type-Options"], own["Referrer-Policy"] = "nosniff", "no-referrer"
+                own.setdefault("Content-Security-Policy", POLICY)
+            await send(message)
+
+        return await self.app(scope, bounded, with_headers)
+
+    @property
+    def too_large(self) -> str:
+        """The message for a body that is too large."""
+        return f"the body has more than {self.max_body:,} bytes, which is the limit (--max-body)"
+
+    def known_host(self, host: str) -> bool:
+        """Return whether a Host header names this server: an address, or a known name."""
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
+        name = name.lower().strip("[]")
+        if name in self.hosts:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def has_key(self, headers: Headers) -> bool:
+        """Return whether a request carries one of the keys; takes the same time for all wrong keys of a length."""
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        found = [hmac.compare_digest(given.encode(), key) for key in self.keys]
+        return any(found)
+
+
+async def refuse(send: Send, status: int, message: str) -> None:
+    """Send an error as the whole response."""
+    body = json.dumps(error_body(message, status)).encode()
+    headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

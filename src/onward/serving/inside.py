@@ -1,0 +1,172 @@
+"""/api: what the page asks of a model while it reads a text: next tokens, the lens, attention, attribution, heads.
+
+Shapes: T tokens, L layers, H heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import torch
+from fastapi import APIRouter, Request
+from pydantic import Field
+from torch import Tensor
+
+from onward.device import tensor_on
+from onward.generation.distribution import next_token_distribution
+from onward.inspection.attention import attention_maps
+from onward.inspection.attribution import logit_attribution
+from onward.inspection.heads import head_roles
+from onward.inspection.lens import logit_lens
+from onward.model.decoder import without_dropout
+from onward.serving.errors import ApiError
+from onward.serving.fields import SamplingFields
+from onward.serving.models import Served
+from onward.serving.service import Service, service_of
+from onward.text.tokenizer import Tokenizer
+from onward.transforms.lora import use_adapter
+
+router = APIRouter(prefix="/api", tags=["page"])
+T = TypeVar("T")
+MOST = 512  # tokens of a text that is looked into
+SHOWN = 40  # tokens of a distribution
+KEPT = 32  # logits that are kept for the next request
+
+
+class Inside(SamplingFields):
+    """A text as token ids, and a position in it: after which a token is predicted, by default the last one."""
+
+    tokens: Annotated[list[int], Field(min_length=1, max_length=MOST)]
+    position: int | None = None
+    target: int | None = Field(None, description="A token id whose logit is attributed, by default the likeliest.")
+    prompt_length: int | None = Field(None, description="Tokens of the prompt; penalties count those after it.")
+
+
+def text_of(body: Inside, http: Request) -> tuple[Service, Served, list[int], int]:
+    """Return the service, the model, the tokens up to the position, and the position."""
+    service = service_of(http)
+    served = service.model(body.model)
+    position = len(body.tokens) - 1 if body.position is None else body.position
+    if not 0 <= position < len(body.tokens):
+        raise ApiError(f"position is {position}, and there are {len(body.tokens)} tokens", param="position")
+    if len(body.tokens) > served.engine.length:
+        raise ApiError(f"there are {len(body.tokens)} tokens, and the context has {served.engine.length}")
+    size = served.lm.config.vocab_size
+    if not 0 <= min(body.tokens) <= max(body.tokens) < size:
+        raise ApiError(f"tokens holds one beyond the vocabulary of {size}", param="tokens")
+    if body.target is not None and not 0 <= body.target < size:
+        raise ApiError(f"target is {body.target}, and the vocabulary has {size} tokens", param="target")
+    return service, served, body.tokens, position
+
+
+async def looked(service: Service, served: Served, function: Callable[[], T]) -> T:
+    """Call a function that runs the model, with its adapter, between two steps of the engine."""
+
+    def run() -> T:
+        with use_adapter(served.lm.model, served.adapter), torch.no_grad(), without_dropout(served.lm.model):
+            return function()
+
+    return await service.in_engine(run)
+
+
+class Logits:
+    """The logits (V,) after texts that were asked for lately, so that a knob is answered without the model."""
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[tuple[str, tuple[int, ...]], Tensor] = OrderedDict()
+
+    def of(self, served: Served, tokens: list[int]) -> Tensor:
+        """Return the logits after a text."""
+        key = served.name, tuple(tokens)
+        if key not in self.kept:
+            model = served.lm.model
+            hidden = model.hidden(tensor_on(model.device, [tokens]))
+            self.kept[key] = model.logits(hidden[:, -1:])[0, 0].float()
+            if len(self.kept) > KEPT:
+                self.kept.popitem(last=False)
+        self.kept.move_to_end(key)
+        return self.kept[key]
+
+
+def piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
+    """Return a token as its id and text."""
+    return {"token": token, "text": tokenizer.piece(token)}
+
+
+@router.post("/distribution")
+async def distribution(body: Inside, http: Request) -> dict[str, Any]:
+    """Return the likeliest next tokens with their probabilities, before and after the sampling options, which are those
+    of a completion."""
+    service, served, tokens, position = text_of(body, http)
+    options = body.options(None)
+    before_position = tokens[: position + 1]
+    kept: Logits = http.app.state.logits
+    prompt = len(before_position) if body.prompt_length is None else min(body.prompt_length, len(before_position))
+
+    def compute() -> dict[str, Any]:
+        logits = kept.of(served, before_position)
+        allowed = served.lm.allowed()
+        before = logits.masked_fill(~allowed, -math.inf).softmax(-1)
+        after = next_token_distribution(logits[None], options, [before_position], [prompt], allowed)[0]
+        best = before.topk(min(SHOWN, len(before))).indices.tolist()
+        best += [token for token in after.topk(min(SHOWN, len(after))).indices.tolist() if token not in best]
+        ranked = [token for token in best if float(before[token]) > 0]
+        rows = [
+            piece(served.lm.text(), token) | {"before": float(before[token]), "after": float(after[token])}
+            for token in ranked
+        ]
+        return {"rows": rows, "kept": int((after > 0).sum()), "vocabulary": int(allowed.sum())}
+
+    return await looked(service, served, compute)
+
+
+@router.post("/lens")
+async def lens(body: Inside, http: Request) -> dict[str, Any]:
+    """Return what each layer would predict after the position (logit lens)."""
+    service, served, tokens, position = text_of(body, http)
+    found = await looked(service, served, lambda: logit_lens(served.lm.model, tokens[: position + 1], 5))
+    tokenizer = served.lm.text()
+    ids, probabilities = found.ids[:, -1].tolist(), found.probabilities[:, -1].tolist()
+    layers = [
+        {"name": name, "rows": [piece(tokenizer, i) | {"probability": p} for i, p in zip(*row)]}
+        for name, *row in zip(found.names, ids, probabilities)
+    ]
+    return {"layers": layers}
+
+
+@router.post("/attention")
+async def attention(body: Inside, http: Request) -> dict[str, Any]:
+    """Return the attention of the token at the position to each token before it, [layer][head][token]."""
+    service, served, tokens, position = text_of(body, http)
+    maps = await looked(service, served, lambda: attention_maps(served.lm.model, tokens[: position + 1]))
+    return {"weights": [[[round(w, 4) for w in head] for head in layer[:, -1].tolist()] for layer in maps]}
+
+
+@router.post("/attribution")
+async def attribution(body: Inside, http: Request) -> dict[str, Any]:
+    """Return the contributions of heads and layers to the logit of a token after the position."""
+    service, served, tokens, position = text_of(body, http)
+    found = await looked(
+        service, served, lambda: logit_attribution(served.lm.model, tokens[: position + 1], target=body.target)
+    )
+    return {
+        **piece(served.lm.text(), found.target),
+        "logit": found.logit,
+        "embedding": found.embedding,
+        "heads": found.heads.tolist(),
+        "mlps": found.mlps.tolist(),
+    }
+
+
+@router.get("/roles")
+async def roles(http: Request, model: str | None = None) -> dict[str, Any]:
+    """Return the role of each head, [layer][head]; "" if it has none. They are computed once."""
+    service = service_of(http)
+    served = service.model(model)
+    known: dict[str, list[list[str]]] = http.app.state.roles
+    if served.name not in known:
+        known[served.name] = await looked(service, served, lambda: head_roles(served.lm.model).map())
+    return {"roles": known[served.name]}

@@ -1,0 +1,106 @@
+"""A client's request in the engine: its answers, and their new text as the engine steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from time import perf_counter
+
+from onward.generation.answer import Answer
+from onward.generation.engine.engine import Engine
+from onward.generation.logprobs import TokenLogprob
+from onward.generation.request import Request
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a step of the engine added to one answer of a job."""
+
+    index: int  # of the answer in the job
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    finish_reason: str  # "" while the answer grows
+    error: Exception | None = None
+
+
+def merged(updates: Sequence[Update]) -> Update:
+    """Join successive updates of one answer."""
+    return Update(
+        updates[0].index,
+        "".join(update.text for update in updates),
+        [token for update in updates for token in update.tokens],
+        [one for update in updates for one in update.logprobs],
+        updates[-1].finish_reason,
+        updates[-1].error,
+    )
+
+
+class Job:
+    """The answers to one request of a client. The engine's thread makes updates; the event loop receives them.
+
+    `answers` maps each request of the engine to its text; `label` is what the log and the picture of the engine call
+    the job. `context` is open in the engine's thread while the answers grow. `on_close` is called once, when all
+    answers are done or the job is cancelled. Times are in seconds, of `perf_counter`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        answers: dict[Request, Answer],
+        label: str,
+        on_close: Callable[[Job], None],
+        context: AbstractContextManager[None],
+    ) -> None:
+        self.engine, self.answers, self.label, self.on_close = engine, answers, label, on_close
+        self.context, self.opened = context, ExitStack()
+        self.loop = asyncio.get_running_loop()
+        self.queue: asyncio.Queue[list[Update]] = asyncio.Queue()
+        self.index = {request: number for number, request in enumerate(answers)}
+        self.num_sent = dict.fromkeys(answers, 0)  # tokens of each request in updates
+        self.remaining, self.closed = len(answers), False  # answers that are not done
+        self.arrival, self.first_token = perf_counter(), 0.0
+
+    def update(self, request: Request) -> Update:
+        """Return what was added to the answer of a request since the last call. Called by the engine's thread."""
+        answer, start = self.answers[request], self.num_sent[request]
+        if request.done:
+            answer.finish()
+        self.num_sent[request] = len(request.tokens)
+        logprobs = request.logprobs[start:] if request.logprobs else []
+        text, tokens = answer.take(), request.tokens[start:]
+        return Update(self.index[request], text, tokens, logprobs, request.finish_reason, request.error)
+
+    def receive(self, updates: list[Update]) -> None:
+        """Queue updates for `updates`, in the event loop."""
+        self.first_token = self.first_token or perf_counter()
+        self.queue.put_nowait(updates)
+        self.remaining -= sum(bool(update.finish_reason) for update in updates)
+        if not self.remaining:
+            self.close()
+
+    def close(self) -> None:
+        """Note that the job has ended."""
+        if not self.closed:
+            self.closed = True
+            self.on_close(self)
+
+    async def updates(self) -> AsyncIterator[list[Update]]:
+        """Yield what was added to the answers, at most one update for each, until all answers are done."""
+        done = 0
+        while done < len(self.answers):
+            updates = await self.queue.get()
+            while not self.queue.empty():  # a client that reads slowly gets longer pieces
+                updates = updates + self.queue.get_nowait()
+            done += sum(bool(update.finish_reason) for update in updates)
+            by_index: dict[int, list[Update]] = {}
+            for update in updates:
+                by_index.setdefault(update.index, []).append(update)
+            yield [merged(own) for own in by_index.values()]
+
+
+def deliver(batches: list[tuple[Job, list[Update]]]) -> None:
+    """Give each job the updates of a step, in the event loop."""
+    for job, updates in batches:
+        job.receive(updates)

@@ -1,0 +1,51 @@
+"""What the server has and how it is: /v1/models and /health."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from onward.serving.errors import error_body
+from onward.serving.models import Served
+from onward.serving.service import service_of
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.get("/v1/models")
+async def models(http: Request) -> dict[str, Any]:
+    """List the models."""
+    service = service_of(http)
+    service.check_ready()
+    return {"object": "list", "data": [record(one) for one in service.served.values()]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, http: Request) -> dict[str, Any]:
+    """Describe a model."""
+    return record(service_of(http).model(name))
+
+
+def record(served: Served) -> dict[str, Any]:
+    """Return a model in the form of the API."""
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "onward",
+        "root": served.root,
+        "parent": served.base or None,
+        "max_model_len": served.engine.length,
+    }
+
+
+@router.get("/health", tags=["server"])
+@router.get("/v1/health", tags=["server"], include_in_schema=False)
+async def health(http: Request) -> JSONResponse:
+    """Say whether the server answers requests: status 503 while it loads its models, and while it is about to end."""
+    state = service_of(http).state
+    if state == "ready":
+        return JSONResponse({"status": "ok"})
+    return JSONResponse(error_body(f"the server is {state}", 503, code=state), 503, headers={"Retry-After": "5"})

@@ -1,0 +1,65 @@
+"""/api/engine: what the engines do at this moment, for the picture of the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from onward.generation.cache.blocks import BlockManager
+from onward.generation.engine.engine import Engine
+from onward.model.paged import NULL_BLOCK
+from onward.serving.jobs import Job
+from onward.serving.models import engines_of
+from onward.serving.service import Service, service_of
+
+router = APIRouter(prefix="/api", tags=["page"])
+
+
+@router.get("/engine")
+async def engine(http: Request) -> dict[str, Any]:
+    """Return each engine's rows, the queue and the blocks of its cache."""
+    service = service_of(http)
+    service.check_ready()
+    return await service.in_engine(lambda: snapshot(service))
+
+
+def snapshot(service: Service) -> dict[str, Any]:
+    """Return the state of the engines; called in their thread."""
+    served = list(service.served.values())
+    jobs = service.worker.jobs
+    names = {id(one.engine): one.name for one in reversed(served)}
+    return {"engines": [{"model": names[id(one)], **state(one, jobs)} for one in engines_of(served)]}
+
+
+def state(engine: Engine, jobs: dict[Any, Job]) -> dict[str, Any]:
+    """Return the rows, the queue and the blocks of an engine."""
+    scheduler, manager = engine.scheduler, engine.scheduler.manager
+    assert isinstance(manager, BlockManager), "the server's caches are paged"
+    pool = next(iter(manager.pools.values()))  # of the layers with the first window size
+    rows = []
+    for row, request in enumerate(scheduler.active):
+        job = jobs.get(request)
+        rows.append(
+            {
+                "request": request.arrival,
+                "label": job.label if job else "",
+                "adapter": request.adapter or "",
+                "doing": "decoding" if row < scheduler.num_decoding else "prompt",
+                "prompt": len(request.prompt),
+                "cached": request.num_cached,
+                "shared": request.num_shared,
+                "tokens": len(request.tokens),
+                "limit": request.max_new_tokens,
+                "blocks": [block for block in pool.row_blocks[row] if block != NULL_BLOCK],
+            }
+        )
+    return {
+        "capacity": scheduler.rows,
+        "rows": rows,
+        "waiting": [request.arrival for request in scheduler.waiting],
+        "references": {block: count for block, count in enumerate(pool.ref_counts) if count},
+        "kept": len(pool.hash_to_block),
+        "blocks": len(pool.ref_counts) - 1,
+        "block_size": manager.block_size,
+    }

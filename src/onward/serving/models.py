@@ -1,0 +1,129 @@
+"""The models that the server offers: each name in the API is an engine and, perhaps, an adapter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from onward.config.decoder import DecoderConfig
+from onward.errors import UserError
+from onward.generation.cache.blocks import BlockManager
+from onward.generation.cache.growing import CHUNK
+from onward.generation.engine.engine import Engine
+from onward.language_model import LanguageModel
+from onward.limits import memory_size
+from onward.model.paged import PagedKVCache
+from onward.planning.memory import cache_bytes, weight_bytes
+from onward.planning.tables import byte_count
+from onward.serving.config import EngineOptions
+from onward.transforms.heads import head_labels
+from onward.transforms.lora import adapter_names
+
+BLOCK = 16  # positions of a block of the cache
+SHARE = 0.5  # of the memory left beside the weights, the most that the cache takes unless a size is given
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model as clients name it. `adapter` is the name of its adapter in the engine, "" for the model alone."""
+
+    name: str
+    root: str  # as the model was given to the command
+    lm: LanguageModel
+    engine: Engine
+    adapter: str = ""
+    base: str = ""  # of an adapter: the name of its model
+    created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
+
+
+def load_served(
+    models: Sequence[str],
+    adapters: Sequence[str],
+    options: EngineOptions,
+    load: Callable[[str, Sequence[str]], LanguageModel],
+) -> list[Served]:
+    """Load models, and the adapters in the folders `adapters` on the first of them. `load` loads a model with adapters.
+    Raises a UserError for names that occur twice and for what does not fit in memory."""
+    served: list[Served] = []
+    for number, model in enumerate(models):
+        lm = load(model, adapters if number == 0 else ())
+        lm.text()
+        if head_labels(lm.model):
+            raise UserError(f"{model} classifies texts and generates none: serve a model that generates")
+        draft = load(options.draft, ()) if options.draft else None
+        engine = engine_for(lm, options, draft)
+        name = Path(model).resolve().name if Path(model).exists() else model
+        own = adapter_names(lm.model)
+        alone = name in own  # the model was given as an adapter's folder
+        served.append(Served(name, model, lm, engine, name if alone else ""))
+        served += [Served(one, one, lm, engine, one, name) for one in own if one != name]
+    names = [one.name for one in served]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UserError(f"{min(twice)} is the name of two models: rename one of their folders")
+    return served
+
+
+def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel | None = None) -> Engine:
+    """Make an engine with a paged cache, whose blocks requests with a common prefix share."""
+    length = options.context or lm.config.context_length
+    if length > lm.config.context_length:
+        raise UserError(f"context is {length:,}, and the model's is {lm.config.context_length:,} tokens: lower it")
+    chunk = min(CHUNK, length)
+    blocks = num_blocks(lm.config, options, length, chunk, lm.model.dtype)
+    cache = PagedKVCache(
+        lm.config,
+        options.rows,
+        length,
+        chunk,
+        blocks=blocks,
+        block_size=BLOCK,
+        device=lm.model.device,
+        dtype=lm.model.dtype,
+    )
+    return lm.engine(
+        rows=options.rows,
+        cache=BlockManager(cache),
+        draft=draft,
+        lookup=options.lookup,
+        prompt_cache=options.prompt_cache or None,
+        prefill_budget=options.prefill_budget,
+    )
+
+
+def num_blocks(config: DecoderConfig, options: EngineOptions, length: int, chunk: int, dtype: torch.dtype) -> int:
+    """Return the number of blocks of the cache: those that fit in the given memory, at most what all rows can use.
+    Raises a UserError if one text of `length` tokens does not fit."""
+    block = cache_bytes(config, 1, BLOCK, dtype)
+    one_row = -(-(length + chunk) // BLOCK)
+    if options.cache_memory:
+        room = int(byte_count(options.cache_memory, "cache_memory"))
+    else:
+        free = memory_size() - weight_bytes(config, dtype) if memory_size() else 4 * GIB
+        room = max(int(SHARE * free), 0)
+    blocks = min(room // block, options.rows * one_row)
+    if blocks < one_row:
+        least = one_row * block
+        raise UserError(
+            f"the cache has room for {blocks * BLOCK:,} tokens ({room / GIB:.2f} GiB), and a context of {length:,} "
+            f"needs {least / GIB:.2f} GiB: set --context lower or --cache-memory higher"
+        )
+    return blocks
+
+
+def engines_of(served: Sequence[Served]) -> list[Engine]:
+    """Return the engines of models, each once."""
+    return list({id(one.engine): one.engine for one in served}.values())
+
+
+def memory_of(served: Sequence[Served]) -> tuple[int, int]:
+    """Return the bytes of the models' weights, and of the engines' caches."""
+    engines = engines_of(served)
+    weights = [tensor for engine in engines for tensor in engine.model.state_dict(keep_vars=True).values()]
+    caches = [entry for engine in engines for layer in engine.runner.cache.layers for entry in layer.entries.values()]
+    different = {id(tensor): tensor.nbytes for tensor in weights}  # tied weights count once
+    return sum(different.values()), sum(entry.nbytes for entry in caches)

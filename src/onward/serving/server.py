@@ -1,0 +1,110 @@
+"""The server's process: its socket, its signals, and the models that are loaded while it listens already."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from onward.errors import UserError
+from onward.serving.app import make_app
+from onward.serving.config import Listening
+from onward.serving.models import Served
+from onward.serving.service import Service
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address. Raises a UserError if it cannot be."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        if isinstance(error, socket.gaierror):
+            raise UserError(f"host is {host!r}, which is no address of this machine: give another") from None
+        raise UserError(
+            f"port {port} of {host} cannot be used ({error.strerror}): choose another with --port"
+        ) from None
+    return bound
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server. The first SIGINT or SIGTERM lets running answers finish, a second one ends at once."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self.service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Note a signal."""
+        if self.should_exit:
+            os._exit(128 + sig)
+        self.service.state, self.should_exit = "draining", True
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals while the server runs. Unlike uvicorn's, it does not raise them again at the end, so that the
+        process ends with status 0."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def serve(
+    options: Listening, load: Callable[[], Sequence[Served]], ready: Callable[[str, Sequence[Served]], None]
+) -> None:
+    """Listen, load the models with `load`, and answer requests until a signal. `ready` is called with the address and
+    the models once they are there. Raises a UserError if the address cannot be used, and what `load` raises."""
+    keys, bound = options.keys(), listen(options.host, options.port)
+    service = Service(options)
+    failures: list[BaseException] = []
+    name = f"[{options.host}]" if ":" in options.host else options.host
+    address = f"http://{name}:{bound.getsockname()[1]}"
+
+    async def begin() -> None:
+        try:
+            served = await asyncio.get_running_loop().run_in_executor(None, load)
+        except BaseException as error:
+            failures.append(error)
+            server.should_exit = True
+            return
+        service.start(served)
+        ready(address, served)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        loading = asyncio.ensure_future(begin())
+        yield
+        loading.cancel()
+        service.close()
+
+    app = make_app(service, keys=keys, hosts=(options.host, *options.allow_host), origins=options.allow_origin)
+    app.router.lifespan_context = lifespan
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=max(1, round(options.drain)),
+        timeout_keep_alive=30,
+        server_header=False,
+    )
+    server = Server(config, service)
+    with bound:
+        server.run(sockets=[bound])
+    if failures:
+        raise failures[0]

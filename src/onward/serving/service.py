@@ -1,0 +1,206 @@
+"""The server's state, and the way of a request through it: prompts to requests, to the engine, to a response."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any, Literal, TypeVar
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import Response, StreamingResponse
+
+from onward.generation.check_request import check_request
+from onward.generation.options import GenerationOptions
+from onward.generation.prompts import Prompt, requests_for
+from onward.serving.config import Limits
+from onward.serving.edits import Edits, edited_for
+from onward.serving.errors import ApiError, body_of
+from onward.serving.jobs import Job, Update
+from onward.serving.models import Served, engines_of
+from onward.serving.streams import DONE, event
+from onward.serving.worker import Step, Worker
+
+T = TypeVar("T")
+LOG = logging.getLogger("onward.serving")
+PROMPTS = 2048  # of a request, at most
+ANSWERS = 128  # for each prompt, at most
+TOKENS = 1 << 22  # prompts x answers x the most tokens of each, at most
+
+
+class Service:
+    """The models, the engine's thread and the limits. It belongs to the event loop.
+
+    `state` is "loading" until the models are there, and "draining" once the server is to end. `pending` counts the
+    answers that are not done. `observe_job` is called with each job that ends, and `observe_step` after each step, in
+    the engine's thread, with the engine and its new tokens.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.state: Literal["loading", "ready", "draining"] = "loading"
+        self.served: dict[str, Served] = {}
+        self.worker = Worker([])
+        self.pending = 0
+        self.jobs: set[Job] = set()
+        self.threads = ThreadPoolExecutor(2, "onward-prompts")  # tokenize prompts and compile constraints
+        self.observe_job: Callable[[Job], None] = lambda job: None
+        self.observe_step: Step = lambda engine, new: None
+
+    def start(self, served: Sequence[Served]) -> None:
+        """Begin to answer requests with loaded models."""
+        self.served, self.worker = {one.name: one for one in served}, Worker(engines_of(served), self.observe_step)
+        self.worker.start()
+        if self.state == "loading":
+            self.state = "ready"
+
+    def close(self) -> None:
+        """End the engine's thread."""
+        self.worker.stop()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+    def model(self, name: str | None) -> Served:
+        """Return the model with this name, by default the first one. Raises an ApiError while the server loads or ends,
+        and for a name that it does not serve."""
+        self.check_ready()
+        if not name:
+            return next(iter(self.served.values()))
+        if name not in self.served:
+            known = ", ".join(self.served)
+            raise ApiError(f"there is no model {name[:200]!r} here: choose {known}", 404, "model", "model_not_found")
+        return self.served[name]
+
+    def check_ready(self) -> None:
+        """Raise an ApiError with status 503 while the server loads its models, or is about to end."""
+        if self.state == "loading":
+            raise ApiError("the model is being loaded: try again in some seconds", 503, code="loading")
+        if self.state == "draining":
+            raise ApiError("the server is about to end and takes no more requests", 503, code="draining")
+
+    async def compute(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function in another thread, so that the event loop goes on."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, function, *args)
+
+    async def in_engine(self, function: Callable[[], T]) -> T:
+        """Call a function in the engine's thread between two steps."""
+        return await asyncio.wrap_future(self.worker.call(function))
+
+    async def submit(
+        self,
+        served: Served,
+        prompts: Sequence[Prompt],
+        options: GenerationOptions,
+        label: str,
+        edits: Edits | None = None,
+    ) -> Job:
+        """Start the answers to prompts, with `edits` of the model for them alone. Raises an ApiError or UserError for
+        what can never be answered, and an ApiError with status 429 if too many answers wait already."""
+        engine, rows = served.engine, served.engine.scheduler.rows
+        if not prompts:
+            raise ApiError("there is no prompt: give at least one", param="prompt")
+        if len(prompts) > PROMPTS or options.n > ANSWERS:
+            raise ApiError(f"give at most {PROMPTS:,} prompts and n of at most {ANSWERS}")
+        count, most = len(prompts) * options.n, rows + self.limits.max_queue
+        if count * (options.max_new_tokens or engine.length) > TOKENS:
+            raise ApiError(f"the answers would have more than {TOKENS:,} tokens: ask for fewer, or shorter ones")
+        if count > most:
+            raise ApiError(f"{count} answers are asked for and {most} may be pending: ask for fewer at a time")
+
+        def prepare() -> dict[Any, Any]:
+            answers = requests_for(engine, served.lm.text(), prompts, options)
+            for request in answers:
+                request.adapter = served.adapter
+                check_request(request, engine.model.config, engine.length, None)
+            return answers
+
+        names = edits.names(served.lm.model) if edits else []
+        answers = await self.compute(prepare)
+        if self.pending + count > most:
+            raise ApiError(f"{self.pending} answers are pending, which is all that may be: try again later", 429)
+        self.check_ready()
+        context = edited_for(served.lm.model, names, answers) if names else nullcontext()
+        job = Job(engine, answers, label, self.ended, context)
+        self.pending += count
+        self.jobs.add(job)
+        self.worker.add(job)
+        return job
+
+    def ended(self, job: Job) -> None:
+        """Note that a job is done or cancelled."""
+        self.pending -= len(job.answers)
+        self.jobs.discard(job)
+        self.observe_job(job)
+
+    async def respond(
+        self, http: HttpRequest, job: Job, body: Callable[[list[Update]], dict[str, Any]]
+    ) -> Response | dict[str, Any]:
+        """Wait for all answers of a job and return the `body` made of their updates; a client that goes away ends the
+        job. Raises the exception of an answer that failed."""
+
+        async def collect() -> list[Update]:
+            return [update async for updates in job.updates() for update in updates]
+
+        try:
+            updates = await unless_gone(http, collect())
+        finally:
+            if not job.closed:
+                self.worker.cancel(job)
+        if updates is None:
+            return Response(status_code=499)  # nobody reads it
+        for update in updates:
+            if update.error:
+                raise update.error
+        return body(updates)
+
+    def stream(self, job: Job, events: Callable[[AsyncIterator[list[Update]]], AsyncIterator[str]]) -> Response:
+        """Return a stream of the events that are made of a job's updates. A client that goes away ends the job."""
+
+        async def body() -> AsyncIterator[str]:
+            try:
+                async for piece in events(checked(job)):
+                    yield piece
+            except Exception as error:  # the status is sent already
+                status, content = body_of(error)
+                if status == 500:
+                    LOG.exception("a stream failed")
+                yield event(content)
+                yield DONE
+            finally:
+                if not job.closed:
+                    self.worker.cancel(job)
+
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
+
+
+async def checked(job: Job) -> AsyncIterator[list[Update]]:
+    """Yield the updates of a job; raises the exception of an answer that failed."""
+    async for updates in job.updates():
+        for update in updates:
+            if update.error:
+                raise update.error
+        yield updates
+
+
+async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T | None:
+    """Return the result of `work`; None as soon as the client has closed its connection."""
+
+    async def gone() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        watch.cancel()
+
+
+def service_of(http: HttpRequest) -> Service:
+    """Return the service of the app that answers a request."""
+    service: Service = http.app.state.service
+    return service

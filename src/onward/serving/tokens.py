@@ -1,0 +1,82 @@
+"""/tokenize, /detokenize and /tokenizer_info, in the forms of vLLM, llama.cpp and lm-eval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from onward.serving.chat import ChatMessage, message_of
+from onward.serving.errors import ApiError
+from onward.serving.service import service_of
+from onward.text.chat import chat_of
+
+router = APIRouter(tags=["tokens"])
+
+
+class TokenizeRequest(BaseModel):
+    """A request of /tokenize: one of prompt, content and messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = Field(None, description="The prompt, as llama.cpp calls it.")
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = Field(None, description="By default true for prompt; also add_special.")
+    add_special: bool | None = None
+    add_generation_prompt: bool | None = None
+    with_pieces: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    """A request of /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
+    """Return the token ids of a text or of a conversation."""
+    service = service_of(http)
+    served = service.model(body.model)
+    tokenizer = served.lm.text()
+    text = body.prompt if body.prompt is not None else body.content
+    if (text is None) == (body.messages is None):
+        raise ApiError("give one of prompt (or content) and messages", param="prompt")
+    if text is not None:
+        given = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+        special = body.content is None if given is None else given  # as vLLM and llama.cpp have it
+        tokens = await service.compute(lambda: tokenizer.encode(text, special=special))
+    else:
+        messages = [message_of(one.model_dump(), number) for number, one in enumerate(body.messages or [])]
+        chat = await service.compute(chat_of, tokenizer)
+        tokens = await service.compute(chat.encode, messages, body.add_generation_prompt is not False)
+    result: dict[str, Any] = {"count": len(tokens), "max_model_len": served.engine.length, "tokens": tokens}
+    if body.with_pieces:
+        result["tokens"] = [{"id": token, "piece": tokenizer.piece(token)} for token in tokens]
+    if body.return_token_strs:
+        result["token_strs"] = [tokenizer.piece(token) for token in tokens]
+    return result
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, http: Request) -> dict[str, str]:
+    """Return the text of token ids."""
+    served = service_of(http).model(body.model)
+    if unknown := [token for token in body.tokens if not 0 <= token < served.lm.config.vocab_size]:
+        raise ApiError(
+            f"there is no token {unknown[0]}: the vocabulary has {served.lm.config.vocab_size}", param="tokens"
+        )
+    text = served.lm.text().decode(body.tokens)
+    return {"prompt": text, "content": text}
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(http: Request, model: str | None = None) -> dict[str, Any]:
+    """Return the names of the control tokens, the size of the vocabulary and the chat template."""
+    tokenizer = service_of(http).model(model).lm.text()
+    templates = tokenizer.templates
+    template = templates.get("default") or next(iter(templates.values()), None)
+    return {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.names, "chat_template": template}

@@ -1,0 +1,196 @@
+"""Tools in a conversation: what a request offers, and the calls in an answer.
+
+With tool_choice auto, the model writes calls as its chat template taught it; they are JSON between markers. With a
+required or a named tool, a JSON schema constrains the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from onward.serving.errors import ApiError
+
+MOST_TOOLS = 128
+
+
+@dataclass(frozen=True)
+class Markers:
+    """The texts around the JSON of a call. Without an end, calls run to the end of the answer; a beginning that is a
+    control token has no text in the answer, so that a call may also begin at once."""
+
+    begin: str
+    end: str = ""
+
+
+MARKERS = (  # of published models; the first whose beginning is in the chat template is taken
+    Markers("<tool_call>", "</tool_call>"),  # Qwen, Hermes
+    Markers("[TOOL_CALLS]"),  # Mistral
+    Markers("<|python_tag|>"),  # Llama 3
+)
+BARE = Markers("")  # an answer that is JSON and nothing else
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool: its name, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+
+    def record(self) -> dict[str, Any]:
+        """Return the call in the form of the API."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools of a request and how the model may use them. `choice` is none, auto, required or a tool's name."""
+
+    functions: Sequence[dict[str, Any]]
+    choice: str = "auto"
+    parallel: bool = True
+
+    @classmethod
+    def of(cls, tools: Sequence[Any] | None, choice: Any, parallel: bool | None) -> Tools:
+        """Read the fields tools, tool_choice and parallel_tool_calls. Raises an ApiError that names what is wrong."""
+        if len(tools or ()) > MOST_TOOLS:
+            raise ApiError(f"there are {len(tools or ())} tools: give at most {MOST_TOOLS}", param="tools")
+        functions = [function_of(tool, number) for number, tool in enumerate(tools or ())]
+        names = [function["name"] for function in functions]
+        if isinstance(choice, dict):
+            named = choice.get("function")
+            choice = named.get("name") if isinstance(named, dict) else choice.get("name")
+            if choice not in names:
+                raise ApiError(f"tool_choice names {choice!r:.99}, which is not among the tools", param="tool_choice")
+        elif choice not in (None, "none", "auto", "required"):
+            raise ApiError(
+                f"tool_choice is {choice!r:.100}: give none, auto, required or a function", param="tool_choice"
+            )
+        elif choice == "required" and not names:
+            raise ApiError("tool_choice is required and there are no tools: give some", param="tool_choice")
+        return cls(functions, choice or "auto" if names else "none", parallel is not False)
+
+    @property
+    def named(self) -> str:
+        """The name of the tool that must be called; "" if the model chooses."""
+        return "" if self.choice in ("none", "auto", "required") else self.choice
+
+    def schema(self) -> dict[str, Any] | None:
+        """Return the JSON schema of the answer; None if the answer is free."""
+        if self.named:
+            return next(parameters_of(function) for function in self.functions if function["name"] == self.named)
+        if self.choice != "required":
+            return None
+        calls = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": function["name"]}, "arguments": parameters_of(function)},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for function in self.functions
+        ]
+        schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+        return schema if self.parallel else schema | {"maxItems": 1}
+
+
+def function_of(tool: Any, number: int) -> dict[str, Any]:
+    """Return the function of a tool, given as in chat completions or as in responses."""
+    function = tool.get("function", tool) if isinstance(tool, dict) and tool.get("type") == "function" else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise ApiError(f"tools[{number}] is no function with a name: write type, function and its name", param="tools")
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise ApiError(f"the parameters of tools[{number}] are no JSON schema: give an object", param="tools")
+    return {name: value for name, value in function.items() if name in ("name", "description", "parameters", "strict")}
+
+
+def parameters_of(function: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON schema of a function's arguments."""
+    return function.get("parameters") or {"type": "object"}
+
+
+def markers_of(template: str) -> Markers:
+    """Return the markers of calls that a chat template writes."""
+    return next((markers for markers in MARKERS if markers.begin in template), BARE)
+
+
+class ToolText:
+    """Divides the text of an answer into content and calls while it grows; text that may belong to a call is delayed.
+
+    If `forced`, the entire answer is JSON of calls or, for a `named` tool, of its arguments.
+    """
+
+    def __init__(self, tools: Tools, markers: Markers) -> None:
+        self.tools, self.markers, self.forced = tools, markers, tools.schema() is not None
+        self.pending = ""  # text that may belong to a call
+        self.inside = False  # after the beginning of a call
+        self.num_calls = 0
+
+    def push(self, text: str) -> tuple[str, list[ToolCall]]:
+        """Add text; returns the new content, and the calls that are complete."""
+        if self.tools.choice == "none":
+            return text, []
+        self.pending += text
+        if self.forced:
+            return "", []
+        content, calls = "", list[ToolCall]()
+        while True:
+            if not self.inside:
+                start, size = self.start()
+                content, self.pending = content + self.pending[:start], self.pending[start:]
+                if not size:
+                    return content, calls
+                self.inside, self.pending = True, self.pending[size:]
+            if not self.markers.end or self.markers.end not in self.pending:
+                return content, calls
+            inner, _, rest = self.pending.partition(self.markers.end)
+            found = self.read(inner)
+            content += "" if found else self.markers.begin + inner + self.markers.end
+            calls += found
+            self.inside, self.pending = False, rest.lstrip() if found else rest
+
+    def start(self) -> tuple[int, int]:
+        """Return where a call begins in the delayed text and how many characters its beginning has; without one, how
+        many characters are content, and 0."""
+        begin, text = self.markers.begin, self.pending
+        if begin and (at := text.find(begin)) >= 0:
+            return at, len(begin)
+        if not self.markers.end and self.num_calls == 0:  # the answer may be a call from its first character on
+            first = text.lstrip()[:1]
+            if not first or first in "{[":
+                return 0, 0 if begin.startswith(text.lstrip()) else len(text) - len(text.lstrip())
+            self.num_calls = -1  # it is content
+        held = next((n for n in range(min(len(begin) - 1, len(text)), 0, -1) if text.endswith(begin[:n])), 0)
+        return len(text) - held, 0
+
+    def finish(self) -> tuple[str, list[ToolCall]]:
+        """End the answer; returns the rest of its content, and calls."""
+        text, self.pending = self.pending, ""
+        if self.tools.named:
+            return "", [ToolCall(self.tools.named, text)] if text else []
+        if self.forced or self.inside or text.lstrip()[:1] in ("{", "["):
+            if calls := self.read(text):
+                return "", calls
+            return (self.markers.begin if self.inside else "") + text, []
+        return text, []
+
+    def read(self, text: str) -> list[ToolCall]:
+        """Return the calls that a JSON text holds; none if it is something else, or names an unknown tool."""
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return []
+        calls = []
+        for one in value if isinstance(value, list) else [value]:
+            given = one.get("arguments", one.get("parameters", {})) if isinstance(one, dict) else None
+            if not isinstance(one, dict) or one.get("name") not in [f["name"] for f in self.tools.functions]:
+                return []
+            arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+            calls.append(ToolCall(one["name"], arguments))
+        self.num_calls += len(calls)
+        return calls

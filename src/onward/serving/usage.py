@@ -1,0 +1,60 @@
+"""Numbers of tokens, and log-probabilities, in the forms of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onward.generation.logprobs import TokenLogprob
+from onward.serving.jobs import Job
+from onward.text.tokenizer import Tokenizer
+
+LEAST = -9999.0  # in place of minus infinity, which JSON lacks
+
+
+def usage_of(job: Job) -> dict[str, Any]:
+    """Return the numbers of tokens of a job: each prompt once, and all answers."""
+    prompts = {id(request.prompt): len(request.prompt) for request in job.answers}
+    cached = {id(request.prompt): request.num_shared for request in reversed(job.answers)}
+    new = sum(len(request.tokens) for request in job.answers)
+    read = sum(prompts.values())
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": new,
+        "total_tokens": read + new,
+        "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
+    }
+
+
+def of_completion(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob | int], offset: int, top: int) -> dict[str, Any]:
+    """Return log-probabilities in the form of /v1/completions: four lists with an item per token. A token without one
+    is given as its id. `offset` is where the text of the first token begins."""
+    result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for one in tokens:
+        token = one if isinstance(one, int) else one.token
+        piece = tokenizer.piece(token)
+        result["tokens"].append(piece)
+        result["text_offset"].append(offset)
+        offset += len(tokenizer.decode([token]))
+        if isinstance(one, int):
+            result["token_logprobs"].append(None)
+            result["top_logprobs"].append(None)
+            continue
+        result["token_logprobs"].append(max(one.logprob, LEAST))
+        best = {tokenizer.piece(i): max(value, LEAST) for i, value in one.alternatives[:top]}
+        result["top_logprobs"].append({piece: max(one.logprob, LEAST)} | best if top else None)
+    return result
+
+
+def of_chat(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
+    """Return log-probabilities in the form of /v1/chat/completions: a record per token."""
+
+    def record(token: int, logprob: float) -> dict[str, Any]:
+        spelled = list(tokenizer.token_bytes(token))
+        return {"token": tokenizer.piece(token), "logprob": max(logprob, LEAST), "bytes": spelled}
+
+    content = [
+        record(one.token, one.logprob) | {"top_logprobs": [record(*other) for other in one.alternatives[:top]]}
+        for one in tokens
+    ]
+    return {"content": content, "refusal": None}

@@ -1,0 +1,135 @@
+"""The thread that owns the engines: it takes requests from other threads, steps, and hands new text to the event loop.
+
+One thread runs all engines in turn, so that their threads of computation never compete. Other threads only append to
+its inbox; the event loop gets the updates of a step in one call.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from onward.generation.engine.engine import Engine
+from onward.generation.request import Request
+from onward.serving.jobs import Job, Update, deliver
+
+T = TypeVar("T")
+Step = Callable[[Engine, list[tuple[Request, int]]], None]
+LOG = logging.getLogger("onward.serving")
+
+
+class Worker(threading.Thread):
+    """Runs the engines until `stop`. `observe` is called after each step with the engine and its new tokens."""
+
+    def __init__(self, engines: Sequence[Engine], observe: Step = lambda engine, new: None) -> None:
+        super().__init__(name="onward-engine", daemon=True)
+        self.engines, self.observe = list(engines), observe
+        self.inbox: deque[Callable[[], None]] = deque()
+        self.wake, self.stopping = threading.Event(), False
+        self.jobs: dict[Request, Job] = {}  # of the engine's thread alone
+
+    def add(self, job: Job) -> None:
+        """Queue the requests of a job."""
+        self.post(lambda: self.begin(job))
+
+    def cancel(self, job: Job) -> None:
+        """End a job whose client is gone; its rows are free after the current step."""
+        job.close()
+        self.post(lambda: self.remove(job))
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Call a function in the engine's thread between two steps, such as one that reads a model."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.post(run)
+        return future
+
+    def post(self, command: Callable[[], None]) -> None:
+        """Add a command to the inbox, and wake the thread."""
+        self.inbox.append(command)
+        self.wake.set()
+
+    def stop(self) -> None:
+        """End the thread after the current step; unfinished jobs get no further updates."""
+        self.stopping = True
+        self.wake.set()
+
+    def run(self) -> None:
+        """Run commands and steps until `stop`; sleeps while there is nothing to do."""
+        while not self.stopping:
+            if not any(engine.busy for engine in self.engines):
+                self.wake.wait()
+            self.wake.clear()
+            while self.inbox:
+                self.inbox.popleft()()
+            for engine in self.engines:
+                if engine.busy:
+                    self.step(engine)
+
+    def begin(self, job: Job) -> None:
+        """Add the requests of a job to its engine."""
+        self.jobs |= dict.fromkeys(job.answers, job)
+        try:
+            job.opened.enter_context(job.context)
+            for request in job.answers:
+                job.engine.add(request)
+        except Exception as error:  # all was checked before: the edits, or a model that changed
+            for request in job.answers:
+                job.engine.cancel(request)
+                request.finish_reason, request.error = "error", error
+        self.send(job.engine)
+
+    def remove(self, job: Job) -> None:
+        """Cancel the requests of a job that are not done."""
+        for request in job.answers:
+            if request in self.jobs:
+                job.engine.cancel(request)
+                self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        """Remove a request that is done, and close the context of its job after the last one."""
+        job = self.jobs.pop(request)
+        if not any(other in self.jobs for other in job.answers):
+            job.opened.close()
+
+    def step(self, engine: Engine) -> None:
+        """Run one step of an engine and send its updates. If the step itself fails, so do the engine's requests."""
+        try:
+            new = engine.step()
+        except Exception as error:
+            LOG.exception("a step failed")
+            new = []
+            for request in [*engine.scheduler.active, *engine.scheduler.waiting]:
+                engine.scheduler.fail(request, error)
+        self.observe(engine, new)
+        self.send(engine, new)
+
+    def send(self, engine: Engine, new: Sequence[tuple[Request, int]] = ()) -> None:
+        """Hand the event loop the updates of requests with new tokens, and of those that are done."""
+        changed = dict.fromkeys(request for request, _ in new if request in self.jobs)
+        changed |= dict.fromkeys(request for request in self.jobs if request.done)
+        batches: dict[Job, list[Update]] = {}
+        for request in changed:
+            job = self.jobs[request]
+            update = job.update(request)
+            if request.done:
+                self.forget(request)
+            if update.text or update.finish_reason or update.logprobs or update.tokens:
+                batches.setdefault(job, []).append(update)
+        if batches:
+            try:
+                next(iter(batches)).loop.call_soon_threadsafe(deliver, list(batches.items()))
+            except RuntimeError:  # the loop is closed: the server has ended
+                self.stopping = True

@@ -1,0 +1,152 @@
+"""The API of the server, as clients see it: equal to what `generate` and `complete` return."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+
+import onward
+from onward.language_model import LanguageModel
+
+from support.server import Running, serving
+
+
+@pytest.fixture(scope="module")
+def server(tiny_run: Path) -> Iterator[Running]:
+    with serving(tiny_run, rows=4) as running:
+        yield running
+        assert running.idle()
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_run: Path) -> LanguageModel:
+    return onward.load(tiny_run)
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+CASES: dict[str, dict[str, Any]] = {  # fields of a request, and the options of `generate` that they are
+    "greedy": {"temperature": 0},
+    "sampled": {"seed": 3, "temperature": 0.9},
+    "nucleus": {"seed": 4, "top_p": 0.7},
+    "penalties": {"seed": 5, "frequency_penalty": 0.5, "presence_penalty": 0.2},
+    "stopped": {"seed": 3, "stop": ["e"]},
+}
+MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # fields that openai's client does not know
+    "top_k": ({"top_k": 3}, {"top_k": 3}),
+    "min_p": ({"min_p": 0.2}, {"min_p": 0.2}),
+    "typical_p": ({"typical_p": 0.8}, {"typical_p": 0.8}),
+    "repeat_penalty": ({"repeat_penalty": 1.5}, {"repetition_penalty": 1.5}),
+    "min_tokens": ({"min_tokens": 4}, {"min_new_tokens": 4}),
+    "regex": ({"regex": "[a-z ]{4}"}, {"regex": "[a-z ]{4}"}),
+    "choice": ({"structured_outputs": {"choice": ["cat", "dog"]}}, {"regex": "(cat)|(dog)"}),
+    "grammar": ({"structured_outputs": {"grammar": 'start: "a" | "b"'}}, {"grammar": 'start: "a" | "b"'}),
+}
+
+
+@pytest.mark.parametrize("name", [*CASES, *MORE])
+def test_a_completion_is_what_generate_returns(name: str, client: openai.OpenAI, lm: LanguageModel) -> None:
+    fields = CASES.get(name, {"seed": 1})
+    extra, options = MORE.get(name, ({}, fields))
+    reply = client.completions.create(model="", prompt="The cat", max_tokens=8, **fields, extra_body=extra)
+    expected = lm.complete("The cat", 8, **{"temperature": 1.0, **fields, **options})[0][0]
+    assert reply.choices[0].text == expected.text
+    assert reply.choices[0].finish_reason == expected.finish_reason
+    assert reply.usage.completion_tokens == len(expected.tokens)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_streamed_pieces_joined_are_the_whole_answer(name: str, client: openai.OpenAI) -> None:
+    given = {"model": "", "prompt": ["The cat", "A dog"], "max_tokens": 8, "n": 2, "seed": 3, **CASES[name]}
+    given["logprobs"] = 2
+    whole = client.completions.create(**given)
+    texts, logprobs, reasons = ["" for _ in range(4)], [[] for _ in range(4)], [None] * 4
+    for chunk in client.completions.create(**given, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            logprobs[choice.index] += choice.logprobs.token_logprobs if choice.logprobs else []
+            reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+    assert texts == [choice.text for choice in whole.choices]
+    for streamed, choice in zip(logprobs, whole.choices):
+        assert streamed == pytest.approx(choice.logprobs.token_logprobs, abs=1e-4)
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+
+
+def test_echoed_log_probabilities_are_the_model_s(client: openai.OpenAI, lm: LanguageModel) -> None:
+    text = "The cat sat"
+    reply = client.completions.create(model="", prompt=text, echo=True, logprobs=0, max_tokens=0)
+    tokens = torch.tensor([lm.text().encode(text)])
+    expected = lm.model(tokens).log_softmax(-1)[0, :-1].gather(1, tokens[0, 1:, None])[:, 0]
+    assert reply.choices[0].text == text
+    got = reply.choices[0].logprobs
+    assert got.tokens == [lm.text().piece(token) for token in tokens[0].tolist()]
+    assert got.token_logprobs[0] is None
+    assert got.token_logprobs[1:] == pytest.approx(expected.tolist(), abs=1e-4)
+    assert "".join(got.tokens) == text
+    assert [text[i : i + len(piece)] for i, piece in zip(got.text_offset, got.tokens)] == got.tokens
+
+
+def test_a_chat_is_what_chat_returns(client: openai.OpenAI, lm: LanguageModel) -> None:
+    messages: list[Any] = [{"role": "user", "content": "Hi"}]
+    given: dict[str, Any] = {"model": "", "messages": messages, "max_tokens": 8, "seed": 2, "temperature": 1.0}
+    whole = client.chat.completions.create(**given, logprobs=True, top_logprobs=2)
+    assert whole.choices[0].message.content == lm.chat(messages, 8, seed=2, temperature=1.0)
+    records = whole.choices[0].logprobs.content
+    assert len(records) == whole.usage.completion_tokens
+    assert all(len(one.top_logprobs) == 2 for one in records)
+    chunks = [*client.chat.completions.create(**given, stream=True, stream_options={"include_usage": True})]
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
+    "an unknown model": ("completions", {"model": "gpt-5", "prompt": "a"}, 404, "no model 'gpt-5'"),
+    "a suffix": ("completions", {"prompt": "a", "suffix": "b"}, 400, "suffix is not supported"),
+    "a number": ("completions", {"prompt": 5}, 400, "prompt"),
+    "an empty stop": ("completions", {"prompt": "a", "stop": [""]}, 400, "a stop text is empty"),
+    "no answers": ("completions", {"prompt": "a", "n": 0}, 400, "n is 0"),
+    "negative tokens": ("completions", {"prompt": "a", "max_tokens": -2}, 400, "max_new_tokens is -2"),
+    "NaN": ("completions", {"prompt": "a", "temperature": "nan"}, 400, "temperature is nan"),
+    "a long request": ("completions", {"prompt": "a", "max_tokens": 999}, 400, "999 new ones are more than the model"),
+    "two limits": ("completions", {"prompt": "a", "max_tokens": 3, "max_new_tokens": 4}, 400, "both given and differ"),
+    "two forms": ("completions", {"prompt": "a", "regex": "a", "json_schema": {}}, 400, "both given"),
+    "a wrong regex": ("completions", {"prompt": "a", "regex": "("}, 400, "regex cannot be used"),
+    "tokens": ("completions", {"prompt": [99999]}, 400, "99999"),
+    "too many answers": ("completions", {"prompt": ["a"] * 100, "n": 128}, 400, "ask for fewer"),
+    "no message": ("chat/completions", {"messages": []}, 400, "there are no messages"),
+    "an image": (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        400,
+        "messages[0] has content of the type 'image_url'",
+    ),
+    "a tool without a template": (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": "f"}}]},
+        400,
+        "does not show tools",
+    ),
+    "a template": (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": "a"}], "chat_template": "{{ 1 }}"},
+        400,
+        "chat_template is not supported",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_request_that_cannot_be_met_is_refused_by_name(name: str, server: Running) -> None:
+    path, body, status, message = REFUSED[name]
+    reply = server.post(f"/v1/{path}", **body)
+    assert reply.status_code == status
+    error = reply.json()["error"]
+    assert message in error["message"]
+    assert error["message"].count("\n") == 0
+    assert set(error) == {"message", "type", "param", "code"}

@@ -1,0 +1,186 @@
+"""What the server refuses before it computes, and what it does when clients go away or the process is to end."""
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from onward.cli import main
+from onward.serving.config import Limits
+
+from support.server import Running, serving, started
+
+LONG = {"prompt": "The cat", "max_tokens": 24, "temperature": 0.9, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def server(tiny_run: Path) -> Iterator[Running]:
+    limits = Limits(max_queue=3, max_body="10KB", max_messages=4)
+    with serving(tiny_run, rows=2, limits=limits, keys=["secret"], hosts=["api.example.org"]) as running:
+        yield running
+        assert running.idle()
+
+
+def post(server: Running, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+    given = {"Authorization": "Bearer secret", **(headers or {})}
+    return httpx.post(f"{server.url}/v1/completions", json=body, headers=given, timeout=60)
+
+
+KEYS = {
+    "bearer": ({"Authorization": "Bearer secret"}, 200),
+    "lower case": ({"Authorization": "bearer secret"}, 200),
+    "x-api-key": ({"X-Api-Key": "secret"}, 200),
+    "wrong": ({"Authorization": "Bearer secrets"}, 401),
+    "another scheme": ({"Authorization": "Basic secret"}, 401),
+    "none": ({}, 401),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_models_are_listed_only_with_a_key(name: str, server: Running) -> None:
+    headers, status = KEYS[name]
+    reply = httpx.get(f"{server.url}/v1/models", headers=headers)
+    assert reply.status_code == status
+    assert "secret" not in reply.text
+
+
+def test_health_needs_no_key(server: Running) -> None:
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+
+
+HOSTS = {
+    "127.0.0.1": 200,
+    "localhost:8000": 200,
+    "[::1]:8000": 200,
+    "api.example.org": 200,
+    "evil.example.org": 403,
+    "127.0.0.1.example.org": 403,
+    "": 403,
+}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_only_known_hosts_are_answered(host: str, server: Running) -> None:
+    assert httpx.get(f"{server.url}/health", headers={"Host": host}).status_code == HOSTS[host]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_beyond_the_limit_is_refused(chunked: bool, server: Running) -> None:
+    body = b'{"prompt": "' + b"a" * 20_000 + b'"}'
+    content = iter([body[:5000], body[5000:]]) if chunked else body
+    headers = {"Authorization": "Bearer secret", "Content-Type": "application/json"}
+    reply = httpx.post(f"{server.url}/v1/completions", content=content, headers=headers)
+    assert reply.status_code == 413
+    assert "10,000 bytes" in reply.json()["error"]["message"]
+
+
+def test_too_many_pending_answers_are_asked_to_retry(server: Running) -> None:
+    async def ask() -> list[httpx.Response]:
+        async with httpx.AsyncClient(headers={"Authorization": "Bearer secret"}, timeout=60) as client:
+            requests = [client.post(f"{server.url}/v1/completions", json=LONG) for _ in range(12)]
+            return await asyncio.gather(*requests)
+
+    replies = asyncio.run(ask())
+    refused = [reply for reply in replies if reply.status_code == 429]
+    assert {reply.status_code for reply in replies} == {200, 429}
+    assert all(reply.headers["Retry-After"] for reply in refused)
+    assert server.idle()
+
+
+GONE: dict[str, dict[str, Any]] = {
+    "while streaming": {"stream": True},
+    "not streaming": {},
+    "with two answers": {"n": 2},
+    "while queued": {"n": 5},
+}
+
+
+def leave_early(server: Running, **body: Any) -> None:
+    """Send a request, and close the connection after the first bytes of a stream or after 0.3 s."""
+    wait = httpx.Timeout(5, read=5 if body.get("stream") else 0.3)
+    headers = {"Authorization": "Bearer secret"}
+    url = f"{server.url}/v1/completions"
+    with (
+        suppress(httpx.ReadTimeout),
+        httpx.stream("POST", url, json=body, headers=headers, timeout=wait) as reply,
+    ):
+        next(reply.iter_bytes())
+        assert not server.is_idle()
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_client_that_goes_away_frees_its_rows(name: str, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = server.served[0].engine
+    step = engine.step
+
+    def slow() -> Any:
+        time.sleep(0.1)  # 24 tokens take longer than the client waits
+        return step()
+
+    monkeypatch.setattr(engine, "step", slow)
+    leave_early(server, **LONG, **GONE[name])
+    assert server.idle(within=1.0)  # alone, the answer would take 2.4 s
+
+
+def test_answers_are_refused_while_the_server_loads_and_drains(server: Running) -> None:
+    states: list[Any] = ["loading", "draining"]
+    try:
+        for state in states:
+            server.service.state = state
+            reply = post(server, prompt="a")
+            assert reply.status_code == 503
+            assert reply.headers["Retry-After"]
+            assert httpx.get(f"{server.url}/health").status_code == 503
+    finally:
+        server.service.state = "ready"
+
+
+def test_sigterm_lets_a_running_stream_finish(tiny_run: Path) -> None:
+    process, url = started(str(tiny_run), "--drain", "20")
+    with httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "stream": True}, timeout=30) as reply:
+        lines = reply.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert process.wait(20) == 0
+
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "no model": ([], "there is no model"),
+    "an absent model": (["nowhere/at-all"], "nowhere/at-all"),
+    "an empty key file": (["{run}", "--api-key-file", "{empty}"], "is empty"),
+    "an absent key file": (["{run}", "--api-key-file", "absent.txt"], "absent.txt cannot be read"),
+    "an empty key": (["{run}", "--api-key", ""], "api-key is empty"),
+    "a port in use": (["{run}", "--port", "{port}"], "cannot be used"),
+    "a wrong host": (["{run}", "--host", "no.such.host.invalid"], "no address of this machine"),
+    "a long context": (["{run}", "--port", "0", "--context", "9999"], "the model's is 32 tokens"),
+    "a small cache": (["{run}", "--port", "0", "--cache-memory", "1KB"], "the cache has room for"),
+    "a wrong size": (["{run}", "--port", "0", "--cache-memory", "much"], "write a positive number of bytes"),
+    "two of a name": (["{run}", "{run}", "--port", "0"], "is the name of two models"),
+    "no rows": (["{run}", "--rows", "0"], "rows is 0"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_command_is_one_sentence(
+    name: str, tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words, message = WRONG[name]
+    empty = tmp_path / "keys.txt"
+    empty.write_text("\n")
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        given = [word.format(run=tiny_run, empty=empty, port=used.getsockname()[1]) for word in words]
+        assert main(["serve", *given]) == 2
+    last = capfd.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("onward: ")
+    assert message in last

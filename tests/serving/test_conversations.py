@@ -1,0 +1,202 @@
+"""Conversations with tools and forms, by chat completions and by responses, with OpenAI's client."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+import torch
+
+import onward
+from onward.language_model import LanguageModel
+from onward.model.decoder import Decoder
+from onward.text.chat import chat_of
+from onward.text.tokenizer import train_tokenizer
+
+from support.server import Running, serving
+
+TEMPLATE = (
+    "{% if tools %}T{{ tools | length }} call as <tool_call> {% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.arguments.city }}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}{{ mood or '' }}"
+)
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+FUNCTION = {"name": "weather", "description": "The weather in a city.", "parameters": SCHEMA}
+TOOLS: list[Any] = [{"type": "function", "function": FUNCTION}]
+FLAT: list[Any] = [{"type": "function", **FUNCTION, "strict": True}]
+CALL = r'<tool_call>\{"name": "weather", "arguments": \{"city": "(Oslo|Rome)"\}\}</tool_call>'
+ASK: list[Any] = [{"role": "user", "content": "Weather?"}]
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    torch.manual_seed(0)
+    tokenizer = train_tokenizer("byte", ["a"])
+    tokenizer.templates["default"] = TEMPLATE
+    config = onward.DecoderConfig(tokenizer.vocab_size, d_model=32, n_layers=1, n_heads=2, context_length=256)
+    return LanguageModel(Decoder(config).eval(), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def server(lm: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("models") / "caller"
+    onward.save(lm, folder)
+    with serving(folder, rows=2) as running:
+        yield running
+        assert running.idle()
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+CHOICES: dict[str, tuple[dict[str, Any], str]] = {  # fields of a request, and the finish reason
+    "auto": ({"extra_body": {"regex": CALL}}, "tool_calls"),
+    "required": ({"tool_choice": "required", "parallel_tool_calls": False}, "tool_calls"),
+    "named": ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, "stop"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_call_is_read_from_the_answer(choice: str, stream: bool, client: openai.OpenAI) -> None:
+    fields, expected = CHOICES[choice]
+    given: dict[str, Any] = {"model": "caller", "messages": ASK, "tools": TOOLS, "seed": 1, **fields}
+    if stream:
+        deltas = [chunk.choices[0] for chunk in client.chat.completions.create(**given, stream=True)]
+        calls = [call for delta in deltas for call in delta.delta.tool_calls or []]
+        content = "".join(delta.delta.content or "" for delta in deltas)
+        reason = deltas[-1].finish_reason
+    else:
+        reply = client.chat.completions.create(**given).choices[0]
+        calls, content, reason = reply.message.tool_calls, reply.message.content or "", reply.finish_reason
+    assert (len(calls), content, reason) == (1, "", expected)
+    assert calls[0].function.name == "weather"
+    assert json.loads(calls[0].function.arguments)["city"] in ("Oslo", "Rome")
+    assert (calls[0].id[:5], calls[0].type) == ("call_", "function")
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_response_streams_the_items_that_it_returns(choice: str, client: openai.OpenAI) -> None:
+    fields = CHOICES[choice][0]
+    given: dict[str, Any] = {"model": "caller", "input": ASK, "tools": FLAT, **fields}
+    given["extra_body"] = {"seed": 1, **given.get("extra_body", {})}
+    whole = client.responses.create(**given)
+    (call,) = whole.output
+    assert (call.type, call.name, json.loads(call.arguments)["city"] in ("Oslo", "Rome")) == (
+        "function_call",
+        "weather",
+        True,
+    )
+    events = [*client.responses.create(**given, stream=True)]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output[0].arguments == call.arguments
+
+
+def test_a_response_is_the_chat_s_answer(client: openai.OpenAI, lm: LanguageModel) -> None:
+    given: dict[str, Any] = {"model": "caller", "input": "Hi", "instructions": "Be kind.", "max_output_tokens": 12}
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+    expected = lm.chat(messages, 12, seed=5, temperature=1.0)
+    whole = client.responses.create(**given, extra_body={"seed": 5})
+    assert whole.output_text == expected
+    assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert whole.usage.output_tokens == 12
+    kinds, text = [], ""
+    for event in client.responses.create(**given, extra_body={"seed": 5}, stream=True):
+        kinds.append(event.type)
+        text += event.delta if event.type == "response.output_text.delta" else ""
+    assert text == expected
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+
+
+class Trip(pydantic.BaseModel):
+    city: str = pydantic.Field(pattern="^(Oslo|Rome)$")
+
+
+def test_openai_s_parse_returns_objects(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.parse(model="caller", messages=ASK, response_format=Trip, seed=2)
+    assert reply.choices[0].message.parsed.city in ("Oslo", "Rome")
+    response = client.responses.parse(model="caller", input="Where?", text_format=Trip)
+    assert response.output_parsed.city in ("Oslo", "Rome")
+
+
+def test_an_answer_continues_the_last_message(server: Running, lm: LanguageModel) -> None:
+    messages = [*ASK, {"role": "assistant", "content": "It is "}]
+    reply = server.post(
+        "/v1/chat/completions", messages=messages, continue_final_message=True, max_tokens=6, seed=3, temperature=0.5
+    )
+    expected = lm.generate("[user]Weather?[assistant]It is", 6, seed=3, temperature=0.5)
+    assert reply.json()["choices"][0]["message"]["content"] == expected
+
+
+def test_earlier_calls_and_variables_reach_the_template(server: Running, lm: LanguageModel) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    messages = [
+        *ASK,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "wet"},
+    ]
+    reply = server.post(
+        "/v1/chat/completions", messages=messages, chat_template_kwargs={"mood": "!"}, max_tokens=1, tools=TOOLS
+    )
+    text = "T1 call as <tool_call> [user]Weather?[assistant]Oslo[tool]wet[assistant]!"
+    assert reply.json()["usage"]["prompt_tokens"] == len(lm.text().encode(text))
+    items = [
+        *ASK,
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city": "Oslo"}'},
+        {"type": "function_call_output", "call_id": "c", "output": "wet"},
+    ]
+    own = server.post("/v1/responses", input=items, chat_template_kwargs={"mood": "!"}, tools=FLAT, max_output_tokens=1)
+    assert own.json()["usage"]["input_tokens"] == len(lm.text().encode(text))
+
+
+def test_tokens_are_those_of_the_template(server: Running, lm: LanguageModel) -> None:
+    assert server.post("/tokenize", messages=ASK).json()["tokens"] == chat_of(lm.text()).encode(ASK)
+
+
+WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a stored response": ("responses", {"input": "a", "previous_response_id": "resp_1"}, "previous_response_id is not"),
+    "an image": ("responses", {"input": [{"type": "image"}]}, "input[0] has the type 'image'"),
+    "two answers": ("responses", {"input": "a", "n": 2}, "n is 2"),
+    "no schema": ("chat/completions", {"messages": ASK, "response_format": {"type": "json_schema"}}, "has no schema"),
+    "another form": ("chat/completions", {"messages": ASK, "response_format": {"type": "xml"}}, "the type 'xml'"),
+    "a variable that is a field": (
+        "chat/completions",
+        {"messages": ASK, "chat_template_kwargs": {"messages": []}},
+        "chat_template_kwargs holds messages",
+    ),
+    "nothing to continue": (
+        "chat/completions",
+        {"messages": [{"role": "assistant", "content": " "}], "continue_final_message": True},
+        "the last message has no text",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_answered_is_named(name: str, server: Running) -> None:
+    path, body, message = WRONG[name]
+    reply = server.post(f"/v1/{path}", **body)
+    assert reply.status_code == 400
+    assert message in reply.json()["error"]["message"]

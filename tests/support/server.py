@@ -1,0 +1,95 @@
+"""A server of the tests: it runs in a thread, on a free port."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+import onward
+from onward.serving.app import make_app
+from onward.serving.config import EngineOptions, Limits
+from onward.serving.models import Served, engines_of, load_served
+from onward.serving.server import listen
+from onward.serving.service import Service
+
+
+@dataclass
+class Running:
+    """A server that runs, and its parts."""
+
+    url: str
+    service: Service
+    served: Sequence[Served]
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        """Send a request; returns the response."""
+        return httpx.post(self.url + path, json=body, timeout=60)
+
+    def idle(self, within: float = 2.0) -> bool:
+        """Return whether no request, row or block is left, after at most this many seconds."""
+        end = time.monotonic() + within
+        while time.monotonic() < end:
+            if self.is_idle():
+                return True
+            time.sleep(0.02)
+        return False
+
+    def is_idle(self) -> bool:
+        """Return whether no request, row or block is left now."""
+        engines = engines_of(self.served)
+        rows = any(any(pool.ref_counts) for engine in engines for pool in engine.scheduler.manager.pools.values())  # type: ignore[attr-defined]
+        busy = any(engine.busy for engine in engines)
+        return not (busy or rows or self.service.pending or self.service.jobs or self.service.worker.jobs)
+
+
+@contextmanager
+def serving(
+    model: Path | str | Sequence[Path | str],
+    adapters: Sequence[str] = (),
+    limits: Limits | None = None,
+    **options: Any,
+) -> Iterator[Running]:
+    """Serve models inside the `with` block. `options` are those of EngineOptions, and `keys`, `hosts` and `origins`."""
+    own = {name: options.pop(name) for name in ("keys", "hosts", "origins") if name in options}
+    models = [str(one) for one in ([model] if isinstance(model, str | Path) else model)]
+    load = lambda name, folders: onward.load(name, adapter_folder=[*folders])
+    served = load_served(models, adapters, EngineOptions(**options), load)
+    service = Service(limits or Limits())
+    bound, app = listen("127.0.0.1", 0), make_app(service, **own)
+    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    service.start(served)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield Running(f"http://127.0.0.1:{bound.getsockname()[1]}", service, served)
+    finally:
+        server.should_exit = True
+        thread.join()
+        service.close()
+        service.worker.join()
+        bound.close()
+
+
+def started(*words: str) -> tuple[subprocess.Popen[str], str]:
+    """Start `onward serve` on a free port; return its process and address, once it is ready."""
+    command = [sys.executable, "-m", "onward", "serve", *words, "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    said = []
+    for line in process.stderr or ():
+        said.append(line)
+        if line.startswith("the API: "):
+            return process, line.split()[2].removesuffix("/v1")
+    raise AssertionError("".join(said))
