@@ -97,7 +97,7 @@ def edited(lm: LanguageModel, edits: dict[str, Any], prompt: str, **options: Any
 
 
 def test_edits_change_the_answer_of_their_request_only(server: Running, lm: LanguageModel) -> None:
-    options: dict[str, Any] = {"max_new_tokens": 14, "temperature": 0.0, "min_new_tokens": 14}
+    options: dict[str, Any] = {"max_new_tokens": 14, "temperature": 2.0, "seed": 3, "min_new_tokens": 14}
     all_edits: list[dict[str, Any]] = [{}, {"heads": [[0, head] for head in range(4)]}, {"layers": [0]}, {}]
     expected = [edited(lm, edits, TEXT[:9], **options) for edits in all_edits]
     assert len({*expected}) == 3
