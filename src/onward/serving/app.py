@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from onward.errors import UserError
 from onward.planning.tables import byte_count
-from onward.serving import chat, completions, embeddings, inside, listing, live, metrics, responses, tokens
+from onward.serving import chat, completions, embeddings, inside, listing, live, metrics, reference, responses, tokens
 from onward.serving.errors import RETRY_AFTER, body_of, error_body
 from onward.serving.guard import Guard
 from onward.serving.metrics import Metrics
@@ -33,7 +33,7 @@ def make_app(
     app.state.service, app.state.metrics = service, Metrics(service)
     app.state.logits, app.state.roles = inside.Logits(), {}
     service.observe_job, service.observe_step = app.state.metrics.job, app.state.metrics.step
-    for routes in listing, completions, chat, responses, embeddings, tokens, metrics, inside, live:
+    for routes in listing, completions, chat, responses, embeddings, tokens, metrics, inside, live, reference:
         app.include_router(routes.router)
     max_body = int(byte_count(service.limits.max_body, "max_body"))
     app.add_middleware(Guard, keys=keys, hosts=hosts, max_body=max_body)
@@ -60,7 +60,7 @@ async def refused(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
     if error.status_code in (404, 405):
-        message = f"there is no {request.method} {request.url.path[:200]} here: see /openapi.json"
+        message = f"there is no {request.method} {request.url.path[:200]} here: see /docs"
     return JSONResponse(error_body(message, error.status_code), error.status_code, headers=error.headers)
 
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from onward.serving.errors import error_body
 
-PUBLIC = {"/health", "/v1/health", "/", "/favicon.ico"}  # paths that need no key
+PUBLIC = {"/health", "/v1/health", "/", "/favicon.ico", "/docs", "/openapi.json"}  # paths that need no key
 PUBLIC_FILES = "/page/"  # files of the page
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
