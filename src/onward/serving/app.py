@@ -11,10 +11,23 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.staticfiles import StaticFiles
 
 from onward.errors import UserError
 from onward.planning.tables import byte_count
-from onward.serving import chat, completions, embeddings, inside, listing, live, metrics, reference, responses, tokens
+from onward.serving import (
+    chat,
+    completions,
+    embeddings,
+    inside,
+    listing,
+    live,
+    metrics,
+    pages,
+    reference,
+    responses,
+    tokens,
+)
 from onward.serving.errors import RETRY_AFTER, body_of, error_body
 from onward.serving.guard import Guard
 from onward.serving.metrics import Metrics
@@ -33,8 +46,9 @@ def make_app(
     app.state.service, app.state.metrics = service, Metrics(service)
     app.state.logits, app.state.roles = inside.Logits(), {}
     service.observe_job, service.observe_step = app.state.metrics.job, app.state.metrics.step
-    for routes in listing, completions, chat, responses, embeddings, tokens, metrics, inside, live, reference:
+    for routes in listing, completions, chat, responses, embeddings, tokens, metrics, inside, live, pages, reference:
         app.include_router(routes.router)
+    app.mount("/page", StaticFiles(directory=pages.FOLDER))
     max_body = int(byte_count(service.limits.max_body, "max_body"))
     app.add_middleware(Guard, keys=keys, hosts=hosts, max_body=max_body)
     if origins:

@@ -1,0 +1,58 @@
+// Inside the model at the chosen token: lens, attention, attribution, and what is switched off.
+import { ask, node } from "./api.js";
+
+const at = (id) => document.getElementById(id);
+const off = { heads: new Set(), layers: new Set() };
+let attention = [], shown = [], roles = [];
+
+export const edits = () => {
+  const heads = [...off.heads].map((name) => name.split(".").map(Number)), layers = [...off.layers];
+  return heads.length || layers.length ? { heads, layers } : undefined;
+};
+
+const shade = (made, share) => (made.style.setProperty("--p", Math.min(1, Math.max(0, share))), made);
+
+function drawAttention() {
+  const [layer, head] = [Number(at("layer").value), Number(at("head").value)];
+  const weights = attention[layer]?.[head] ?? [];
+  at("role").textContent = roles[layer]?.[head] ?? "";
+  at("attention").replaceChildren(...weights.map((weight, index) =>
+    shade(node("span", { className: "token", textContent: shown[index], title: weight.toFixed(3) }), 2 * weight)));
+}
+at("layer").oninput = at("head").oninput = drawAttention;
+
+function toggle(set, name, label, title) {
+  const made = node("button", { textContent: label, title });
+  made.setAttribute("aria-pressed", String(set.has(name)));
+  made.onclick = () => {
+    set.delete(name) || set.add(name);
+    made.setAttribute("aria-pressed", String(set.has(name)));
+    document.dispatchEvent(new Event("edited"));
+  };
+  return made;
+}
+
+export async function loadParts(model) {
+  off.heads.clear();
+  off.layers.clear();
+  ({ roles } = await ask(`/api/roles?model=${encodeURIComponent(model)}`));
+  at("layer").max = roles.length - 1;
+  at("head").max = roles[0].length - 1;
+  at("parts").replaceChildren(...roles.map((heads, layer) => node("div", { className: "row" },
+    toggle(off.layers, layer, `layer ${layer}`, `layer ${layer}`),
+    ...heads.map((role, head) => toggle(off.heads, `${layer}.${head}`, `${layer}.${head}`, role || `head ${head}`)))));
+}
+
+export async function look(body, texts, target, signal) {
+  const [lens, maps, parts] = await Promise.all([ask("/api/lens", body, signal), ask("/api/attention", body, signal),
+    ask("/api/attribution", { ...body, target }, signal)]);
+  [attention, shown] = [maps.weights, texts];
+  drawAttention();
+  at("lens").tBodies[0].replaceChildren(...lens.layers.map(({ name, rows }) => node("tr", {}, node("th", { scope: "row", textContent: name }),
+    ...rows.map((row) => node("td", { textContent: JSON.stringify(row.text), title: row.probability.toFixed(3) })))));
+  const most = Math.max(...parts.heads.flat().map(Math.abs), ...parts.mlps.map(Math.abs), 1e-9);
+  const cell = (value) => shade(node("td", { textContent: value.toFixed(2) }), Math.abs(value) / most);
+  at("attribution").tBodies[0].replaceChildren(
+    node("tr", {}, node("th", { textContent: JSON.stringify(parts.text) }), ...parts.heads[0].map((_, head) => node("th", { scope: "col", textContent: `head ${head}` })), node("th", { scope: "col", textContent: "MLP" })),
+    ...parts.heads.map((heads, layer) => node("tr", {}, node("th", { scope: "row", textContent: `layer ${layer}` }), ...heads.map(cell), cell(parts.mlps[layer]))));
+}

@@ -1,0 +1,75 @@
+"""The page at /, in a real browser: it completes, branches, answers knobs, looks inside and switches layers off."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.server import Running, serving
+
+
+@pytest.fixture(scope="module")
+def server(tiny_run: Path) -> Iterator[Running]:
+    with serving(tiny_run, rows=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    chromium = shutil.which("chromium")
+    if not chromium:
+        pytest.skip("needs chromium")
+    with playwright.sync_playwright() as started:
+        yield started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+
+
+@pytest.mark.parametrize(
+    "name", ["", "page/page.js", "page/page.css", "page/api.js", "page/inside.js", "page/engine.js"]
+)
+def test_files_of_the_page_are_served_without_a_key(name: str, tiny_run: Path) -> None:
+    with serving(tiny_run, keys=["secret"]) as server:
+        reply = httpx.get(f"{server.url}/{name}")
+    assert reply.status_code == 200
+    assert "script-src 'self'" in reply.headers["content-security-policy"]
+    assert "http://" not in reply.text
+    assert "https://" not in reply.text
+
+
+@pytest.mark.parametrize("name", ["page/../app.py", "page/%2e%2e/app.py", "page/nothing.js"])
+def test_no_other_file_is_served(name: str, server: Running) -> None:
+    assert httpx.get(f"{server.url}/{name}").status_code == 404
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("dark", 400), ("light", 1280)])
+def test_a_text_is_completed_branched_and_looked_into(scheme: str, width: int, server: Running, browser: Any) -> None:
+    page = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}).new_page()
+    page.set_default_timeout(20_000)
+    faults: list[str] = []
+    page.on("console", lambda message: message.type == "error" and faults.append(message.text))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(server.url)
+    page.wait_for_selector("#parts button")
+    page.fill("#prompt", "The cat")
+    page.fill("#max_tokens", "12")
+    page.click("#go")
+    page.wait_for_selector("#lens td")
+    page.wait_for_function("document.getElementById('status').textContent === '12 tokens'")
+    page.click("#text button >> nth=2")
+    page.wait_for_selector("#next tbody button:disabled")
+    before = page.inner_text("#next tbody")
+    page.fill("#temperature", "0.3")
+    page.wait_for_function("before => document.querySelector('#next tbody').innerText !== before", arg=before)
+    page.click("#next tbody button:not(:disabled) >> nth=0")
+    page.wait_for_selector("#branches button >> nth=1")
+    text = page.inner_text("#text")
+    page.focus("#parts button >> nth=0")
+    page.keyboard.press("Enter")
+    page.wait_for_function("text => document.getElementById('text').innerText !== text", arg=text)
+    assert page.get_attribute("#parts button >> nth=0", "aria-pressed") == "true"
+    page.wait_for_selector("#engine .blocks i")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert not faults
