@@ -1,6 +1,9 @@
 """The page at /, in a real browser: it completes, branches, answers knobs, looks inside and switches layers off."""
 
+import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,7 @@ def test_no_other_file_is_served(name: str, server: Running) -> None:
 
 @pytest.mark.parametrize(("scheme", "width"), [("dark", 400), ("light", 1280)])
 def test_a_text_is_completed_branched_and_looked_into(scheme: str, width: int, server: Running, browser: Any) -> None:
+    expect = pytest.importorskip("playwright.sync_api").expect
     page = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}).new_page()
     page.set_default_timeout(20_000)
     faults: list[str] = []
@@ -57,19 +61,39 @@ def test_a_text_is_completed_branched_and_looked_into(scheme: str, width: int, s
     page.fill("#max_tokens", "12")
     page.click("#go")
     page.wait_for_selector("#lens td")
-    page.wait_for_function("document.getElementById('status').textContent === '12 tokens'")
+    page.locator("#status", has_text="12 tokens").wait_for()
     page.click("#text button >> nth=2")
     page.wait_for_selector("#next tbody button:disabled")
-    before = page.inner_text("#next tbody")
+    before = page.locator("#next tbody").text_content()
     page.fill("#temperature", "0.3")
-    page.wait_for_function("before => document.querySelector('#next tbody').innerText !== before", arg=before)
+    expect(page.locator("#next tbody")).not_to_have_text(before)
     page.click("#next tbody button:not(:disabled) >> nth=0")
     page.wait_for_selector("#branches button >> nth=1")
-    text = page.inner_text("#text")
+    text = page.locator("#text").text_content()
     page.focus("#parts button >> nth=0")
     page.keyboard.press("Enter")
-    page.wait_for_function("text => document.getElementById('text').innerText !== text", arg=text)
+    expect(page.locator("#text")).not_to_have_text(text)
     assert page.get_attribute("#parts button >> nth=0", "aria-pressed") == "true"
     page.wait_for_selector("#engine .blocks i")
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert not faults
+
+
+def test_the_copied_command_gives_the_text_of_the_page(server: Running, browser: Any, tiny_run: Path) -> None:
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    page.goto(server.url)
+    page.wait_for_selector("#parts button")
+    page.fill("#prompt", "The cat")
+    page.fill("#max_tokens", "8")
+    page.fill("#frequency_penalty", "0.5")
+    page.click("#go")
+    page.locator("#status", has_text="8 tokens").wait_for()
+    text = page.evaluate("[...document.querySelectorAll('#text > *')].map(one => one.textContent).join('')")
+    page.click("[data-copy=onward]")
+    page.locator("#status", has_text="copied").wait_for()
+    words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+    assert words[:2] == ["onward", "generate"]
+    result = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == text.replace("↵", "").strip()

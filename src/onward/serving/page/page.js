@@ -137,9 +137,9 @@ const COPIES = {
     return `import openai\nclient = openai.OpenAI(base_url="${location.origin}/v1", api_key="...")\nprint(client.completions.create(${words}).choices[0].text)\n`;
   },
   onward: () => {
-    const { model, prompt: text, max_tokens, ...rest } = settings();
+    const { model: _, prompt: text, max_tokens, ...rest } = settings();
     const words = Object.entries({ temperature: 1, ...rest }).map(([name, value]) => `--${name.replaceAll("_", "-")} ${value}`).join(" ");
-    return `onward generate ${model} ${quoted(text)} --max-new-tokens ${max_tokens} ${words}`;
+    return `onward generate ${quoted(at("model").selectedOptions[0].title)} ${quoted(text)} --max-new-tokens ${max_tokens} ${words}`;
   },
 };
 
@@ -160,7 +160,7 @@ for (const made of document.querySelectorAll("[data-copy]")) {
 async function open() {
   try {
     const { data } = await ask("/v1/models");
-    at("model").replaceChildren(...data.map(({ id }) => node("option", { textContent: id })));
+    at("model").replaceChildren(...data.map(({ id, root: folder }) => node("option", { textContent: id, title: folder })));
     if (location.hash) {
       for (const [name, value] of Object.entries(JSON.parse(decodeURIComponent(location.hash.slice(1))))) {
         const field = ["model", "prompt", "max_tokens", "seed", ...KNOBS.map(([known]) => known)].includes(name) && at(name);
