@@ -6,7 +6,7 @@ import { edits, loadParts, look } from "./inside.js";
 const at = (id) => document.getElementById(id);
 const KNOBS = [["temperature", 0, 2, 0.05, 1], ["top_k", 0, 100, 1, 0], ["top_p", 0.05, 1, 0.01, 1], ["min_p", 0, 1, 0.01, 0],
   ["repetition_penalty", 1, 2, 0.05, 1], ["frequency_penalty", 0, 2, 0.1, 0], ["presence_penalty", 0, 2, 0.1, 0]];
-let prompt = [], leaf = null, chosen = null, running = null, looking = null;
+let prompt = [], pieces = [], leaf = null, chosen = null, running = null, looking = null;
 // A node of the tree: { token, text, p, parent, children }; the root has no token.
 let root = { children: [] };
 
@@ -72,7 +72,8 @@ async function complete(from) {
 
 async function start() {
   try {
-    prompt = (await ask("/tokenize", { model: at("model").value, prompt: at("prompt").value })).tokens;
+    const body = { model: at("model").value, prompt: at("prompt").value, return_token_strs: true };
+    ({ tokens: prompt, token_strs: pieces } = await ask("/tokenize", body));
     root = { children: [] };
     chosen = null;
     await complete(root);
@@ -116,8 +117,7 @@ async function inside() {
   looking = new AbortController();
   const tokens = before().slice(-512);
   try {
-    const texts = (await ask("/tokenize", { model: at("model").value, prompt: at("prompt").value, return_token_strs: true })).token_strs;
-    const all = [...texts, ...path(chosen.parent).map((one) => one.text)].slice(-512);
+    const all = [...pieces, ...path(chosen.parent).map((one) => one.text)].slice(-512);
     await look({ model: at("model").value, tokens }, all, chosen.token, looking.signal);
   } catch (error) {
     if (error.name !== "AbortError") say(error.message);
