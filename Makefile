@@ -2,6 +2,7 @@
 # make quick        lint, types and the tests of what a change usually breaks
 # make test         lint, types and tests
 # make test-all     also the tests that take minutes, and the cases that `make test` leaves out
+# make page-pictures  the pictures of the server's page in docs/; needs Chromium, and runs/quickstart
 # TORCH_BACKEND=cpu|auto|cu128|... lets uv choose the build of torch; without it pip takes the package index's
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ QUICK := tests/test_fields.py tests/test_files.py tests/test_imports.py tests/te
   tests/training/test_run_config.py tests/data/test_tokens.py tests/checkpoint/test_folder.py \
   tests/text/test_tokenizer.py tests/evaluation tests/planning/test_parameters.py
 
-.PHONY: quickstart lint quick test test-all
+.PHONY: quickstart lint quick test test-all page-pictures
 quickstart: $(VENV)/.installed
 	$(BIN)/onward quickstart $(QUICKSTART)
 	@echo; echo "The command onward is in $(BIN); to use it by name: source $(BIN)/activate"
@@ -36,6 +37,9 @@ test: lint
 
 test-all: test
 	$(PYTEST) -m long
+
+page-pictures: $(VENV)/.tested
+	PYTHONPATH=tests $(BIN)/python tests/support/page_picture.py runs/quickstart docs/page
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Onward needs Python 3.11 or newer: make PYTHON=python3.12"; exit 2; }

@@ -54,6 +54,8 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
         chat = await service.compute(chat_of, tokenizer)
         tokens = await service.compute(chat.encode, messages, body.add_generation_prompt is not False)
     result: dict[str, Any] = {"count": len(tokens), "max_model_len": served.engine.length, "tokens": tokens}
+    if text is None:
+        result["stop"] = list(chat.stop)  # texts that end the answer
     if body.with_pieces:
         result["tokens"] = [{"id": token, "piece": tokenizer.piece(token)} for token in tokens]
     if body.return_token_strs:

@@ -75,7 +75,8 @@ def announce(address: str, served: Sequence[Served]) -> None:
     console.print(
         f"memory: {weights / GIB:.2f} GiB of weights, at most {cache / GIB:.2f} GiB of keys and values", markup=False
     )
-    console.print(f"the API: {address}/v1   its schema: {address}/openapi.json", markup=False, soft_wrap=True)
+    where = f"the page: {address}/   the API: {address}/v1   its fields: {address}/docs"
+    console.print(where, markup=False, soft_wrap=True)
     name = quote(served[0].name)
     body = f'{{"model": "{name}", "prompt": "Once upon"}}'
     console.print(

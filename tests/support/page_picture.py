@@ -1,0 +1,67 @@
+"""Pictures of the server's page, light and dark: python tests/support/page_picture.py runs/quickstart docs/page
+
+Writes OUT-light.png and OUT-dark.png. Other requests run meanwhile, so that the picture of the engine shows
+rows that decode and blocks that they share.
+"""
+
+import shutil
+import sys
+import threading
+
+import httpx
+from playwright.sync_api import sync_playwright
+
+from support.server import Running, serving
+
+PROMPT = "Return a list of"
+OTHERS = "The following example shows how a list of the names in a module is made, and what it means "
+
+
+def keep_busy(server: Running, stop: threading.Event, seed: int) -> None:
+    """Ask for answers to one prompt until the event is set."""
+    body: dict[str, object] = {
+        "prompt": "The following example shows how a list of the names in a module is made, and what it means "
+    }
+    body |= {"n": 3, "seed": seed, "max_tokens": 64, "min_tokens": 64}
+    with httpx.Client(timeout=60) as client:
+        while not stop.is_set():
+            client.post(f"{server.url}/v1/completions", json=body).raise_for_status()
+
+
+def main(model: str, out: str) -> None:
+    """Take the pictures."""
+    stop = threading.Event()
+    with serving(model) as server, sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        clients = [threading.Thread(target=keep_busy, args=(server, stop, seed)) for seed in range(4)]
+        for client in clients:
+            client.start()
+        for scheme in "light", "dark":
+            page = browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 1180}).new_page()
+            page.goto(server.url)
+            page.wait_for_selector("#parts button")
+            page.fill("#prompt", PROMPT)
+            page.fill("#temperature", "0.7")
+            page.click("#go")
+            page.wait_for_selector("#lens td")
+            page.locator("#status", has_text="40 tokens").wait_for()
+            for token in 4, 9:
+                page.click(f"#text button >> nth={token}")
+                page.wait_for_timeout(1000)  # its distribution
+                page.locator("#next tbody button:not(:disabled)").first.click()
+                page.locator("#status", has_text="tokens").wait_for()
+            page.fill("#top_p", "0.95")
+            page.click("#text button >> nth=7")
+            page.locator("#next tr.cut").first.wait_for()
+            page.fill("#layer", "1")
+            page.wait_for_selector("#engine td")
+            page.wait_for_timeout(1000)  # the rate of the engine is over half a second
+            page.wait_for_selector("#engine .shared")
+            page.screenshot(path=f"{out}-{scheme}.png")
+        stop.set()
+        for client in clients:
+            client.join()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
