@@ -90,6 +90,6 @@ def started(*words: str) -> tuple[subprocess.Popen[str], str]:
     said = []
     for line in process.stderr or ():
         said.append(line)
-        if line.startswith("the API: "):
-            return process, line.split()[2].removesuffix("/v1")
+        if line.startswith("the page: "):
+            return process, line.split()[2].removesuffix("/")
     raise AssertionError("".join(said))

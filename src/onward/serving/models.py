@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from onward.checkpoint.load import open_source
 from onward.config.decoder import DecoderConfig
 from onward.errors import UserError
 from onward.generation.cache.blocks import BlockManager
@@ -16,6 +18,7 @@ from onward.generation.cache.growing import CHUNK
 from onward.generation.engine.engine import Engine
 from onward.language_model import LanguageModel
 from onward.limits import memory_size
+from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
 from onward.planning.memory import cache_bytes, weight_bytes
 from onward.planning.tables import byte_count
@@ -49,14 +52,16 @@ def load_served(
 ) -> list[Served]:
     """Load models, and the adapters in the folders `adapters` on the first of them. `load` loads a model with adapters.
     Raises a UserError for names that occur twice and for what does not fit in memory."""
+    loaded = [load(model, adapters if number == 0 else ()) for number, model in enumerate(models)]
+    drafts = [load(options.draft, ()) if options.draft else None for _ in models]
+    weights = sum(bytes_of(lm.model) for lm in (*loaded, *drafts) if lm)
+    free = memory_size() - weights if memory_size() else 4 * GIB
     served: list[Served] = []
-    for number, model in enumerate(models):
-        lm = load(model, adapters if number == 0 else ())
+    for model, lm, draft in zip(models, loaded, drafts):
         lm.text()
         if head_labels(lm.model):
             raise UserError(f"{model} classifies texts and generates none: serve a model that generates")
-        draft = load(options.draft, ()) if options.draft else None
-        engine = engine_for(lm, options, draft)
+        engine = engine_for(lm, options, draft, max(int(SHARE * free / len(models)), 0))
         name = Path(model).resolve().name if Path(model).exists() else model
         own = adapter_names(lm.model)
         alone = name in own  # the model was given as an adapter's folder
@@ -68,13 +73,34 @@ def load_served(
     return served
 
 
-def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel | None = None) -> Engine:
-    """Make an engine with a paged cache, whose blocks requests with a common prefix share."""
+def check_weights(folders: Sequence[Path], dtype: torch.dtype | None, quantize: str | None) -> None:
+    """Raise a UserError if the weights of these models need more memory than there is; only headers are read. Folders
+    of adapters are skipped."""
+    total, size = 0, memory_size()
+    for folder in folders:
+        if folder.is_dir() and not (folder / "config.json").exists():
+            continue
+        source = open_source(folder)
+        stored = torch.float32 if Counter(source.tensor_types()).most_common(1)[0][0] == "F32" else torch.bfloat16
+        total += weight_bytes(source.family()[1], dtype or stored, quantize)
+    if size and total > size:
+        names = ", ".join(folder.name for folder in folders)
+        raise UserError(
+            f"the weights of {names} need {total / GIB:.3g} GiB, and this machine has {size / GIB:.3g} GiB of memory: "
+            "serve a smaller model, or set --quantize int4"
+        )
+
+
+def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel | None, room: int) -> Engine:
+    """Make an engine with a paged cache, whose blocks requests with a common prefix share. `room` are the bytes that
+    the cache may take if the options give no size."""
     length = options.context or lm.config.context_length
     if length > lm.config.context_length:
         raise UserError(f"context is {length:,}, and the model's is {lm.config.context_length:,} tokens: lower it")
     chunk = min(CHUNK, length)
-    blocks = num_blocks(lm.config, options, length, chunk, lm.model.dtype)
+    if options.cache_memory:
+        room = int(byte_count(options.cache_memory, "cache_memory"))
+    blocks = num_blocks(lm.config, options.rows, length, chunk, lm.model.dtype, room)
     cache = PagedKVCache(
         lm.config,
         options.rows,
@@ -95,17 +121,12 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
     )
 
 
-def num_blocks(config: DecoderConfig, options: EngineOptions, length: int, chunk: int, dtype: torch.dtype) -> int:
-    """Return the number of blocks of the cache: those that fit in the given memory, at most what all rows can use.
-    Raises a UserError if one text of `length` tokens does not fit."""
+def num_blocks(config: DecoderConfig, rows: int, length: int, chunk: int, dtype: torch.dtype, room: int) -> int:
+    """Return the number of blocks of the cache: those that fit in `room` bytes, at most what all rows can use. Raises a
+    UserError if one text of `length` tokens does not fit."""
     block = cache_bytes(config, 1, BLOCK, dtype)
     one_row = -(-(length + chunk) // BLOCK)
-    if options.cache_memory:
-        room = int(byte_count(options.cache_memory, "cache_memory"))
-    else:
-        free = memory_size() - weight_bytes(config, dtype) if memory_size() else 4 * GIB
-        room = max(int(SHARE * free), 0)
-    blocks = min(room // block, options.rows * one_row)
+    blocks = min(room // block, rows * one_row)
     if blocks < one_row:
         least = one_row * block
         raise UserError(
@@ -123,7 +144,10 @@ def engines_of(served: Sequence[Served]) -> list[Engine]:
 def memory_of(served: Sequence[Served]) -> tuple[int, int]:
     """Return the bytes of the models' weights, and of the engines' caches."""
     engines = engines_of(served)
-    weights = [tensor for engine in engines for tensor in engine.model.state_dict(keep_vars=True).values()]
     caches = [entry for engine in engines for layer in engine.runner.cache.layers for entry in layer.entries.values()]
-    different = {id(tensor): tensor.nbytes for tensor in weights}  # tied weights count once
-    return sum(different.values()), sum(entry.nbytes for entry in caches)
+    return sum(bytes_of(engine.model) for engine in engines), sum(entry.nbytes for entry in caches)
+
+
+def bytes_of(model: Decoder) -> int:
+    """Return the bytes of a model's weights; tied weights count once."""
+    return sum({id(one): one.nbytes for one in model.state_dict(keep_vars=True).values()}.values())

@@ -44,12 +44,15 @@ def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward serve", about=ABOUT)
     if not options.models:
         raise UserError("there is no model: name a folder, such as onward serve runs/quickstart")
+    import torch
+
     from onward.hub import locate
-    from onward.serving.models import engines_of, load_served
+    from onward.serving.models import check_weights, engines_of, load_served
     from onward.serving.server import serve
 
-    for model in (*options.models, *filter(None, [options.draft])):
-        locate(model, options.revision)  # downloads it, or raises the error of a model that is not there
+    names = *options.models, *filter(None, [options.draft])
+    folders = [locate(name, options.revision) for name in names]  # downloads them, or says that they are not there
+    check_weights(folders, getattr(torch, options.dtype) if options.dtype else None, options.quantize or None)
     if not options.is_local and not options.keys():
         console.print("everybody who reaches this machine can use the server: set a key with --api-key", markup=False)
 

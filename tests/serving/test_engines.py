@@ -1,0 +1,162 @@
+"""Options of the engines change no answer: models, adapters, drafts, prompts kept on disk, pieces of prompts."""
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import onward
+from onward.config.lora import LoRA
+from onward.errors import UserError
+from onward.generation.logprobs import prompt_logprobs
+from onward.language_model import LanguageModel
+from onward.serving.models import check_weights
+
+from support.adapters import stirred
+from support.server import serving, started
+
+LONG = "The cat sat on the mat and the dog sat on the cat, then "
+FORMS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0, "logprobs": 3},
+    "sampled": {"seed": 3, "temperature": 0.9, "logprobs": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def wide(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the tiny run's model with a longer context."""
+    lm = onward.load(tiny_run)
+    model = onward.Decoder(replace(lm.config, context_length=128)).eval()
+    model.load_state_dict(lm.model.state_dict())
+    folder = tmp_path_factory.mktemp("models") / "wide"
+    onward.save(LanguageModel(model, lm.tokenizer), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapters(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The folders of two adapters of it that change its answers."""
+    folder = tmp_path_factory.mktemp("adapters")
+    lm = onward.load(wide)
+    stirred(lm.model, "polite", "terse", lora=LoRA(rank=2))
+    for name in "polite", "terse":
+        onward.save_adapter(lm, folder / name, wide, name=name)
+    return [str(folder / name) for name in ("polite", "terse")]
+
+
+def answers(url: str, models: list[str]) -> list[dict[str, Any]]:
+    """The choices of a request in each form to each model, all at the same time."""
+    bodies = [
+        {"model": model, "prompt": LONG, "max_tokens": 12, "return_token_ids": True, **form}
+        for model in models
+        for form in FORMS.values()
+    ]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        replies = pool.map(lambda body: httpx.post(f"{url}/v1/completions", json=body, timeout=60).json(), bodies)
+        return [reply["choices"][0] for reply in replies]
+
+
+@pytest.fixture(scope="module")
+def expected(wide: Path) -> list[dict[str, Any]]:
+    """The answers of a server with one model and the default options."""
+    with serving(wide) as server:
+        return answers(server.url, ["wide"])
+
+
+def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    """Assert that texts and tokens are equal, and log-probabilities to 1e-4."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected):
+        assert (one["text"], one["token_ids"]) == (other["text"], other["token_ids"])
+        assert one["logprobs"]["token_logprobs"] == pytest.approx(other["logprobs"]["token_logprobs"], abs=1e-4)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "pieces of one token": {"prefill_budget": 1},
+    "pieces of seven tokens": {"prefill_budget": 7},
+    "whole prompts": {"prefill_budget": 1024},
+    "one row": {"rows": 1},
+    "a small cache": {"rows": 2, "cache_memory": "100KB"},
+    "looked-up drafts": {"lookup": 3},
+    "a draft": {"draft": True},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_of_the_engine_change_no_answer(name: str, wide: Path, expected: list[dict[str, Any]]) -> None:
+    options = OPTIONS[name] | ({"draft": str(wide)} if "draft" in OPTIONS[name] else {})
+    sampled = "draft" not in name  # drafts draw other random numbers; their distribution is tested with the engine
+    with serving(wide, **options) as server:
+        found = answers(server.url, ["wide"])
+    assert_same(found if sampled else found[:1], expected if sampled else expected[:1])
+
+
+def test_logprobs_with_a_draft_are_those_of_score(wide: Path) -> None:
+    lm = onward.load(wide)
+    with serving(wide, draft=str(wide)) as server:
+        choice = answers(server.url, ["wide"])[1]
+    scored = prompt_logprobs(lm.model, lm.text().encode(LONG, special=True) + choice["token_ids"], 0)
+    new = [one.logprob for one in scored[-len(choice["token_ids"]) :]]
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(new, abs=1e-4)
+
+
+def test_models_and_adapters_answer_side_by_side_as_they_do_alone(
+    tiny_run: Path, wide: Path, adapters: list[str], expected: list[dict[str, Any]]
+) -> None:
+    with serving([wide, tiny_run], adapters) as server:
+        listed = [one["id"] for one in httpx.get(f"{server.url}/v1/models").json()["data"]]
+        found = answers(server.url, ["wide", "polite", "terse"])
+    assert listed == ["wide", "polite", "terse", tiny_run.name]
+    alone = list(expected)
+    for adapter in adapters:
+        with serving(adapter) as server:
+            alone += answers(server.url, [Path(adapter).name])
+    assert_same(found, alone)
+    assert len({tuple(one["token_ids"]) for one in found}) > 2
+
+
+def test_an_adapter_of_another_base_is_refused(tiny_run: Path, tmp_path: Path, adapters: list[str]) -> None:
+    config = onward.load(tiny_run).config
+    other = LanguageModel(onward.Decoder(replace(config, d_model=64)), onward.load(tiny_run).tokenizer)
+    onward.save(other, tmp_path / "other")
+    with pytest.raises(UserError, match="polite"), serving(tmp_path / "other", adapters):
+        pass
+
+
+@pytest.fixture
+def killed(wide: Path, tmp_path: Path) -> Path:
+    """The prompt cache of a server that was killed while it answered."""
+    folder = tmp_path / "prompts"
+    process, url = started(str(wide), "--prompt-cache", str(folder))
+    with ThreadPoolExecutor(9) as pool:
+        body = {"prompt": LONG, "max_tokens": 4, "temperature": 0}
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+        for number in range(8):
+            pool.submit(httpx.post, f"{url}/v1/completions", json=body | {"prompt": f"{number} {LONG}"}, timeout=5)
+        while sum(name.endswith(".safetensors") for name in os.listdir(folder)) < 3:
+            assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    return folder
+
+
+def test_prompts_on_disk_outlive_a_killed_server(wide: Path, killed: Path, expected: list[dict[str, Any]]) -> None:
+    with serving(wide, prompt_cache=str(killed)) as server:
+        body = {"prompt": LONG, "max_tokens": 4, "temperature": 0}
+        usage = server.post("/v1/completions", **body).json()["usage"]
+        found = answers(server.url, ["wide"])
+    assert usage["prompt_tokens_details"]["cached_tokens"] > 0
+    assert_same(found, expected)
+
+
+def test_weights_beyond_the_memory_are_refused_before_they_are_read(
+    wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onward.serving.models.memory_size", lambda: 1000)
+    with pytest.raises(UserError, match=r"the weights of wide need .* GiB, and this machine has"):
+        check_weights([wide], None, None)
