@@ -1,7 +1,6 @@
 """Options of the engines change no answer: models, adapters, drafts, prompts kept on disk, pieces of prompts."""
 
 import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -133,14 +132,17 @@ def killed(wide: Path, tmp_path: Path) -> Path:
     """The prompt cache of a server that was killed while it answered."""
     folder = tmp_path / "prompts"
     process, url = started(str(wide), "--prompt-cache", str(folder))
-    with ThreadPoolExecutor(9) as pool:
-        body = {"prompt": LONG, "max_tokens": 4, "temperature": 0}
-        assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
-        for number in range(8):
-            pool.submit(httpx.post, f"{url}/v1/completions", json=body | {"prompt": f"{number} {LONG}"}, timeout=5)
-        while sum(name.endswith(".safetensors") for name in os.listdir(folder)) < 3:
-            assert process.poll() is None
-        process.send_signal(signal.SIGKILL)
+    body = {"prompt": LONG, "max_tokens": 4, "temperature": 0}
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+            for number in range(8):
+                pool.submit(httpx.post, f"{url}/v1/completions", json=body | {"prompt": f"{number} {LONG}"}, timeout=5)
+            while sum(name.endswith(".safetensors") for name in os.listdir(folder)) < 3:
+                assert process.poll() is None
+            process.kill()
+    finally:
+        process.kill()
         process.wait()
     return folder
 
