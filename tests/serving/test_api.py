@@ -1,5 +1,6 @@
 """The API of the server, as clients see it: equal to what `generate` and `complete` return."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,35 @@ def test_a_request_that_cannot_be_met_is_refused_by_name(name: str, server: Runn
     assert message in error["message"]
     assert error["message"].count("\n") == 0
     assert set(error) == {"message", "type", "param", "code"}
+
+
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # as programs send them: path, and body
+    "vllm bench, completions": (
+        "/v1/completions",
+        {"prompt": "The cat", "repetition_penalty": 1.0, "max_tokens": 6, "logprobs": None, "ignore_eos": True},
+    ),
+    "vllm bench, chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "max_completion_tokens": 3},
+    ),
+    "Open WebUI": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "user": "x", "logit_bias": {"5": -100}},
+    ),
+    "LangChain": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 3, "temperature": 0.5, "seed": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_requests_of_known_programs_are_answered(name: str, server: Running) -> None:
+    path, body = SHAPES[name]
+    sent = body | {"model": server.served[0].name, "stream": True, "stream_options": {"include_usage": True}}
+    lines = [line for line in server.post(path, **sent).text.split("\n\n") if line]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert lines[-1] == "data: [DONE]"
+    assert events[-1]["choices"] == []
+    limit = body.get("max_tokens") or body["max_completion_tokens"]
+    assert 0 < events[-1]["usage"]["completion_tokens"] <= limit
