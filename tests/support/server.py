@@ -63,12 +63,12 @@ def serving(
     own = {name: options.pop(name) for name in ("keys", "hosts", "origins") if name in options}
     models = [str(one) for one in ([model] if isinstance(model, str | Path) else model)]
     load = lambda name, folders: onward.load(name, adapter_folder=[*folders])
-    served = load_served(models, adapters, EngineOptions(**options), load)
     service = Service(limits or Limits())
+    served = service.load(lambda: load_served(models, adapters, EngineOptions(**options), load)).result()
     bound, app = listen("127.0.0.1", 0), make_app(service, **own)
     config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
-    service.start(served)
+    service.open(served)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     while not server.started:

@@ -78,12 +78,12 @@ def serve(
 
     async def begin() -> None:
         try:
-            served = await asyncio.get_running_loop().run_in_executor(None, load)
+            served = await asyncio.wrap_future(service.load(load))
         except BaseException as error:
             failures.append(error)
             server.should_exit = True
             return
-        service.start(served)
+        service.open(served)
         ready(address, served)
 
     @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, Literal, TypeVar
 
@@ -42,17 +42,31 @@ class Service:
         self.limits = limits
         self.state: Literal["loading", "ready", "draining"] = "loading"
         self.served: dict[str, Served] = {}
-        self.worker = Worker([])
+        self.worker = Worker(lambda engine, new: self.observe_step(engine, new))
         self.pending = 0
         self.jobs: set[Job] = set()
         self.threads = ThreadPoolExecutor(2, "onward-prompts")  # tokenize prompts and compile constraints
         self.observe_job: Callable[[Job], None] = lambda job: None
         self.observe_step: Step = lambda engine, new: None
 
-    def start(self, served: Sequence[Served]) -> None:
-        """Begin to answer requests with loaded models."""
-        self.served, self.worker = {one.name: one for one in served}, Worker(engines_of(served), self.observe_step)
+    def load(self, load: Callable[[], Sequence[Served]]) -> Future[Sequence[Served]]:
+        """Start the engine's thread, and load models in it.
+
+        OpenMP keeps a team of threads for each thread that has computed, and lets all of them sleep between two kernels
+        once they are more than the cores: a decoding step then takes up to 1.5 times as long. So one thread computes.
+        """
+
+        def run() -> Sequence[Served]:
+            served = load()
+            self.worker.engines = engines_of(served)
+            return served
+
         self.worker.start()
+        return self.worker.call(run)
+
+    def open(self, served: Sequence[Served]) -> None:
+        """Begin to answer requests with loaded models."""
+        self.served = {one.name: one for one in served}
         if self.state == "loading":
             self.state = "ready"
 

@@ -25,9 +25,10 @@ LOG = logging.getLogger("onward.serving")
 class Worker(threading.Thread):
     """Runs the engines until `stop`. `observe` is called after each step with the engine and its new tokens."""
 
-    def __init__(self, engines: Sequence[Engine], observe: Step = lambda engine, new: None) -> None:
+    def __init__(self, observe: Step) -> None:
         super().__init__(name="onward-engine", daemon=True)
-        self.engines, self.observe = list(engines), observe
+        self.engines: Sequence[Engine] = ()
+        self.observe = observe
         self.inbox: deque[Callable[[], None]] = deque()
         self.wake, self.stopping = threading.Event(), False
         self.jobs: dict[Request, Job] = {}  # of the engine's thread alone

@@ -1,0 +1,209 @@
+"""The server against its own engine, and against other servers of the same model, in turns.
+
+    python -m benchmarks.serving                                      what HTTP costs
+    python -m benchmarks.serving --against vllm=http://127.0.0.1:8100 another server that runs already
+    python -m benchmarks.serving --tiny                               a tiny model: shows that everything runs
+
+The model has the shape of a Llama, 124,668,672 parameters, random weights and a tokenizer of 4,096 entries; `--keep
+FOLDER` keeps it, so that another server can be started on it. Each client streams one answer to 128 random token ids,
+and begins the next when it has ended. The client's own share of a processor is in the table.
+
+sections:
+  load   tokens/s of the engine alone and of each server, time to the first token and between tokens
+  stall  the time between tokens of two answers while a prompt of almost the whole context is read
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median, quantiles
+from tempfile import TemporaryDirectory
+
+
+@dataclass
+class Load:
+    """What the clients of one round saw."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    first: list[float] = field(default_factory=list)  # seconds to the first token of each answer
+    between: list[float] = field(default_factory=list)  # seconds between events
+    client: float = 0.0  # share of one processor that the clients took
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+async def answer(client, url: str, prompt: Sequence[int], new: int, load: Load, model: str) -> None:  # type: ignore[no-untyped-def]
+    """Stream one answer of `new` tokens and note its times."""
+    start, last = time.perf_counter(), 0.0
+    body = {"model": model, "prompt": prompt, "max_tokens": new, "temperature": 0, "stream": True, "ignore_eos": True}
+    body["stream_options"] = {"include_usage": True}
+    async with client.stream("POST", f"{url}/v1/completions", json=body) as reply:
+        assert reply.status_code == 200, await reply.aread()
+        async for line in reply.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            if event.get("usage"):
+                load.tokens += event["usage"]["completion_tokens"]
+            if event["choices"]:
+                now = time.perf_counter()
+                (load.between if last else load.first).append(now - (last or start))
+                last = now
+
+
+async def measure(url: str, prompts: Sequence[Sequence[int]], new: int, at_a_time: int, model: str) -> Load:
+    """Answer all prompts, this many at a time."""
+    import httpx
+
+    load, waiting = Load(), list(prompts)
+    limits = httpx.Limits(max_connections=at_a_time)
+    async with httpx.AsyncClient(timeout=600, limits=limits) as client:
+
+        async def one() -> None:
+            while waiting:
+                await answer(client, url, waiting.pop(), new, load, model)
+
+        start, used = time.perf_counter(), time.process_time()
+        await asyncio.gather(*(one() for _ in range(at_a_time)))
+        load.seconds = time.perf_counter() - start
+        load.client = (time.process_time() - used) / load.seconds
+    return load
+
+
+async def stall(url: str, prompt: Sequence[int], whole: Sequence[int], model: str) -> tuple[float, float]:
+    """Return the median seconds between tokens of two answers, before and while the prompt `whole` is read."""
+    import httpx
+
+    before, during = Load(), Load()
+    async with httpx.AsyncClient(timeout=600) as client:
+        one = lambda new, load: answer(client, url, prompt, new, load, model)
+        await asyncio.gather(one(128, before), one(128, before))
+        others = [asyncio.ensure_future(one(1500, during)) for _ in range(2)]
+        while len(during.between) < 60:
+            await asyncio.sleep(0.01)
+        skipped = len(during.between)
+        await answer(client, url, whole, 1, Load(), model)
+        for other in others:
+            other.cancel()
+        return median(before.between), median(during.between[skipped:])
+
+
+def ready(process: subprocess.Popen[str]) -> str:
+    """Return the address of a server that was started, once it answers."""
+    for line in process.stderr or ():
+        if line.startswith("the page: "):
+            return line.split()[2].rstrip("/")
+    raise SystemExit("onward serve did not start")
+
+
+def percentiles(seconds: Sequence[float]) -> str:
+    """Median and 99th percentile, in milliseconds."""
+    return f"{1000 * median(seconds):.1f} / {1000 * quantiles(seconds, n=100)[-1]:.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", action="append", default=[], metavar="NAME=URL", help="a server that runs already")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--quantize", choices=["int8", "int4"])
+    parser.add_argument("--rounds", type=int, default=3, help="of which the median counts, after one to warm up")
+    parser.add_argument("--threads", type=int, default=2, help="of each server")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the model here")
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
+
+    import torch
+
+    import onward
+    from benchmarks.decode.models import SIZES, prompt, random_model
+    from benchmarks.decode.tables import Table, in_turns
+    from onward.data.corpora import embedded
+    from onward.planning.speed import GREEDY, serve
+    from onward.serving.config import EngineOptions
+    from onward.serving.models import engine_for
+
+    torch.set_num_threads(options.threads)
+    sizes = SIZES["tiny" if options.tiny else "full"]
+    vocabulary = 4096 if not options.tiny else 300
+    config = replace(sizes.config, vocab_size=max(sizes.config.vocab_size, vocabulary), context_length=2048)
+    rows = max(options.concurrency)
+    with ExitStack() as stack:
+        folder = options.keep or Path(stack.enter_context(TemporaryDirectory())) / "model"
+        if not folder.exists():
+            tokenizer = onward.train_tokenizer(f"bpe:{vocabulary}", embedded().documents[:200])
+            model = random_model(config).to(getattr(torch, options.dtype))
+            onward.save(onward.LanguageModel(model, tokenizer), folder)
+        quantize = ["--quantize", options.quantize] if options.quantize else []
+        words = ["serve", str(folder), "--port", "0", "--rows", str(rows), *quantize]
+        command = [sys.executable, "-m", "onward", *words]
+        process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        stack.callback(process.terminate)
+        urls = {"onward serve": ready(process)} | dict(one.split("=", 1) for one in options.against)
+
+        lm = onward.load(folder, quantize=options.quantize)
+        engine = engine_for(lm, EngineOptions(rows=rows), None, 4 << 30)
+        table = Table(
+            f"{config.n_layers} layers of width {config.d_model}, {options.quantize or options.dtype}: prompts of "
+            f"{sizes.prompt} tokens, {sizes.new} new ones",
+            ["server", "at a time", "tokens/s", "of the engine", "first token, ms", "between tokens, ms", "client"],
+        )
+        seed = 0
+        for at_a_time in options.concurrency:
+            count = 2 * at_a_time
+
+            def prompts(count: int = count) -> list[list[int]]:
+                nonlocal seed
+                seed += count
+                return [prompt(replace(config, vocab_size=vocabulary), sizes.prompt, seed + i) for i in range(count)]
+
+            def alone(at_a_time: int = at_a_time) -> Load:
+                requests = [onward.Request(one, GREEDY, sizes.new) for one in prompts()]
+                start = time.perf_counter()
+                for i in range(0, len(requests), at_a_time):
+                    serve(engine, requests[i : i + at_a_time])
+                return Load(time.perf_counter() - start, sum(len(request.tokens) for request in requests))
+
+            cases = {"engine": alone} | {
+                name: lambda url=url, at_a_time=at_a_time: asyncio.run(  # type: ignore[misc]
+                    measure(url, prompts(), sizes.new, at_a_time, folder.name)
+                )
+                for name, url in urls.items()
+            }
+            found = in_turns(cases, options.rounds)
+            own = median(load.speed for load in found["engine"])
+            for name, loads in found.items():
+                speed = median(load.speed for load in loads)
+                times = [
+                    percentiles([one for load in loads for one in getattr(load, kind)]) if loads[0].first else ""
+                    for kind in ("first", "between")
+                ]
+                share = f"{median(load.client for load in loads):.0%}" if loads[0].first else ""
+                table.rows.append([name, at_a_time, speed, speed / own, *times, share])
+        print(table.as_text())
+        second = Table(
+            "A prompt of 1,900 tokens beside two answers: median time between their tokens",
+            ["server", "before, ms", "meanwhile, ms", "factor"],
+        )
+        for name, url in urls.items():
+            whole = prompt(replace(config, vocab_size=vocabulary), 1900, 7 + seed)
+            pair = [asyncio.run(stall(url, prompts(1)[0], whole[i:], folder.name)) for i in range(options.rounds)]
+            before, during = (1000 * median(times) for times in zip(*pair))
+            second.rows.append([name, before, during, during / before])
+        print(second.as_text())
+
+
+if __name__ == "__main__":
+    main()
