@@ -131,7 +131,7 @@ def main() -> None:
     from benchmarks.decode.models import SIZES, prompt, random_model
     from benchmarks.decode.tables import Table, in_turns
     from onward.data.corpora import embedded
-    from onward.planning.speed import GREEDY, serve
+    from onward.planning.speed import GREEDY
     from onward.serving.config import EngineOptions
     from onward.serving.models import engine_for
 
@@ -171,9 +171,12 @@ def main() -> None:
 
             def alone(at_a_time: int = at_a_time) -> Load:
                 requests = [onward.Request(one, GREEDY, sizes.new) for one in prompts()]
-                start = time.perf_counter()
-                for i in range(0, len(requests), at_a_time):
-                    serve(engine, requests[i : i + at_a_time])
+                start, waiting = time.perf_counter(), requests[at_a_time:]
+                for request in requests[:at_a_time]:
+                    engine.add(request)
+                for request, _ in engine.run():
+                    if request.done and waiting:
+                        engine.add(waiting.pop())
                 return Load(time.perf_counter() - start, sum(len(request.tokens) for request in requests))
 
             cases = {"engine": alone} | {

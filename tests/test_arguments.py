@@ -114,6 +114,7 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "LanguageModel.contrastive_search": (lm.contrastive_search, prompt),
         "LanguageModel.score": (lm.score, {"text": "the cat"}),
         "LanguageModel.evaluate": (lm.evaluate, {"text": "the cat"}),
+        "LanguageModel.evaluate_tasks": (lm.evaluate_tasks, {"tasks": "brackets", "limit": 2}),
         "LanguageModel.classify": (lm.classify, {"texts": ["the cat"]}),
         "LanguageModel.rewards": (lm.rewards, {"prompt": "the", "answers": ["cat"]}),
         "LanguageModel.engine": (lm.engine, {}),

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast, overload
 
 from onward.arguments import checked, named
-from onward.config.part_types import SizeOrZero
+from onward.config.part_types import Size, SizeOrZero
+from onward.data.progress import Progress, silent
 from onward.errors import UserError
+from onward.evaluation.benchmark import TaskResult, run_task
+from onward.evaluation.tasks import Task, tasks_of
 from onward.generation.answer import Answer
 from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.prefix_files import PrefixFiles
@@ -33,6 +36,7 @@ from onward.generation.search.contrastive import contrastive_search
 from onward.text.chat import Message, chat_of
 from onward.text_model import TextModel
 
+ANSWER_TOKENS = 64  # of an answer that a task compares
 DEFAULT = GenerationOptions()
 UNCHANGED = GenerationOptions(temperature=1.0)  # the model's own probabilities
 
@@ -63,6 +67,35 @@ class LanguageModel(TextModel):
     The methods that generate take the fields of GenerationOptions as keyword arguments, or a GenerationOptions as
     `options`; keyword arguments replace its fields. Wrong types, values out of range and unknown names are a UserError.
     """
+
+    @checked
+    def evaluate_tasks(
+        self,
+        tasks: str | Sequence[Task],
+        *,
+        examples: SizeOrZero = 0,
+        limit: Size = 200,
+        progress: Progress = silent,
+    ) -> list[TaskResult]:
+        """Return the scores of tasks, such as `"cloze:book.txt, arithmetic(digits=2)"`; see `evaluation.tasks`.
+
+        Up to `limit` questions of each task are asked, after the same `examples` solved ones. Of questions with choices
+        the likeliest one counts; other answers are written greedily, up to the end of a line or 64 tokens. `progress`
+        is called with the task, the number of choices or questions that are done, and of all. Raises a UserError for an
+        unknown task, and for a file that cannot be read.
+        """
+        room = max(1, self.config.context_length - ANSWER_TOKENS)
+
+        def write(prompts: Sequence[str]) -> list[str]:
+            tokens = [self.text().encode(prompt)[-room:] for prompt in prompts]
+            most = min(ANSWER_TOKENS, self.config.context_length - 1)
+            return [one.text for (one,) in self.complete(tokens, most, temperature=0.0, stop=("\n",))]
+
+        chosen = tasks_of(tasks) if isinstance(tasks, str) else tasks
+        return [
+            run_task(task, self.model, self.text(), write, examples=examples, limit=limit, progress=progress)
+            for task in chosen
+        ]
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too

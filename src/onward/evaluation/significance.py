@@ -1,9 +1,10 @@
 """Tests whether two sets of measurements differ by more than noise."""
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import NormalDist, fmean, stdev
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,42 @@ def t_share(angle: float, freedom: int) -> float:
         term *= cosine**2 * (k - 1) / k
         total += term
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def bootstrap(one: Sequence[float], other: Sequence[float], level: float = 0.95, rounds: int = 2000) -> Difference:
+    """Compute the mean of `one` minus `other`, pair by pair, with the percentile interval of the bootstrap (Efron and
+    Tibshirani 1993, 13.3): the means of `rounds` samples of the pairs, drawn with replacement from a fixed seed."""
+    differences = [a - b for a, b in zip(one, other, strict=True)]
+    rng, count = random.Random(0), len(differences)
+    means = sorted(fmean(rng.choices(differences, k=count)) for _ in range(rounds))
+    outside = round((1 - level) / 2 * (rounds - 1))
+    return Difference(fmean(differences), means[outside], means[-1 - outside])
+
+
+def mcnemar(one: Sequence[bool], other: Sequence[bool]) -> float:
+    """Compute the two-sided p-value of McNemar's exact test: of the questions that one model alone answers right, each
+    model would have half (McNemar 1947)."""
+    first = sum(a and not b for a, b in zip(one, other, strict=True))
+    count = first + sum(b and not a for a, b in zip(one, other))
+    tail = sum(math.comb(count, k) for k in range(min(first, count - first) + 1))
+    return min(1.0, 2 * tail / 2**count)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct the p-values of several tests, so that the chance of any false alarm is at most the level (Holm 1979)."""
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    result, highest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        result[index] = highest
+    return result
+
+
+def smallest_difference(one: Sequence[float], other: Sequence[float], level: float = 0.95, power: float = 0.8) -> float:
+    """Compute the difference of means that as many pairs, which vary as these do, show with probability `power`:
+    (z(level) + z(power)) s / sqrt(n). NaN for fewer than two pairs."""
+    differences = [a - b for a, b in zip(one, other, strict=True)]
+    if len(differences) < 2:
+        return math.nan
+    z = NormalDist().inv_cdf
+    return (z((1 + level) / 2) + z(power)) * stdev(differences) / math.sqrt(len(differences))

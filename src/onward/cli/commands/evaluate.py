@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import print_json, print_next, print_table, warn_of_unknown
+from onward.config.part_types import Size, SizeOrZero
 from onward.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,6 +28,20 @@ examples:
   onward evaluate runs/kinds kinds.jsonl         a classifier, on rows of --method classify
   onward evaluate runs/judge pairs.jsonl         a reward model, on rows of --method reward
   onward evaluate runs/mybook other.txt --quantize int4     what quantized weights cost: two lines, plain and int4
+  onward evaluate runs/mybook --tasks cloze:other.txt,mapping,copying     questions, with standard errors
+  onward evaluate runs/mybook --tasks "arithmetic(digits=2), choices:questions.jsonl" --examples 5
+  onward evaluate runs/mybook runs/other --tasks cloze:other.txt          which is better, and by more than noise?
+
+tasks:
+"""
+TASKS = """\
+  cloze:FILE           which of four continuations of a passage of the text is the real one
+  words:FILE           the plurals of words of the text, after three examples
+  copying, brackets    a sequence that repeats; the bracket that closes the innermost open one
+  arithmetic           sums and differences; arithmetic(digits=2)
+  mapping              pairs that only the prompt defines, with 0, 1, 2, 4 and 8 of them as examples
+  choices:FILE         your own questions: question, choices and answer, as .jsonl, .json or .csv
+  answers:FILE         questions whose answer the model writes; answers(file="FILE", match="number")
 """
 OF_TEXT = "stride", "field", "encoding"  # options that say how texts are read
 
@@ -36,9 +51,12 @@ class Options(Loading):
     """The options of `onward evaluate`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "sources")
-    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"sources": ("field", "encoding")}
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"sources": ("field", "encoding"), "tasks": ("examples", "limit")}
     model: str  # folder of the model, or its name on the hub
-    sources: tuple[str, ...] = ()  # texts, or examples for a classifier or reward model; none: those of the run
+    sources: tuple[str, ...] = ()  # texts; examples for a head; with --tasks further models; none: those of the run
+    tasks: str = ""  # questions instead of a text: kinds of tasks with their options, separated by commas
+    examples: SizeOrZero = 0  # solved questions in front of each question
+    limit: Size = 200  # questions of a task
     stride: int = 0  # tokens by which the window moves on; 0: the context length, so that windows do not overlap
     field: str = "text"  # the field of each .jsonl line that holds the text
     encoding: str = "utf-8"  # of the text files
@@ -47,7 +65,10 @@ class Options(Loading):
 
 def main(argv: Sequence[str]) -> None:
     """Run `onward evaluate`."""
-    options = parse(Options, argv, prog="onward evaluate", about=ABOUT)
+    options = parse(Options, argv, prog="onward evaluate", about=ABOUT + TASKS)
+    if options.tasks:
+        of_tasks(options)
+        return
     from onward.evaluation.heads import judges
 
     lm = load(options.model, options)
@@ -86,6 +107,17 @@ def of_text(options: Options, lm: "LanguageModel") -> Measure:
         raise UserError(f"{options.model} has no validation text of its own: name a text to evaluate on")
     tokens, n_bytes = inputs.validation, inputs.validation_bytes
     return lambda lm: lm.evaluate(tokens, options.stride, n_bytes=n_bytes)
+
+
+def of_tasks(options: Options) -> None:
+    """Evaluate models on tasks."""
+    from onward.cli.shared.tasks import Exam, evaluate_tasks
+    from onward.evaluation.tasks import tasks_of
+
+    if given := [name for name in OF_TEXT if getattr(options, name) != getattr(Options, name)]:
+        raise UserError(f"{given[0]} applies to texts, and --tasks asks questions: leave it out")
+    exam = Exam(tasks_of(options.tasks), options.examples, options.limit)
+    evaluate_tasks([options.model, *options.sources], options, exam, options.json)
 
 
 def of_examples(options: Options, lm: "LanguageModel") -> Measure:

@@ -3,7 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bars
 
 from onward.cli.shared.output import console
@@ -11,10 +19,15 @@ from onward.data.progress import Progress
 
 
 @contextmanager
-def progress_bars() -> Iterator[Progress]:
+def progress_bars(counted: bool = False) -> Iterator[Progress]:
     """Yield a function that shows one progress bar per task on standard error, inside the `with` block; silent if
-    standard error is not a terminal."""
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn()
+    standard error is not a terminal. What is done is in bytes, or with `counted` in items, with the time left."""
+    of_items = MofNCompleteColumn(), TimeRemainingColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *(of_items if counted else (DownloadColumn(), TimeElapsedColumn())),
+    )
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 

@@ -1,0 +1,89 @@
+"""`onward evaluate --tasks`: scores of tasks, and two models compared question by question."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from onward.cli.shared.loading import Loading, load
+from onward.cli.shared.output import console, print_json, print_table
+from onward.cli.shared.progress import progress_bars
+from onward.errors import UserError
+
+if TYPE_CHECKING:
+    from onward.evaluation.benchmark import TaskResult
+    from onward.evaluation.tasks import Task
+
+Results = dict[str, "TaskResult"]  # by task
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Tasks, and how their questions are asked."""
+
+    tasks: Sequence[Task]
+    examples: int
+    limit: int
+
+
+def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json: bool) -> None:
+    """Evaluate models on tasks and print their scores, and the differences of the others to the first. Raises a
+    UserError, after the other results are printed, if a task failed."""
+    failures: dict[str, str] = {}
+    results = {model: run_all(model, loading, exam, failures) for model in models}
+    rows = [{"model": model} | row(result) for model, found in results.items() for result in found.values()]
+    first, *others = results
+    differences = [one for other in others for one in compared(results[first], other, results[other])]
+    if as_json:
+        right = {model: {task: one.right for task, one in found.items()} for model, found in results.items()}
+        print_json({"results": rows, "differences": differences, "right": right, "failures": failures})
+    else:
+        for table, title in (rows, ""), (differences, f"\nbetter than {first}, on the same questions"):
+            if table:
+                print(title, end="\n" if title else "")
+                print_table(table)
+    if failures:
+        task, message = next(iter(failures.items()))
+        raise UserError(f"{len(failures)} of {len(exam.tasks)} tasks failed, such as {task}: {message}")
+
+
+def run_all(model: str, loading: Loading, exam: Exam, failures: dict[str, str]) -> Results:
+    """Return the results of a model by task; the messages of tasks that failed are added to `failures`."""
+    lm, results = load(model, loading), Results()
+    with progress_bars(counted=True) as show:
+        for task in exam.tasks:
+            try:
+                (results[task.label],) = lm.evaluate_tasks(
+                    [task], examples=exam.examples, limit=exam.limit, progress=show
+                )
+            except UserError as error:
+                failures[task.label] = str(error)
+                console.print(f"{task.label}: {error}", markup=False)
+    return results
+
+
+def row(result: TaskResult) -> dict[str, Any]:
+    """Return a result as a row of the table."""
+    values = asdict(result)
+    del values["right"]
+    values = {name: value for name, value in values.items() if value is not None}
+    return values | {"error": None if math.isnan(result.error) else result.error, "questions": result.questions}
+
+
+def compared(ours: Results, other: str, theirs: Results) -> list[dict[str, Any]]:
+    """Return by how much another model is better than ours at each task, with an interval of 95 %, McNemar's
+    p-value corrected for the number of tasks (Holm), and the smallest difference that so many questions show."""
+    from onward.evaluation.significance import bootstrap, holm, mcnemar, smallest_difference
+
+    both = [task for task in ours if task in theirs]
+    corrected = holm([mcnemar(theirs[task].right, ours[task].right) for task in both])
+    rows = []
+    for task, p in zip(both, corrected):
+        pair = theirs[task].right, ours[task].right
+        found, least = bootstrap(*pair), smallest_difference(*pair)
+        figures: dict[str, Any] = {"difference": found.mean, "low": found.low, "high": found.high, "p": p}
+        figures["smallest_shown"] = None if math.isnan(least) else least
+        rows.append({"model": other, "task": task, **figures, "more_than_noise": p < 0.05})
+    return rows

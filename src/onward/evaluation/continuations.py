@@ -1,0 +1,180 @@
+"""Log-probabilities of continuations of contexts. Tokens that contexts have in common are read once.
+
+Shapes: R rows of a cache, T tokens in this call, D d_model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onward.config.decoder import at
+from onward.config.scaling import LinearScaling, Llama3Scaling, YaRNScaling
+from onward.errors import UserError
+from onward.model.cache import KVCache
+from onward.model.decoder import Decoder, check_ids, without_dropout
+from onward.text.tokenizer import Tokenizer
+
+FIXED = LinearScaling | YaRNScaling | Llama3Scaling  # scalings that are the same for texts of all lengths
+ROWS = 64  # continuations in one call
+TOKENS = 1 << 15  # in the rows of one call
+SAME = 32  # tokens; contexts that begin with the same ones are read together
+LOGITS = 512  # positions whose logits are computed at a time
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A context and its continuation, as token ids. The continuation has at least one."""
+
+    context: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The log-probability of a continuation after its context, in nats."""
+
+    logprob: float
+    greedy: bool  # whether each of its tokens is the likeliest one
+
+
+def pair_of(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
+    """Encode a context and its continuation as lm-evaluation-harness does: spaces at the end of the context belong to
+    the continuation, both are encoded as one text, and the tokens after as many as the context alone has are the
+    continuation. An empty context is the token that begins texts, or else the one that ends them."""
+    stripped = context.rstrip()
+    continuation = context[len(stripped) :] + continuation
+    if not stripped:
+        first = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
+        tokens = tokenizer.encode(continuation, special=False)
+        if first is None or not tokens:
+            missing = "text that continues it" if first is not None else "token that begins or ends texts"
+            raise UserError(f"a question has an empty context and no {missing}: give it a context")
+        return Pair((first,), tuple(tokens[1:] if tokens[0] == first and len(tokens) > 1 else tokens))
+    before, whole = tokenizer.encode(stripped), tokenizer.encode(stripped + continuation)
+    if len(whole) < 2:
+        raise UserError(f"the context {context!r:.60} is one token together with its continuation: make it longer")
+    count = min(len(before), len(whole) - 1)  # a token across the boundary counts to the continuation
+    return Pair(tuple(whole[:count]), tuple(whole[count:]))
+
+
+@torch.inference_mode()
+def score_continuations(
+    model: Decoder, pairs: Sequence[Pair], progress: Callable[[int], None] = lambda done: None
+) -> list[Scored]:
+    """Compute the log-probability of each continuation after its context.
+
+    Texts longer than the model's context lose their first tokens. `progress` is called with the number of pairs that
+    are done. Raises a UserError for a continuation longer than the context, and for token ids outside the vocabulary.
+    """
+    length = model.config.context_length
+    inputs: list[tuple[int, ...]] = []  # of each pair, all tokens but the last
+    for pair in pairs:
+        if len(pair.continuation) > length:
+            raise UserError(
+                f"a continuation has {len(pair.continuation)} tokens, and the model's context {length}: shorten it"
+            )
+        tokens = (*pair.context, *pair.continuation)
+        check_ids(min(tokens), max(tokens), model.config)
+        inputs.append(tokens[-(length + 1) : -1])
+    result: list[Scored | None] = [None] * len(pairs)
+    done = 0
+    with without_dropout(model):
+        for batch in batches([one[: len(one) - len(pair.continuation)] for one, pair in zip(inputs, pairs)]):
+            states = read(model, [inputs[i] for i in batch], [len(pairs[i].continuation) for i in batch])
+            for i, scored in zip(batch, scores(model, states, [pairs[i].continuation for i in batch])):
+                result[i] = scored
+            done += len(batch)
+            progress(done)
+    return [one for one in result if one is not None]
+
+
+def batches(shared: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:
+    """Yield the indices of pairs that are computed together, from the tokens that each may share with others: those
+    with the same tokens, then those with the same beginning, then those of near lengths."""
+    beginnings: dict[tuple[int, ...], list[int]] = {}
+    for i, tokens in enumerate(shared):
+        beginnings.setdefault(tokens[:SAME], []).append(i)
+    groups = [group for group in beginnings.values() if len({shared[i] for i in group}) > 1]
+    together = {i for group in groups for i in group}
+    for group in (*groups, [i for i in range(len(shared)) if i not in together]):
+        ordered = sorted(group, key=lambda i: (len(shared[i]), shared[i], i))
+        while ordered:
+            size = max(1, min(ROWS, TOKENS // (len(shared[ordered[min(ROWS, len(ordered)) - 1]]) + 1)))
+            yield ordered[:size]
+            ordered = ordered[size:]
+
+
+def read(model: Decoder, inputs: Sequence[tuple[int, ...]], counts: Sequence[int]) -> Tensor:
+    """Return the hidden states of the last counts[i] tokens of each input, one after the other (sum of counts, D).
+
+    Three calls: what all inputs begin with, into one row; the rest of each different context, into a row each; the last
+    tokens of each input.
+    """
+    contexts = [tokens[: len(tokens) - count] for tokens, count in zip(inputs, counts)]
+    lengths = [len(tokens) if scales_by_length(model) else 0 for tokens in inputs]
+    keys = list(zip(contexts, lengths))
+    unique = list(dict.fromkeys(keys))
+    columns = enumerate(zip(*(context for context, _ in unique)))
+    common = next((i for i, column in columns if len({*column}) > 1), min(len(context) for context, _ in unique))
+    common = 0 if common < SAME or len(unique) == 1 or lengths[0] else common
+    most = max(map(len, inputs))
+    cache = KVCache(model.config, len(inputs), most, most, device=model.device, dtype=model.dtype)
+    if common:
+        forward(model, cache, [unique[0][0][:common]], [0])
+        copy_rows(cache, [0] * len(unique))
+    if any(len(context) > common for context, _ in unique):
+        if lengths[0]:
+            cache.rope_length[: len(unique)] = torch.tensor([length for _, length in unique], device=model.device)
+        # a row with nothing left to read reads its last token again, or a token that is overwritten by the next call
+        pieces = [context[common:] or context[-1:] or inputs[0][:1] for context, _ in unique]
+        forward(model, cache, pieces, [min(common, max(0, len(context) - 1)) for context, _ in unique])
+    copy_rows(cache, [unique.index(key) for key in keys])
+    if lengths[0]:
+        cache.rope_length[:] = torch.tensor(lengths, device=model.device)
+    rest = [tokens[len(context) :] for tokens, context in zip(inputs, contexts)]
+    hidden = forward(model, cache, rest, [len(context) for context in contexts])
+    return torch.cat([row[:count] for row, count in zip(hidden, counts)])
+
+
+def scales_by_length(model: Decoder) -> bool:
+    """Return whether rotations depend on the length of the whole text, so that texts of other lengths share nothing."""
+    parts = (at(model.config.position, layer) for layer in range(model.config.n_layers))
+    return any(not isinstance(getattr(part, "scaling", None), FIXED | None) for part in parts)
+
+
+def forward(model: Decoder, cache: KVCache, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+    """Run the model on a piece of tokens per row, in the first rows, at positions from `starts` on; returns the hidden
+    states (R, T, D). Shorter pieces are padded at the end."""
+    width = max(map(len, pieces))
+    tokens = torch.tensor([[*piece, *[0] * (width - len(piece))] for piece in pieces], device=model.device)
+    positions = torch.tensor(starts, device=model.device)[:, None] + torch.arange(width, device=model.device)
+    return model.hidden(tokens, positions, cache.view(0, len(pieces)))
+
+
+def copy_rows(cache: KVCache, sources: Sequence[int]) -> None:
+    """Copy row sources[i] of a cache to row i, for all i at once."""
+    if list(sources) == list(range(len(sources))):
+        return
+    for layer in cache.layers:
+        for entry in layer.entries.values():
+            entry[: len(sources)] = entry[torch.tensor(sources, device=entry.device)]
+
+
+def scores(model: Decoder, hidden: Tensor, continuations: Sequence[Sequence[int]]) -> list[Scored]:
+    """Return the scores of continuations, from the hidden states of the tokens before each of their tokens (all of them
+    one after the other, D)."""
+    targets = torch.tensor([token for one in continuations for token in one], device=model.device)
+    values, greedy = [], []
+    for start in range(0, len(targets), LOGITS):
+        part, wanted = hidden[start : start + LOGITS], targets[start : start + LOGITS, None]
+        logits = model.logits(part[None])[0]
+        log_p = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        values.append(log_p.gather(1, wanted)[:, 0])
+        greedy.append(log_p.argmax(-1) == wanted[:, 0])
+    counts = list(map(len, continuations))
+    pairs = zip(torch.cat(values).double().split(counts), torch.cat(greedy).split(counts))
+    return [Scored(float(value.sum()), bool(flag.all())) for value, flag in pairs]

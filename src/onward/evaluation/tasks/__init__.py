@@ -1,0 +1,11 @@
+"""Tasks that need no network, a file each: the questions of one ability. A file of this folder is found by itself."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from onward.evaluation.tasks.task import Question, Task, tasks_of
+
+for module in iter_modules(__path__):
+    import_module(f"{__name__}.{module.name}")
+
+__all__ = ["Question", "Task", "tasks_of"]

@@ -1,0 +1,31 @@
+"""Brackets, which close in the reverse order of opening."""
+
+import random
+from dataclasses import dataclass
+
+from onward.config.part_types import Size
+from onward.evaluation.tasks.task import Question, Task
+
+PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">"}
+
+
+@dataclass(frozen=True)
+class Brackets(Task, kind="brackets"):
+    """Brackets, some of them closed, and four closing ones, of which one closes the innermost that is open."""
+
+    length: Size = 8  # brackets of the context
+
+    def questions(self, count: int) -> list[Question]:
+        rng, result, closing = random.Random(0), [], tuple(PAIRS.values())
+        for _ in range(count):
+            written: list[str] = []
+            open_: list[str] = []
+            while len(written) < self.length or not open_:
+                if open_ and rng.random() < 0.4:
+                    written.append(PAIRS[open_.pop()])
+                else:
+                    open_.append(rng.choice(list(PAIRS)))
+                    written.append(open_[-1])
+            choices = tuple(" " + bracket for bracket in closing)
+            result.append(Question(" ".join(written), choices, closing.index(PAIRS[open_[-1]])))
+        return result

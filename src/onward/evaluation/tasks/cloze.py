@@ -1,0 +1,35 @@
+"""Which of four continuations is the real one, as HellaSwag asks (Zellers et al. 2019), from any text."""
+
+import random
+from dataclasses import dataclass
+
+from onward.config.part_types import Size
+from onward.errors import UserError
+from onward.evaluation.tasks.task import Question, Task, text_of
+
+
+@dataclass(frozen=True)
+class Cloze(Task, kind="cloze"):
+    """A passage of a text, its next words, and the next words of three other passages."""
+
+    file: str  # a text file
+    before: Size = 40  # words of the passage
+    after: Size = 8  # words of a continuation
+
+    separator = "\n\n"
+
+    def questions(self, count: int) -> list[Question]:
+        words, size = text_of(self.file, self.kind).split(), self.before + self.after
+        passages = [words[start : start + size] for start in range(0, len(words) - size + 1, size)]
+        if len(passages) < 4:
+            raise UserError(f"{self.file} has {len(words)} words, and cloze needs {4 * size}: name a longer text")
+        rng = random.Random(0)
+        continuations = [" " + " ".join(passage[self.before :]) for passage in passages]
+        result = []
+        for i in rng.sample(range(len(passages)), min(count, len(passages))):
+            others = [j for j in rng.sample(range(len(passages)), 4) if j != i][:3]
+            choices = [continuations[j] for j in (i, *others)]
+            order = rng.sample(range(4), 4)
+            context = " ".join(passages[i][: self.before])
+            result.append(Question(context, tuple(choices[j] for j in order), order.index(0)))
+        return result

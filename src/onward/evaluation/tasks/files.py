@@ -1,0 +1,106 @@
+"""Questions of the user: a file with choices, or with answers."""
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from onward.errors import UserError
+from onward.evaluation.tasks.task import Question, Task, text_of
+
+NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Choices(Task, kind="choices"):
+    """Rows with a question, choices, and the right choice as its text, its index from 0, or its letter."""
+
+    file: str  # .jsonl, .json or .csv with question, choices (in CSV separated by |) and answer
+
+    separator = "\n\n"
+
+    def questions(self, count: int) -> list[Question]:
+        result = []
+        for where, row in rows(self.file, self.kind, ("question", "choices", "answer")):
+            choices = row["choices"].split("|") if isinstance(row["choices"], str) else row["choices"]
+            if not isinstance(choices, list) or len(choices) < 2:
+                raise UserError(f"{where}: choices is {choices!r:.60}: give a list of two texts or more")
+            texts, answer = [str(one).strip() for one in choices], row["answer"]
+            letters = {chr(ord("A") + i): i for i in range(len(texts))}
+            index = texts.index(str(answer).strip()) if str(answer).strip() in texts else letters.get(str(answer))
+            if index is None and str(answer).isdecimal() and int(answer) < len(texts):
+                index = int(answer)
+            if index is None:
+                raise UserError(f"{where}: the answer {answer!r:.60} is none of its choices: add it to them")
+            result.append(Question(str(row["question"]).strip(), tuple(f" {one}" for one in texts), index))
+        return result[:count]
+
+
+@dataclass(frozen=True)
+class Answers(Task, kind="answers"):
+    """Rows with a question and its answer, which the model writes: up to the end of a line."""
+
+    file: str  # .jsonl, .json or .csv with question and answer
+    match: Literal["exact", "contains", "number", "regex"] = (
+        "exact"  # how an answer is compared; regex: the answer is one
+    )
+
+    separator = "\n\n"
+
+    def questions(self, count: int) -> list[Question]:
+        result = []
+        for where, row in rows(self.file, self.kind, ("question", "answer")):
+            if self.match == "regex":
+                try:
+                    re.compile(str(row["answer"]))
+                except re.error as error:
+                    raise UserError(f"{where}: the answer is no regular expression ({error}): correct it") from None
+            result.append(Question(str(row["question"]).strip(), expected=str(row["answer"])))
+        return result[:count]
+
+    def is_right(self, answer: str, question: Question) -> bool:
+        answer, expected = answer.strip(), question.expected.strip()
+        match self.match:
+            case "contains":
+                return expected.casefold() in answer.casefold()
+            case "number":
+                found, right = NUMBER.findall(answer), NUMBER.findall(expected)
+                values = [float(one[-1].replace(",", "")) for one in (found, right) if one]
+                return len(values) == 2 and math.isclose(*values, abs_tol=1e-9)
+            case "regex":
+                return re.fullmatch(expected, answer) is not None
+            case _:
+                return answer == expected
+
+
+def rows(file: str, task: str, needed: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of a file, each with its place for messages. A UserError names a row that is no object or lacks a
+    field, and a file without rows."""
+    text, ending = text_of(file, task), Path(file).suffix
+    try:
+        if ending == ".csv":
+            found = [(f"{file}, row {i}", row) for i, row in enumerate(csv.DictReader(io.StringIO(text)), 1)]
+        elif ending == ".json":
+            found = [(f"{file}, item {i}", row) for i, row in enumerate(json.loads(text), 1)]
+        else:
+            lines = [(f"{file}, line {i}", line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+            found = []
+            for where, line in lines:
+                try:
+                    found.append((where, json.loads(line)))
+                except ValueError:
+                    raise UserError(f"{where} is no JSON: write one object per line") from None
+    except (ValueError, TypeError, RecursionError, csv.Error) as error:
+        raise error if isinstance(error, UserError) else UserError(f"{file} cannot be read: {error}") from None
+    if not found:
+        raise UserError(f"{file} has no rows: add a question")
+    for where, row in found:
+        if not isinstance(row, dict) or (lacking := [name for name in needed if row.get(name) in (None, "")]):
+            lacks = f"lacks {lacking[0]}" if isinstance(row, dict) else "is no object"
+            raise UserError(f"{where} {lacks}: give {', '.join(needed)}")
+        yield where, row

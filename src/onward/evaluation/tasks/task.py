@@ -1,0 +1,92 @@
+"""The type of tasks: questions with choices, or with an answer that the model writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+from onward.errors import UserError
+from onward.fields import Part, part
+from onward.suggestions import nearest
+
+COMMAS = re.compile(r",(?![^()]*\))")  # between tasks, not between the options of one
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question. With `choices` the model chooses the likeliest continuation of `context`, and `answer` is the index
+    of the right one; without, it writes an answer, which the task compares with `expected`."""
+
+    context: str
+    choices: tuple[str, ...] = ()  # with the space before them, if there is one
+    answer: int = 0
+    expected: str = ""
+
+    @property
+    def solved(self) -> str:
+        """The question with its answer: an example for other questions."""
+        return self.context + (self.choices[self.answer] if self.choices else " " + self.expected.strip())
+
+
+@dataclass(frozen=True)
+class Task(Part):
+    """Questions about one ability. A task is a frozen dataclass; its fields are its options.
+
+    A subclass with a kind (`class Mine(Task, kind="mine")`) defines `questions`, and is known as soon as its module is
+    imported: `onward evaluate MODEL --import MODULE --tasks mine`.
+    """
+
+    separator: ClassVar[str] = "\n"  # between examples and the question
+
+    @classmethod
+    def shorthand(cls, value: Any) -> Any:
+        """Return the table of a task that is written as KIND:FILE, such as cloze:book.txt; None for others."""
+        kind, colon, rest = value.partition(":") if isinstance(value, str) else (value, "", "")
+        if not colon or not kind.isidentifier():
+            return None
+        if kind not in cls.kinds:
+            raise UserError(f"{kind!r:.60} is no known task: {nearest(kind, cls.choices())}")
+        names = [field.name for field in fields(cls.kinds[kind])]
+        if not names:
+            raise UserError(f"the task {kind} has no options: leave out :{rest}")
+        return {"kind": kind, names[0]: rest}
+
+    @property
+    def label(self) -> str:
+        """The name in tables; by default the kind with the options that were given."""
+        given = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name in self.named]
+        options = [Path(value).name if name == "file" else f"{name}={value}" for name, value in given]
+        return f"{self.kind}({', '.join(options)})" if options else self.kind
+
+    def parts(self) -> Sequence[Task]:
+        """Return the tasks that this one stands for, a row of the table each; by default itself."""
+        return [self]
+
+    def questions(self, count: int) -> list[Question]:
+        """Return up to `count` questions, the same ones at each call. Raises a UserError if there are none."""
+        raise NotImplementedError
+
+    def is_right(self, answer: str, question: Question) -> bool:
+        """Return whether an answer that the model wrote is right; by default if it is the expected one."""
+        return answer.strip() == question.expected.strip()
+
+
+def tasks_of(text: str) -> list[Task]:
+    """Return the tasks in a list such as `cloze:book.txt, arithmetic(digits=2)`. A UserError names the nearest kind of
+    an unknown one."""
+    return [one for word in COMMAS.split(text) for one in part(Task, word.strip(), "tasks").parts()]
+
+
+def text_of(file: str, task: str) -> str:
+    """Return the text of a file. A UserError if it cannot be read or holds no text."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise UserError(f"the text {file!r} of the task {task} cannot be read ({reason}): name a text file") from None
+    if not text.strip():
+        raise UserError(f"the text {file!r} of the task {task} is empty: name another")
+    return text
