@@ -565,3 +565,16 @@ def test_a_row_never_continues_with_a_token_that_was_sampled_for_another() -> No
     assert not runner.follows([alone], [alone.num_cached])
     runner.keep([alone], torch.tensor([3]))
     assert runner.follows([alone], [alone.num_cached])
+
+
+@pytest.mark.parametrize("budget", [1, 3, None])
+def test_prompts_are_prefilled_in_the_order_of_arrival(budget: int | None) -> None:
+    """Whatever rows are left meanwhile; a later prompt that overtakes others lets them wait for minutes."""
+    torch.manual_seed(0)
+    model = Decoder(DecoderConfig(vocab_size=50, d_model=16, n_layers=1, n_heads=2, context_length=32))
+    engine = Engine(model, rows=4, prefill_budget=budget)
+    requests = [Request([i + 1] * 6, Sampling(temperature=0.0), 1 + i % 4) for i in range(24)]
+    for request in requests:
+        engine.add(request)
+    first = list(dict.fromkeys(request.arrival for request, _ in engine.run()))
+    assert first == sorted(first)

@@ -192,7 +192,8 @@ class Scheduler:
                     self.waiting.appendleft(request)
 
     def leave(self, row: int) -> None:
-        """Free the row of a request; the last decoding row and the last prefilling row move to close the gap."""
+        """Free the row of a request; the last decoding row moves to close the gap, and the prefilling rows behind it
+        move up, so that prompts are prefilled in the order of their arrival."""
         request = self.active[row]
         if request.computed_by is not None:
             self.prefixes.register(row, request.context[: request.num_cached])
@@ -203,7 +204,8 @@ class Scheduler:
             self.num_decoding -= 1
             self.move(self.num_decoding, row)
             row = self.num_decoding
-        self.move(len(self.active) - 1, row)
+        for later in range(row + 1, len(self.active)):
+            self.move(later, later - 1)
         self.active.pop()
 
     def move(self, source: int, target: int) -> None:
