@@ -18,7 +18,7 @@ class Adapters(Part):
 
     @classmethod
     def shorthand(cls, value: Any) -> Mapping[str, Any] | None:
-        """A rank alone, such as 16, stands for lora(rank=16)."""
+        """Return a rank alone, such as 16, stands for lora(rank=16)."""
         rank = type(value) is int or (isinstance(value, str) and value.isdecimal())
         return {"kind": LoRA.kind, "rank": int(value)} if rank else None
 

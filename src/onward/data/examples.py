@@ -37,7 +37,7 @@ class TokenSequence:
     unread: int = 0  # the last tokens that the model never reads, such as an answer that a reward compares with
 
     def until_trained(self) -> Sequence[int]:
-        """The tokens up to the last trained token."""
+        """Return the tokens up to the last trained token."""
         return self.tokens[: len(self.trained) - [*reversed(self.trained)].index(True)]
 
 
@@ -62,7 +62,7 @@ class Encoder:
         self.labels: tuple[str, ...] = ()  # the classes of `classified`, which are known after its first table
 
     def document(self, text: str) -> TokenSequence:
-        """A text between the beginning-of-text token and the end token; all tokens are trained."""
+        """Return a text between the beginning-of-text token and the end token; all tokens are trained."""
         check_text(text, "text")
         tokens = self.tokenizer.begin(self.tokenizer.encode(text, special=False)) + self.end
         return TokenSequence(tokens, [True] * len(tokens))
@@ -79,8 +79,8 @@ class Encoder:
     def answer(
         self, prompt: str | Sequence[Message], completion: str | Sequence[Message], tools: Any = None
     ) -> TokenSequence:
-        """A prompt and its trained completion, as two texts or as two lists of messages. A completion that is a text
-        ends with the end token."""
+        """Return a prompt and its trained completion, as two texts or as two lists of messages. A completion that is a
+        text ends with the end token."""
         if isinstance(prompt, str) and isinstance(completion, str):
             before = self.tokenizer.encode(prompt) or self.tokenizer.begin([])
             whole = self.tokenizer.encode(prompt + completion) or self.tokenizer.begin([])
@@ -96,7 +96,7 @@ class Encoder:
         return self.conversation([*prompt, *completion], len(prompt), tools)
 
     def prompt(self, prompt: str | Sequence[Message], tools: Any = None) -> list[int]:
-        """The tokens of a prompt, a text or messages, as in generation."""
+        """Return the tokens of a prompt, a text or messages, as in generation."""
         if isinstance(prompt, str):
             check_text(prompt, "prompt")
             return self.tokenizer.encode(prompt)
@@ -178,16 +178,16 @@ class Examples:
         return (self.ends - self.starts).reshape(-1, self.per_example).sum(1)
 
     def all_tokens(self) -> Tokens:
-        """The tokens of all sequences; each sequence is a document."""
+        """Return the tokens of all sequences; each sequence is a document."""
         return Tokens.of(self.tokens, self.ends)
 
     def sequence(self, number: int) -> TokenSequence:
-        """The sequence with this number."""
+        """Return the sequence with this number."""
         where = slice(int(self.starts[number]), int(self.ends[number]))
         return TokenSequence(self.tokens[where].tolist(), self.trained[where].tolist())
 
     def select(self, chosen: np.ndarray) -> "Examples":
-        """The examples with these numbers, in this order."""
+        """Return the examples with these numbers, in this order."""
         sequences = (chosen[:, None] * self.per_example + np.arange(self.per_example)).ravel()
         starts, ends = self.starts[sequences], self.ends[sequences]
         index = np.concatenate([np.arange(a, b) for a, b in zip(starts, ends)] or [np.empty(0, np.int64)])
@@ -210,7 +210,7 @@ class Examples:
 
     @classmethod
     def load(cls, path: Path) -> "Examples":
-        """The table in a file."""
+        """Return the table in a file."""
         try:
             with safe_open(path, framework="np") as file:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -234,7 +234,7 @@ class Left:
 
 
 def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tuple[Examples, Left]:
-    """A table of examples, with at most `length` tokens of input for each sequence.
+    """Return a table of examples, with at most `length` tokens of input for each sequence.
 
     For a longer sequence, "cut" keeps its first tokens, "drop" leaves out the example, and "error" raises a UserError.
     An example whose trained tokens are all cut is left out too; an example without trained tokens is a UserError.
@@ -281,7 +281,7 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
 
 
 def cut(sequence: TokenSequence, length: int) -> tuple[Sequence[int], Sequence[bool]]:
-    """The first `length` input tokens of a sequence, and its tokens that are targets only; and whether each is
+    """Return the first `length` input tokens of a sequence, and its tokens that are targets only; and whether each is
     trained."""
     read = len(sequence.tokens) - sequence.unread
     tokens, trained = ([*x[: min(read, length)], *x[read:]] for x in (sequence.tokens, sequence.trained))

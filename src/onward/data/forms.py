@@ -25,7 +25,7 @@ def supervised(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]
 
 
 def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """A prompt, a text or messages, for the model to answer; the other fields are for the reward. The `answer` is
+    """Yield a prompt, a text or messages, for the model to answer; the other fields are for the reward. The `answer` is
     stored after the prompt as trained tokens with an end token."""
     end = encoder.end or encoder.tokenizer.end_ids[:1] or [0]
     for record in records:
@@ -40,8 +40,8 @@ def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def columns(values: Mapping[str, Any]) -> str:
-    """The fields of a record besides its prompt as a JSON object, without those that JSON cannot hold, such as images;
-    "" if none is left. A UserError if they take more than 64 KiB."""
+    """Return the fields of a record besides its prompt as a JSON object, without those that JSON cannot hold, such as
+    images; "" if none is left. Raises a UserError if they take more than 64 KiB."""
     kept = []
     for name in values.keys() - {"prompt"}:
         try:
@@ -58,14 +58,14 @@ def columns(values: Mapping[str, Any]) -> str:
 
 
 def answer_text(value: Any) -> str:
-    """The answer of a record as text; "" if it has none. A UserError if it is not a text or a number."""
+    """Return the answer of a record as text; "" if it has none. Raises a UserError if it is not a text or a number."""
     if not isinstance(value, str | int | float | None) or isinstance(value, bool):
         raise UserError(f"answer is {shown(value)}: give a text or a number")
     return "" if value is None else str(value)
 
 
 def with_fields(records: Iterable[Record], names: Collection[str], reward: str) -> Iterator[Record]:
-    """Records. A UserError if one lacks a field that the reward needs, or if it is empty."""
+    """Records. Raises a UserError if one lacks a field that the reward needs, or if it is empty."""
     for record in records:
         with placed(record):
             for name in names:
@@ -84,7 +84,7 @@ def said(encoder: Encoder, prompt: Any, answer: Any, tools: Any = None) -> Token
 
 
 def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
-    """The sequence of a record with one sequence."""
+    """Return the sequence of a record with one sequence."""
     if "messages" in values:
         return encoder.conversation(values["messages"], tools=values.get("tools"))
     if "prompt" in values and "completion" in values:
@@ -95,7 +95,7 @@ def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
 
 
 def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """A prompt with a chosen and a rejected answer, and optionally the `margin` between them."""
+    """Yield a prompt with a chosen and a rejected answer, and optionally the `margin` between them."""
     for record in records:
         with placed(record):
             prompt, *answers = pair(record.values)
@@ -104,8 +104,8 @@ def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """A prompt, its chosen and its rejected answer. If both answers are whole conversations, the prompt is their common
-    prefix."""
+    """Return a prompt, its chosen and its rejected answer. If both answers are whole conversations, the prompt is their
+    common prefix."""
     if "chosen" not in values or "rejected" not in values:
         raise missing(values, "chosen and rejected, with a prompt")
     prompt, chosen, rejected = values.get("prompt"), values["chosen"], values["rejected"]
@@ -119,22 +119,22 @@ def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def margin(values: Mapping[str, Any]) -> dict[str, float]:
-    """The margin of a pair, if the record has one."""
+    """Return the margin of a pair, if the record has one."""
     if values.get("margin") is None:
         return {}
     return {"margin": number(values["margin"], "margin")}
 
 
 def number(value: Any, name: str) -> float:
-    """A number of a record."""
+    """Return a number of a record."""
     if not isinstance(value, int | float) or not np.isfinite(value):
         raise UserError(f"{name} is {value!r}: it must be a finite number")
     return float(value)
 
 
 def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """A prompt, a completion and a `label`: whether the completion is wanted. A pair gives both of its answers, with
-    labels.
+    """Yield a prompt, a completion and a `label`: whether the completion is wanted. A pair gives both of its answers,
+    with labels.
 
     The second sequence of an example is its prompt with the completion of the nearest earlier example that has another
     prompt, wrapping around at the start of the table.
@@ -164,7 +164,7 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def wanted(label: Any) -> float:
-    """The label of an answer: 1 if it is wanted, else 0."""
+    """Return the label of an answer: 1 if it is wanted, else 0."""
     if not isinstance(label, int | float) or label not in (0, 1):
         raise UserError(f"label is {shown(label)}: it is 1 or true for a wanted answer, 0 or false for another")
     return float(label)
@@ -185,8 +185,8 @@ def other_prompts(prompts: Sequence[Any]) -> list[int | None]:
 
 
 def classified(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """A `text`, optionally a second text as `pair`, and their `label`, a text or a whole number. The labels of the
-    first table are the classes, sorted."""
+    """Yield a `text`, optionally a second text as `pair`, and their `label`, a text or a whole number. The labels of
+    the first table are the classes, sorted."""
     rows: list[tuple[TokenSequence, Any, str]] = []
     for record in records:
         with placed(record):
@@ -204,7 +204,7 @@ def classified(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]
 
 
 def order_of(label: str | int) -> tuple[bool, str | int]:
-    """A key that sorts labels: numbers before texts."""
+    """Return a key that sorts labels: numbers before texts."""
     return isinstance(label, str), label
 
 
@@ -218,5 +218,5 @@ def placed(record: Record) -> Iterator[None]:
 
 
 def missing(values: Mapping[str, Any], wanted: str) -> UserError:
-    """The error for a record without a field that the method needs."""
+    """Return the error for a record without a field that the method needs."""
     return UserError(f"it has {', '.join(map(repr, values)) or 'no fields'}, and needs {wanted}")

@@ -55,7 +55,7 @@ def read_records(source: str) -> Iterator[Record]:
 
 
 def jsonl_records(path: Path) -> Iterator[Record]:
-    """The objects in the lines of a .jsonl file."""
+    """Yield the objects in the lines of a .jsonl file."""
     for piece in utf8_pieces(path):
         for number, line in enumerate(io.BytesIO(piece.text), piece.line):
             if not line.strip():
@@ -71,7 +71,7 @@ def jsonl_records(path: Path) -> Iterator[Record]:
 
 
 def utf8_pieces(path: Path) -> Iterator[Piece]:
-    """The pieces of a .jsonl file, which is UTF-8."""
+    """Yield the pieces of a .jsonl file, which is UTF-8."""
     try:
         yield from read_file(path, str(path), "", "utf-8", SIZES)
     except NotText as error:
@@ -79,7 +79,7 @@ def utf8_pieces(path: Path) -> Iterator[Piece]:
 
 
 def parquet_records(path: Path) -> Iterator[Record]:
-    """The rows of a .parquet file."""
+    """Yield the rows of a .parquet file."""
     arrow = pyarrow(str(path))
     with reading(str(path)), open(path, "rb") as file, seekable(str(path), file) as whole:
         try:

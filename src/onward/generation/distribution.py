@@ -146,8 +146,8 @@ KEEP: dict[str, Callable[[Tensor, Sequence[Any]], Tensor]] = {
 def processed(
     sampling: Sampling, history: History, row: int, logits: Tensor, errors: dict[int, Exception] | None
 ) -> Tensor:
-    """Apply the user's processors of a Sampling to the logits (V,) of a row. A UserError for a result of another shape,
-    NaN or infinity, and any exception of a processor, is stored in errors[row] or, without `errors`, raised."""
+    """Apply the user's processors of a Sampling to the logits (V,) of a row. Raises a UserError for a result of another
+    shape, NaN or infinity, and any exception of a processor, is stored in errors[row] or, without `errors`, raised."""
     try:
         for i, processor in enumerate(sampling.processors):
             changed = processor(history.text(row), logits.clone())  # a processor may change its argument

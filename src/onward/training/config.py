@@ -89,7 +89,8 @@ class WatchOptions:
 @named
 @dataclass(frozen=True)
 class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
-    """Everything that determines what a run computes. A UserError for values out of range or in contradiction."""
+    """Everything that determines what a run computes. Raises a UserError for values out of range or in
+    contradiction."""
 
     fixed: ClassVar[tuple[str, ...]] = ()  # the fields that a user cannot set
 
@@ -136,12 +137,12 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
 
     @checked
     def decoder(self, vocab_size: int) -> DecoderConfig:
-        """The configuration of the model, for a vocabulary size."""
+        """Return the configuration of the model, for a vocabulary size."""
         return presets.decoder(self.preset, vocab_size, self.model)
 
     @checked
     def peak_learning_rate(self, d_model: int) -> float:
-        """The learning rate after the warm-up."""
+        """Return the learning rate after the warm-up."""
         usual = (1.0 if self.optimizer == "muon" else 0.5) / (self.mup or d_model)
         return usual if self.learning_rate is None else self.learning_rate
 
@@ -163,7 +164,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
 
     @checked
     def due(self, step: int) -> bool:
-        """Whether a step is one to save and validate at."""
+        """Return whether a step is one to save and validate at."""
         return step % self.validation_interval == 0 or step == self.steps
 
 
@@ -175,8 +176,8 @@ UNITS |= dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600)
 
 
 def seconds(text: str, name: str = "time") -> float:
-    """A duration such as 100s, "5 minutes" or 2h, in seconds; a number without a unit is in seconds. A UserError names
-    the option."""
+    """Return a duration such as 100s, "5 minutes" or 2h, in seconds; a number without a unit is in seconds. A UserError
+    names the option."""
     match = re.fullmatch(rf"({NUMBER})\s*([a-z]*)", text.strip().lower())
     if not match or match[2] not in UNITS or float(match[1]) <= 0:
         raise UserError(f"{name} is {text!r}: write a number with s, m or h (or sec, minutes, hours, ...), like 100s")

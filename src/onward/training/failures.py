@@ -79,7 +79,7 @@ def in_one_sentence(error: BaseException, rank: int) -> BaseException:
 
 
 def first_failure(store: Any, processes: Processes, error: BaseException, patience: float) -> tuple[int, int]:
-    """The rank that failed first, and the rank that reports it."""
+    """Return the rank that failed first, and the rank that reports it."""
     failed, until = processes.rank, time.monotonic() + patience
     if isinstance(error, Terminated | RuntimeError):  # of a connection whose other end is gone, perhaps
         while not store.check(["failure"]) and time.monotonic() < until:
@@ -93,7 +93,7 @@ def first_failure(store: Any, processes: Processes, error: BaseException, patien
 
 
 def is_dead(process: str) -> bool:
-    """Whether a process, given by its id and host, ran on this host and has ended."""
+    """Return whether a process, given by its id and host, ran on this host and has ended."""
     pid, host = process.split()
     if host != socket.gethostname():
         return False

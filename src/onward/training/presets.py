@@ -28,7 +28,7 @@ SHAPE: dict[str, Any] = {"attention": SelfAttention(qk_norm="head"), "norm": RMS
 
 
 def decoder(preset: str, vocab_size: int, changes: dict[str, Any]) -> DecoderConfig:
-    """A release, or Qwen 3's architecture in a size of PRESETS, for a vocabulary, with some fields changed."""
+    """Return a release, or Qwen 3's architecture in a size of PRESETS, for a vocabulary, with some fields changed."""
     if preset in PRESETS:
         base = DecoderConfig(vocab_size=vocab_size, **SHAPE, **PRESETS[preset])
     else:
@@ -40,7 +40,7 @@ def decoder(preset: str, vocab_size: int, changes: dict[str, Any]) -> DecoderCon
 
 
 def resize(config: DecoderConfig, changes: dict[str, Any]) -> DecoderConfig:
-    """The decoder with some fields changed, by values or text; see `merge` for parts.
+    """Return the decoder with some fields changed, by values or text; see `merge` for parts.
 
     Sizes that depend on others are computed again unless they are changed too: d_head from d_model and n_heads,
     n_kv_heads from n_heads, d_embed and an embed_scale of sqrt(d_model) from d_model. d_ff keeps its ratio to d_model,
@@ -91,15 +91,16 @@ def merge(
 
 
 def kinds_of(owner: type | None, name: str) -> Mapping[str, type[fields.Part]]:
-    """The classes of parts that a field can hold, by kind; {} if it holds no part."""
+    """Return the classes of parts that a field can hold, by kind; {} if it holds no part."""
     kind = fields.hints(owner).get(name) if owner else None
     types = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, fields.Part)]
     return {kind: cls for one in types for kind, cls in one.kinds.items()}
 
 
 def inherited(there: Any, value: Any, path: str, kinds: Mapping[str, type[fields.Part]]) -> Any:
-    """The table of a part, completed with fields of the part (or the several parts) already in `there`, if the class of
-    the new part is the same or a subclass. A field that the subclass declares again keeps the subclass's default."""
+    """Return the table of a part, completed with fields of the part (or the several parts) already in `there`, if the
+    class of the new part is the same or a subclass. A field that the subclass declares again keeps the subclass's
+    default."""
     if not isinstance(value, dict):
         return value  # to be refused where the decoder is built
     made = kinds.get(value["kind"])
@@ -118,7 +119,7 @@ def inherited(there: Any, value: Any, path: str, kinds: Mapping[str, type[fields
 
 
 def tables(value: Any, path: str) -> Any:
-    """One part or several, given as text or as Python objects, as tables of the fields that were named."""
+    """Return one part or several, given as text or as Python objects, as tables of the fields that were named."""
     if isinstance(value, str):
         return fields.parse(value, path)
     if isinstance(value, fields.Part):
@@ -139,8 +140,8 @@ def plain_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
 def unnamed_changes(
     preset: str, config: DecoderConfig, changes: Mapping[str, Any], sizes: Mapping[str, int] | None = None
 ) -> list[str]:
-    """The differences of a decoder from its preset that follow from the named changes, such as dependent sizes and
-    fields of a part of another kind.
+    """Return the differences of a decoder from its preset that follow from the named changes, such as dependent sizes
+    and fields of a part of another kind.
 
     `sizes` are fields that were chosen for the decoder, and do not count as differences. Each difference is written as
     `norm.eps 1e-06 -> 1e-05`; a field that the other kind lacks becomes `absent`.
@@ -162,7 +163,7 @@ def unnamed_changes(
 
 
 def in_words(change: Change) -> str:
-    """A difference as `norm.eps 1e-06 -> 1e-05`; None stands for a missing field."""
+    """Return a difference as `norm.eps 1e-06 -> 1e-05`; None stands for a missing field."""
     before, after = ("absent" if value is None else fields.text(value) for value in (change.before, change.after))
     return f"{change.what} {before} -> {after}"
 

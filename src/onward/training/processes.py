@@ -72,7 +72,7 @@ class Processes:
             self.wait()
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sum of each value over all processes."""
+        """Return the sum of each value over all processes."""
         if self.count == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)

@@ -26,7 +26,7 @@ class Stage:
 
 
 def cross_entropy(config: RunConfig) -> Loss:
-    """The configured cross-entropy."""
+    """Return the configured cross-entropy."""
     return CrossEntropy(config.z_loss, config.label_smoothing, config.loss_chunk)
 
 
@@ -35,11 +35,11 @@ FINETUNING = Stage(prepare_examples, open_examples, lambda config: config.method
 
 
 def stage_of(config: RunConfig) -> Stage:
-    """The stage of a configuration."""
+    """Return the stage of a configuration."""
     return FINETUNING if isinstance(config, FinetuneConfig) else PRETRAINING
 
 
 def inputs_of(folder: Path) -> Inputs:
-    """The inputs of a run. File sizes are verified; checksums are not."""
+    """Return the inputs of a run. File sizes are verified; checksums are not."""
     config = read_config(folder)
     return stage_of(config).open(config, folder, "size")

@@ -59,8 +59,8 @@ class Options(FinetuneConfig):
 
 
 def method_of(argv: Sequence[str]) -> type[Method] | None:
-    """The class of the method that the words of a command name, directly or in their TOML file; None for a sum of
-    methods and for an unknown one. The modules of `--import` are imported."""
+    """Return the class of the method that the words of a command name, directly or in their TOML file; None for a sum
+    of methods and for an unknown one. The modules of `--import` are imported."""
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--import", action="append", default=[], dest="imports")
     for name in "method", "config":
@@ -74,7 +74,7 @@ def method_of(argv: Sequence[str]) -> type[Method] | None:
 
 
 def about(method: type[Method] | None) -> str:
-    """The text of `--help`: the command, the methods, and the formula of the chosen one."""
+    """Return the text of `--help`: the command, the methods, and the formula of the chosen one."""
     summary, _, examples = ABOUT.partition("\n\n")
     sentences = {kind: summary_of(one) for kind, one in Method.choices().items()}
     table = "\n".join(f"  {kind:<9} {sentence}" for kind, sentence in sentences.items())
@@ -83,14 +83,14 @@ def about(method: type[Method] | None) -> str:
 
 
 def summary_of(method: type[Method]) -> str:
-    """The first sentence of a method's docstring, without its sources."""
+    """Return the first sentence of a method's docstring, without its sources."""
     text = " ".join((inspect.getdoc(method) or "").split())
     return re.split(r"(?<![ (][A-Z])(?<!et al)[.:;](?: |$)| \(", text)[0]
 
 
 def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool]:
-    """The configuration of a new run, or the folder of the run to resume; how many examples to print; and whether to
-    print figures as JSON."""
+    """Return the configuration of a new run, or the folder of the run to resume; how many examples to print; and
+    whether to print figures as JSON."""
     method = method_of(argv)
     if method:
         check_readers([word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--"], method)

@@ -68,15 +68,15 @@ def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
 
 
 def weights_folder(config: RunConfig) -> Path:
-    """The folder of the weights beneath all adapters."""
+    """Return the folder of the weights beneath all adapters."""
     folder = locate(config.base)
     return base_folder(folder) if is_adapter(folder) else folder
 
 
 def with_merged_base(config: RunConfig, folder: Path) -> RunConfig:
-    """The configuration of a run in `folder`. If it trains new adapters on a base that is an adapter, and that one is
-    not to be kept beneath them, the base becomes an ordinary model in the folder: it has the first adapter merged, in
-    fp32."""
+    """Return the configuration of a run in `folder`. If it trains new adapters on a base that is an adapter, and that
+    one is not to be kept beneath them, the base becomes an ordinary model in the folder: it has the first adapter
+    merged, in fp32."""
     if not isinstance(config, FinetuneConfig) or not config.adapters or not config.base:
         return config
     first = locate(config.base)
@@ -109,7 +109,7 @@ def base_model(folder: Path, config: RunConfig, labels: Sequence[str]) -> Callab
 
 
 def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
-    """The base of a model with adapters, with its checksum; None for other models."""
+    """Return the base of a model with adapters, with its checksum; None for other models."""
     if not adapter_names(model):
         return None
     if not config.base:
@@ -120,18 +120,18 @@ def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
 
 
 def base_checksum(config: RunConfig) -> str:
-    """A checksum of the weights that a run begins from, of an adapter among them too."""
+    """Return a checksum of the weights that a run begins from, of an adapter among them too."""
     checksum, folder = weights_checksum(weights_folder(config)), locate(config.base)
     return f"{checksum} {file_sha256(folder / TENSORS)[:16]}" if is_adapter(folder) else checksum
 
 
 def base_of(config: FinetuneConfig) -> Base:
-    """The model that a run begins from, for the loss of its method."""
+    """Return the model that a run begins from, for the loss of its method."""
     return Base(lambda: load_base(config)[0], lambda: base_tokenizer(config), config.device)
 
 
 def base_tokenizer(config: RunConfig) -> Tokenizer:
-    """The tokenizer of the model named by `config.base`, with the configured chat template."""
+    """Return the tokenizer of the model named by `config.base`, with the configured chat template."""
     folder = locate(config.base)
     if is_adapter(folder) and not (folder / "tokenizer.json").exists():
         folder = base_folder(folder)
@@ -142,8 +142,8 @@ def base_tokenizer(config: RunConfig) -> Tokenizer:
 
 @torch.no_grad()
 def with_vocabulary(model: Decoder, size: int) -> Decoder:
-    """A copy of the model with a larger vocabulary. Embeddings of new tokens are the mean of the others, and so are
-    their rows of the head, so that a new token is about as likely as a known one."""
+    """Return a copy of the model with a larger vocabulary. Embeddings of new tokens are the mean of the others, and so
+    are their rows of the head, so that a new token is about as likely as a known one."""
     grown = Decoder(replace(model.config, vocab_size=size)).to(model.dtype)
     if labels := head_labels(model):
         add_head(grown, labels)

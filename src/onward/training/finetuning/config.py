@@ -86,12 +86,12 @@ class FinetuneConfig(RunConfig, ExampleOptions):
 
     @checked
     def peak_learning_rate(self, d_model: int) -> float:
-        """The learning rate after the warm-up."""
+        """Return the learning rate after the warm-up."""
         return self.method.rate / d_model if self.learning_rate is None else self.learning_rate
 
 
 def config_class(values: Mapping[str, Any]) -> type[RunConfig]:
-    """The class of the configuration in a run.json."""
+    """Return the class of the configuration in a run.json."""
     return FinetuneConfig if "method" in values else RunConfig
 
 

@@ -49,7 +49,7 @@ class ExampleInputs(Inputs):
     config: FinetuneConfig
 
     def opening(self, tokenizer: Tokenizer) -> str | list[int]:
-        """The tokens before the first trained token of the first held-out example."""
+        """Return the tokens before the first trained token of the first held-out example."""
         first = (self.examples if self.held_out is None else self.held_out).sequence(0)
         return list(first.tokens[: max(1, first.trained.index(True))])
 
@@ -77,11 +77,11 @@ class ExampleInputs(Inputs):
         return {name: self.packed(examples, context_length, None) for name, examples in sets.items()}
 
     def measure(self, loss: Loss) -> Loss:
-        """The loss for validation: the training loss itself."""
+        """Return the loss for validation: the training loss itself."""
         return loss
 
     def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
-        """The means of the reported figures over held-out examples of about `tokens` tokens (0: all)."""
+        """Return the means of the reported figures over held-out examples of about `tokens` tokens (0: all)."""
         rows = self.validation_windows(self.config, model.config.context_length)
         if rows is None:
             return {}
@@ -99,7 +99,7 @@ def short_names(sources: Sequence[str]) -> list[str]:
 
 
 def row_length(config: FinetuneConfig, context_length: int) -> int:
-    """The largest number of tokens in a sequence."""
+    """Return the largest number of tokens in a sequence."""
     if config.length > context_length:
         raise UserError(f"length is {config.length}, and the model's context has {context_length} tokens")
     return config.length or min(context_length, LONGEST)

@@ -34,7 +34,7 @@ class Record:
 
 
 def read_record(folder: Path) -> Record:
-    """The content of a run's inputs.json. A UserError names a key that is missing or of another type."""
+    """Return the content of a run's inputs.json. A UserError names a key that is missing or of another type."""
     path = folder / "inputs.json"
     record = fields.build(Record, read_json(path), str(path))
     for name in {*(name for name, _ in record.train), record.validation} - {""}:
@@ -44,7 +44,7 @@ def read_record(folder: Path) -> Record:
 
 
 def read_config(folder: Path) -> RunConfig:
-    """The configuration in a run's run.json."""
+    """Return the configuration in a run's run.json."""
     if not (folder / "run.json").exists():
         file, there = f"{folder} is a file", f"there is no {'run.json in' if folder.is_dir() else 'folder'} {folder}"
         raise UserError(f"{file if folder.is_file() else there}: name the folder of a run")
@@ -64,7 +64,7 @@ def same_tokens(folder: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def index_of(data: Path) -> Path:
-    """The file with the checksum of the data: the index of a prepared folder, or the file itself."""
+    """Return the file with the checksum of the data: the index of a prepared folder, or the file itself."""
     return data / INDEX if data.is_dir() else data
 
 

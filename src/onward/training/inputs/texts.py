@@ -50,17 +50,17 @@ class Inputs:
         return sum(map(len, self.train))
 
     def opening(self, tokenizer: Tokenizer) -> str | list[int]:
-        """The first words of the validation text, as a prompt for samples during training."""
+        """Return the first words of the validation text, as a prompt for samples during training."""
         tokens = self.train[0] if self.validation is None else self.validation
         return " ".join(tokenizer.decode(tokens[:64].tolist()).split()[:4])
 
     def windows(self, config: RunConfig, context_length: int) -> TrainingWindows:
-        """The training tokens as windows of `context_length` tokens and their targets, in the order and from the
+        """Return the training tokens as windows of `context_length` tokens and their targets, in the order and from the
         sources that `config` gives."""
         return Windows(self.train, context_length, config.seed, weights=config.weights, pack=config.pack)
 
     def validation_windows(self, config: RunConfig, context_length: int) -> HeldOutWindows | None:
-        """The windows of the whole validation text."""
+        """Return the windows of the whole validation text."""
         return None if self.validation is None else ValidationWindows(self.validation, context_length, config.pack)
 
     def validation_sets(self, config: RunConfig, context_length: int) -> Mapping[str, HeldOutWindows]:
@@ -68,12 +68,12 @@ class Inputs:
         return {}
 
     def measure(self, loss: Loss) -> Loss:
-        """The loss for validation, in a run that trains with `loss`: for text, the plain cross-entropy."""
+        """Return the loss for validation, in a run that trains with `loss`: for text, the plain cross-entropy."""
         return CrossEntropy()
 
     def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
-        """The figures of a model on about `tokens` tokens of the validation text (0: all), for result.json; {} without
-        a validation text."""
+        """Return the figures of a model on about `tokens` tokens of the validation text (0: all), for result.json; {}
+        without a validation text."""
         if self.validation is None:
             return {}
         text = spread(self.validation, tokens or len(self.validation), model.config.context_length)
@@ -150,7 +150,7 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
 
 
 def validation_start(tokens: Tokens, share: float, pack: Packing) -> int:
-    """The index of the first validation token of a source.
+    """Return the index of the first validation token of a source.
 
     With packed documents it is the start of the document nearest to the share, so that no document is in both texts,
     unless that would more than double the validation text.
@@ -164,7 +164,7 @@ def validation_start(tokens: Tokens, share: float, pack: Packing) -> int:
 
 
 def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[Source]) -> Tokenizer:
-    """The tokenizer of prepared sources, or the requested one, trained on the texts if necessary."""
+    """Return the tokenizer of prepared sources, or the requested one, trained on the texts if necessary."""
     base = str(locate(config.base)) if config.base else ""
     asked = config.tokenizer or base or ("" if prepared else "bpe:4096")
     texts = passages(raw, field=config.field, encoding=config.encoding) if raw else ()
@@ -181,7 +181,7 @@ def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[S
 
 
 def share(validation: str) -> float | None:
-    """The share of each source that --validation requests; None if it requests a file or none."""
+    """Return the share of each source that --validation requests; None if it requests a file or none."""
     try:
         part = float(validation)
     except ValueError:

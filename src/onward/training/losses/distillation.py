@@ -26,7 +26,7 @@ from onward.training.step.loss import MAX_LOGITS, Loss, Sums
 
 
 def divergence(student: Tensor, teacher: Tensor, mix: float) -> Tensor:
-    """The divergence of the distributions of two tensors of logits (N, V), (N,), in nats.
+    """Return the divergence of the distributions of two tensors of logits (N, V), (N,), in nats.
 
     0: KL(teacher || student), forward; 1: KL(student || teacher), reverse; between, the generalized Jensen-Shannon
     divergence mix KL(teacher || m) + (1 - mix) KL(student || m), where m = mix teacher + (1 - mix) student (Agarwal et
@@ -60,8 +60,8 @@ class Distillation(Loss):
     chunk: int = 0  # targets whose logits are in memory at once; 0: as many as take 128 MiB in fp32, of both models
 
     def __call__(self, model: Decoder, batch: Batch) -> Sums:
-        """The sum over targets. Logits are computed for targets only, and in chunks that the backward recomputes if all
-        logits at once would fill the memory."""
+        """Return the sum over targets. Logits are computed for targets only, and in chunks that the backward recomputes
+        if all logits at once would fill the memory."""
         teacher = self.teacher.on(model.device)
         with torch.no_grad():
             wanted = teacher.hidden(batch.tokens, batch.positions).flatten(0, 1)
@@ -76,7 +76,7 @@ class Distillation(Loss):
         return loss, loss.detach()
 
     def of_hidden(self, model: Decoder, teacher: Decoder, hidden: Tensor, wanted: Tensor) -> Tensor:
-        """The sum for hidden states of the student (N, D) and of the teacher."""
+        """Return the sum for hidden states of the student (N, D) and of the teacher."""
         size = min(model.config.vocab_size, teacher.config.vocab_size)
         logits = [model.logits(hidden)[:, :size], teacher.logits(wanted)[:, :size]]
         student, other = (x.to(torch.promote_types(x.dtype, torch.float32)) / self.temperature for x in logits)
@@ -99,11 +99,11 @@ class OnPolicy(Loss):
         return self.answers
 
     def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Batch]:
-        """The batches of a step, some with the student's answers."""
+        """Return the batches of a step, some with the student's answers."""
         return [self.answered(model, b) if Random(b.seed).random() < self.share else b for b in batches]
 
     def answered(self, model: Decoder, batch: Batch) -> Batch:
-        """A batch with answers by the student."""
+        """Return a batch with answers by the student."""
         prompts = [prompt for prompt, _ in prompts_of(batch)]
         seeds = [batch.seed * 1_000_003 + number for number in range(len(prompts))]
         made = complete(model, prompts, seeds, self.sampling, self.most, self.ends)
@@ -113,5 +113,5 @@ class OnPolicy(Loss):
         return Batch(tokens, targets, seed=batch.seed).to(model.device)
 
     def __call__(self, model: Decoder, batch: Batch) -> Sums:
-        """The sum over targets."""
+        """Return the sum over targets."""
         return self.distillation(model, batch)

@@ -55,7 +55,7 @@ class Mixed(Method, kind=SUM, internal=True):
         return self.pairs[0].examples(encoder, records)
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
-        """The weighted sum of the losses of each pair, (M,)."""
+        """Return the weighted sum of the losses of each pair, (M,)."""
         losses = [w * m.of_pairs(chosen, rejected) for w, m in self.terms if isinstance(m, PairMethod | SFT)]
         return sum(losses[1:], losses[0])
 

@@ -103,7 +103,7 @@ class PolicyGradient(Loss):
         self.largest_gap, self.gap_share = 0.0, 0
 
     def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Rollouts]:
-        """The completions of a step: new ones or, for `iterations` above 1, those of the step before."""
+        """Return the completions of a step: new ones or, for `iterations` above 1, those of the step before."""
         if self.remaining:
             self.remaining -= 1
         else:
@@ -192,7 +192,7 @@ class PolicyGradient(Loss):
         ]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of a completion, without its end token."""
+        """Return the text of a completion, without its end token."""
         return self.tokenizer.decode([token for token in tokens if token not in self.ends])
 
     def rollout(self, model: Decoder, batch: Batch, groups: Sequence[Group]) -> Rollouts:
@@ -239,15 +239,15 @@ class PolicyGradient(Loss):
         self.kept = [Rollouts(**rows[i]).to(device) for i in sorted(rows)]
 
     def reference_logprobs(self, model: Decoder, batch: Batch) -> Tensor:
-        """The log-probabilities (N, T) of targets by the reference."""
+        """Return the log-probabilities (N, T) of targets by the reference."""
         if self.reference is None:
             raise UserError("kl is given without a reference: give the model to compare with")
         with self.reference.of(model) as other:
             return policy_outputs(other, batch, self.method.temperature).logprobs
 
     def __call__(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-        """The sum to minimize, the sum to report, and figures. Prompts without completions, as in validation, are
-        completed first."""
+        """Return the sum to minimize, the sum to report, and figures. Prompts without completions, as in validation,
+        are completed first."""
         m = self.method
         if not isinstance(batch, Rollouts):  # such as in validation
             share, [rollouts] = batch.divisor, self.rollouts(model, [batch])

@@ -36,7 +36,7 @@ def leave_one_out(rewards: Tensor, group: int) -> Tensor:
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """An estimate of KL(policy, reference) at each token, at least 0: exp(r - p) - (r - p) - 1."""
+    """Return an estimate of KL(policy, reference) at each token, at least 0: exp(r - p) - (r - p) - 1."""
     difference = reference - logprobs
     return difference.exp() - difference - 1
 
@@ -62,7 +62,7 @@ def sequence_ratio(logprobs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
 
 
 def reduced(per_token: Tensor, mask: Tensor, reduction: Reduction, max_length: int) -> tuple[Tensor, int]:
-    """A sum over completions and the number to divide it by, from losses (N, T) of tokens.
+    """Return a sum over completions and the number to divide it by, from losses (N, T) of tokens.
 
     | reduction | the mean is over                                                                       |
     | --------- | -------------------------------------------------------------------------------------- |

@@ -49,7 +49,7 @@ class Rollouts(Batch):
 
 
 def largest(differences: Tensor, mask: Tensor) -> float:
-    """The largest absolute difference at the masked tokens."""
+    """Return the largest absolute difference at the masked tokens."""
     return (differences.abs() * mask).max().item()
 
 
@@ -64,7 +64,8 @@ class PolicyOutputs:
 
 
 def policy_outputs(model: Decoder, batch: Batch, temperature: float) -> PolicyOutputs:
-    """The outputs for the targets of a batch. Logits are computed for targets only, in chunks if there are many."""
+    """Return the outputs for the targets of a batch. Logits are computed for targets only, in chunks if there are
+    many."""
     hidden = model.hidden(batch.tokens, batch.positions)
     inside = batch.targets != IGNORE_INDEX
     states, targets = hidden[inside], batch.targets[inside]

@@ -48,13 +48,13 @@ class Code(Reward, kind="code"):
 
 
 def code_of(text: str) -> str:
-    """The last fenced block of a text; without one, all of it."""
+    """Return the last fenced block of a text; without one, all of it."""
     blocks = FENCED.findall(text)
     return blocks[-1] if blocks else text
 
 
 def tests_of(value: Any, name: str) -> list[str]:
-    """The tests in a column. A UserError if they are no text and no list of texts."""
+    """Return the tests in a column. Raises a UserError if they are no text and no list of texts."""
     tests = [value] if isinstance(value, str) else value
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
         raise UserError(f"{name} is {shown(value)}: give a text or a list of texts, tests in Python")

@@ -27,8 +27,8 @@ class Repeat(Exception):
 
 
 def chat(url: str, model: str, text: str, key_env: str, seconds: float) -> str:
-    """The reply of a model to a text, with temperature 0: POST URL/chat/completions, with the key in the environment
-    variable `key_env` if that is set. Repeat if the request may succeed later, a UserError if it cannot."""
+    """Return the reply of a model to a text, with temperature 0: POST URL/chat/completions, with the key in the
+    environment variable `key_env` if that is set. Repeat if the request may succeed later, a UserError if it cannot."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], "temperature": 0}
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(key_env):
@@ -59,7 +59,7 @@ class NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def read(response: HTTPResponse, seconds: float) -> bytes:
-    """The body of a response, of at most REPLY bytes, which come within `seconds`."""
+    """Return the body of a response, of at most REPLY bytes, which come within `seconds`."""
     body, until = b"", time.monotonic() + seconds
     while part := response.read1(1 << 16):
         body += part
@@ -71,7 +71,7 @@ def read(response: HTTPResponse, seconds: float) -> bytes:
 
 
 def content(body: bytes) -> str:
-    """The text of the message in a reply."""
+    """Return the text of the message in a reply."""
     try:
         text = json.loads(body)["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -82,5 +82,5 @@ def content(body: bytes) -> str:
 
 
 def seconds_of(header: str | None) -> float:
-    """The seconds in a Retry-After header; 0 without one, or for a date."""
+    """Return the seconds in a Retry-After header; 0 without one, or for a date."""
     return min(float(header), LONGEST_WAIT) if header and header.isascii() and header.isdecimal() else 0.0

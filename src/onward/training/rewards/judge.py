@@ -74,7 +74,7 @@ class Judge(Reward, kind="judge"):
         raise AssertionError("the last attempt returns or raises")
 
     def filled(self, completion: Completion) -> str:
-        """The prompt of the judge for a completion."""
+        """Return the prompt of the judge for a completion."""
         values = {**completion.columns, "prompt": completion.prompt, "completion": completion.text}
         values.setdefault("answer", completion.answer)
         replaced = lambda match: str(values[match[1]]) if match[1] in values else match[0]
@@ -82,6 +82,6 @@ class Judge(Reward, kind="judge"):
 
 
 def grade(reply: str) -> float | None:
-    """The first number from 0 to 10 in a reply, after its thoughts; None if it has none."""
+    """Return the first number from 0 to 10 in a reply, after its thoughts; None if it has none."""
     numbers = map(float, NUMBER.findall(reply.rpartition("</think>")[2]))
     return next((number for number in numbers if number <= MOST), None)

@@ -47,8 +47,8 @@ class Reward(Part):
 
     @classmethod
     def shorthand(cls, value: Any) -> Any:
-        """The table of a reward that is written as FILE.py:FUNCTION, also as a term of a sum, or as the folder of a
-        reward model. A UserError for options after a colon."""
+        """Return the table of a reward that is written as FILE.py:FUNCTION, also as a term of a sum, or as the folder
+        of a reward model. Raises a UserError for options after a colon."""
         if not isinstance(value, str) or value in cls.kinds:
             return None
         if value and Path(value).is_dir():
@@ -74,11 +74,11 @@ class Reward(Part):
 
     def open(self, tokenizer: Tokenizer | None = None, device: str = "auto") -> Scorer:
         """Load what the reward computes with, and return the function that scores completions. `tokenizer` is that of
-        the model in training. A UserError if something is missing."""
+        the model in training. Raises a UserError if something is missing."""
         return self.scores
 
     def scores(self, completions: Sequence[Completion]) -> Sequence[float]:
-        """The score of each completion."""
+        """Return the score of each completion."""
         return [self.score(completion) for completion in completions]
 
     def score(self, completion: Completion) -> float:
@@ -87,14 +87,14 @@ class Reward(Part):
 
 
 def reward_of(text: str) -> Reward:
-    """The reward that a text writes, such as `exact + 0.2 * length(characters=100)`, FILE.py:FUNCTION, or the folder of
-    a reward model. A UserError names the nearest kind."""
+    """Return the reward that a text writes, such as `exact + 0.2 * length(characters=100)`, FILE.py:FUNCTION, or the
+    folder of a reward model. A UserError names the nearest kind."""
     return part(Reward, text, "reward")
 
 
 def finite(scores: Sequence[Any], completions: Sequence[Completion], name: str) -> list[float]:
-    """The scores as numbers. A UserError if their number differs from that of the completions, or if one of them is not
-    a finite number."""
+    """Return the scores as numbers. Raises a UserError if their number differs from that of the completions, or if one
+    of them is not a finite number."""
     if len(scores) != len(completions):
         raise UserError(f"the reward {name} returned {len(scores)} values for {len(completions)} completions")
     for score, completion in zip(scores, completions):
@@ -110,7 +110,7 @@ def finite(scores: Sequence[Any], completions: Sequence[Completion], name: str) 
 
 
 def column(completion: Completion, name: str, reward: str) -> Any:
-    """A column of a completion's record. A UserError if the record has none of that name."""
+    """Return a column of a completion's record. Raises a UserError if the record has none of that name."""
     if name not in completion.columns:
         raise UserError(
             f"the record of the prompt {completion.prompt!r:.60} has no {name}, which the reward {reward} needs: add it"

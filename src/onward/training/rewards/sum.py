@@ -53,8 +53,8 @@ class OpenReward:
         self.scorers = [term.open(tokenizer, device) for _, term in terms]
 
     def terms(self, completions: Sequence[Completion]) -> list[list[float]]:
-        """The scores of completions by each term, K lists of finite numbers. Terms wait for their processes and servers
-        at the same time."""
+        """Return the scores of completions by each term, K lists of finite numbers. Terms wait for their processes and
+        servers at the same time."""
         from concurrent.futures import ThreadPoolExecutor
 
         if len(self.scorers) == 1:  # in this thread, in which Ctrl-C arrives
@@ -65,5 +65,5 @@ class OpenReward:
         return [finite(some, completions, name) for some, name in zip(scores, self.names)]
 
     def __call__(self, completions: Sequence[Completion]) -> list[float]:
-        """The weighted sum of the terms' scores of each completion."""
+        """Return the weighted sum of the terms' scores of each completion."""
         return [math.fsum(map(float.__mul__, self.weights, scores)) for scores in zip(*self.terms(completions))]

@@ -50,7 +50,7 @@ class Number(Reward, kind="number"):
 
 
 def last_number(text: str) -> float | None:
-    """The last number in a text; None if it has none. Commas between digits are left out."""
+    """Return the last number in a text; None if it has none. Commas between digits are left out."""
     numbers = NUMBER.findall(text)
     return float(numbers[-1].replace(",", "")) if numbers else None
 
@@ -132,8 +132,8 @@ class Format(Reward, kind="format"):
         return float(all(tags[tag] == count for tag, count in wanted.items()) and self.matches(text))
 
     def matches(self, text: str) -> bool:
-        """Whether the pieces occur in a text in order, the first one at its start, with a character or more between
-        them. The leftmost occurrence of each leaves most room for the others, so none is tried twice."""
+        """Return whether the pieces occur in a text in order, the first one at its start, with a character or more
+        between them. The leftmost occurrence of each leaves most room for the others, so none is tried twice."""
         first, *others = self.pieces
         found = first.match(text)
         for piece in others:

@@ -33,8 +33,8 @@ class NoAnswer(Exception):
 
 
 class Worker:
-    """A process that calls a function of a Python file. The file is executed there. A UserError if it cannot be, or has
-    no such function."""
+    """A process that calls a function of a Python file. The file is executed there. Raises a UserError if it cannot be,
+    or has no such function."""
 
     def __init__(self, file: str, name: str) -> None:
         self.file, self.name = file, name
@@ -61,7 +61,7 @@ class Worker:
             raise UserError(error)
 
     def receive(self, seconds: float) -> Any:
-        """The next answer of the process. NoAnswer if it takes longer than `seconds`, or ends."""
+        """Return the next answer of the process. NoAnswer if it takes longer than `seconds`, or ends."""
         try:
             if self.connection.poll(seconds):
                 return self.connection.recv()
@@ -73,9 +73,9 @@ class Worker:
         raise NoAnswer(f"has not returned after {seconds:g} s: make it faster, or it hangs")
 
     def call(self, columns: Mapping[str, Sequence[Any]], seconds: float) -> list[Any]:
-        """The values that the function returns for these columns of completions. A call that takes longer than
-        `seconds`, or ends its process, is made once more in another process. A UserError if that fails too, or if the
-        function raises."""
+        """Return the values that the function returns for these columns of completions. A call that takes longer than
+        `seconds`, or ends its process, is made once more in another process. Raises a UserError if that fails too, or
+        if the function raises."""
         for last in (False, True):
             if not self.stop.alive:
                 self.start()
@@ -124,7 +124,7 @@ def serve() -> None:
 
 
 def function_of(file: Path, name: str) -> Callable[..., Any]:
-    """A function in a Python file, which may import others of its folder."""
+    """Return a function in a Python file, which may import others of its folder."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if not file.exists() or spec is None or spec.loader is None:
         raise UserError(f"there is no file {file}: give FILE.py:FUNCTION")
@@ -142,7 +142,7 @@ def function_of(file: Path, name: str) -> Callable[..., Any]:
 
 
 def values_of(function: Callable[..., Any], columns: Mapping[str, Sequence[Any]]) -> list[Any]:
-    """The values that a function returns. It may be asynchronous, and so may each of its values.
+    """Return the values that a function returns. It may be asynchronous, and so may each of its values.
 
     Prompts, completions and answers are given by position, and other columns by name where the function has a parameter
     of that name or **kwargs. All are given by name if the function has fewer than three parameters by position, or
@@ -163,7 +163,7 @@ def values_of(function: Callable[..., Any], columns: Mapping[str, Sequence[Any]]
 
 
 async def awaited(result: Any) -> list[Any]:
-    """The values of a result, of which all or each may still be computed."""
+    """Return the values of a result, of which all or each may still be computed."""
     values = list(await result if inspect.isawaitable(result) else result)
     waiting = [i for i, value in enumerate(values) if inspect.isawaitable(value)]
     for i, value in zip(waiting, await asyncio.gather(*(values[i] for i in waiting))):
@@ -181,5 +181,5 @@ def number(value: Any) -> Any:
 
 
 def described(error: Exception) -> str:
-    """The type and the message of an error, in one line."""
+    """Return the type and the message of an error, in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(":")

@@ -48,7 +48,7 @@ class Prepared:
 
 
 def chosen_base(config: RunConfig, model: Decoder | None) -> tuple[RunConfig, Decoder | None, dict[str, Any]]:
-    """The configuration, the model to begin from (given, or named by the configuration, or None), and its
+    """Return the configuration, the model to begin from (given, or named by the configuration, or None), and its
     config.json."""
     hf: dict[str, Any] = {}
     for module in config.imports:
