@@ -89,7 +89,7 @@ def save(
     path that ends in .gguf, as a GGUF file.
 
     Quantized layers are written in the format pack-quantized of compressed-tensors, and loaded as they were.
-    `dtype` is that of the weights in a GGUF file, by default that of the model. A UserError, before any file is
+    `dtype` is that of the weights in a GGUF file, by default that of the model. Raises a UserError, before any file is
     written, if no architecture of llama.cpp computes this model. `accept` names differences that a GGUF file may have:
     gelu (its tanh form in place of the exact one), ramp (YaRN's, in whole pairs), window (none).
     """

@@ -131,7 +131,7 @@ def check_tools(tokenizer: Tokenizer, tools: Any) -> None:
 
 
 def check_text(text: str, name: str) -> None:
-    """A UserError if a text is empty."""
+    """Raise a UserError if a text is empty."""
     if not text:
         raise UserError(f"the {name} is empty: give it words, or remove the example")
 

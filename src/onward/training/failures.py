@@ -69,7 +69,7 @@ def terminate(*_: object) -> NoReturn:
 
 
 def in_one_sentence(error: BaseException, rank: int) -> BaseException:
-    """A UserError, or an error of the connection, as a UserError that names the rank; any other error unchanged."""
+    """Return an error of the user or of the connection as a UserError that names the rank, others unchanged."""
     if isinstance(error, UserError):
         return UserError(f"rank {rank}: {error}")
     if isinstance(error, DistError) or "gloo" in str(error):

@@ -80,7 +80,7 @@ class Processes:
         return tensor.tolist()
 
     def check_batches(self, batches: int) -> None:
-        """A UserError if a step has fewer batches than there are processes."""
+        """Raise a UserError if a step has fewer batches than there are processes."""
         if batches < self.count:
             raise UserError(
                 f"accumulation is {batches} for {self.count} processes, and each needs a batch: start fewer processes, "
@@ -88,7 +88,7 @@ class Processes:
             )
 
     def check_same(self, facts: dict[str, object]) -> None:
-        """A UserError in all processes, if a process has another value for a fact than rank 0."""
+        """Raise a UserError in all processes if a process has another value for a fact than rank 0."""
         if self.count == 1:
             return
         of_ranks: list[Any] = [None] * self.count

@@ -94,9 +94,9 @@ def tensor_names(chosen: Sequence[AdaptedWeight]) -> dict[str, AdaptedWeight]:
     """Return adapted weights by the module name in their tensors. PEFT wraps adapted parameters of the same module
     around each other, so each wrapping adds `.base_layer` to the name."""
     adapted, around = dict[str, AdaptedWeight](), Counter[str]()
-    for place in reversed(chosen):
-        adapted[place.module + ".base_layer" * around[place.module]] = place
-        around[place.module] += 1
+    for stored in reversed(chosen):
+        adapted[stored.module + ".base_layer" * around[stored.module]] = stored
+        around[stored.module] += 1
     return adapted
 
 
@@ -111,14 +111,14 @@ class Joined:
     alpha: float
 
 
-def joined(place: AdaptedWeight, adapters: Mapping[str, Adapter], targets: Mapping[str, Target]) -> Joined:
-    """Join the adapters of our weights to the adapter of the weight `place`. If they have different A, the ranks add
+def joined(stored: AdaptedWeight, adapters: Mapping[str, Adapter], targets: Mapping[str, Target]) -> Joined:
+    """Join the adapters of our weights to the adapter of the stored weight. If they have different A, the ranks add
     up: the new A stacks them, and B is block-diagonal."""
-    present = [adapters[our] for our in place.ours if our in adapters]
+    present = [adapters[our] for our in stored.ours if our in adapters]
     scaling, shared = present[0].scaling, all(torch.equal(adapter.a, present[0].a) for adapter in present)
     a = present[0].a.detach() if shared else torch.cat([adapter.a.detach() for adapter in present], -2)
     rank, rows, magnitudes, start = a.size(-2), [], [], 0
-    for our in place.ours:
+    for our in stored.ours:
         b = a.new_zeros(*targets[our].weight.shape[:-1], rank)
         if our in adapters:
             columns = slice(0, rank) if shared else slice(start, start := start + adapters[our].rank)
@@ -127,26 +127,26 @@ def joined(place: AdaptedWeight, adapters: Mapping[str, Adapter], targets: Mappi
         if present[0].magnitude is not None:
             weight = targets[our].weight
             magnitudes.append(adapters[our].magnitude if our in adapters else weight.to(a.dtype).norm(dim=1))
-    magnitude = torch.cat([m.detach() for m in magnitudes])[place.order] if magnitudes else None  # type: ignore[union-attr]
-    b = torch.cat(rows, -2)[..., place.order, :]
-    if place.stack:
+    magnitude = torch.cat([m.detach() for m in magnitudes])[stored.order] if magnitudes else None  # type: ignore[union-attr]
+    b = torch.cat(rows, -2)[..., stored.order, :]
+    if stored.stack:
         a, b = a.flatten(0, 1), b.permute(1, 2, 0).flatten(1)
     return Joined(a, b, magnitude, rank, scaling * (math.sqrt(rank) if present[0].rslora else rank))
 
 
 def split(
-    place: AdaptedWeight, given: Mapping[str, Tensor], config: LoraConfig, targets: Mapping[str, Target]
+    stored: AdaptedWeight, given: Mapping[str, Tensor], config: LoraConfig, targets: Mapping[str, Target]
 ) -> list[Adapter]:
-    """Split the adapter of the weight `place`, with the tensors `given`, into the adapters of our weights that it
+    """Split the adapter of the stored weight, with the tensors `given`, into the adapters of our weights that it
     joins. Raises a ValueError for a tensor that does not fit."""
-    first = targets[place.ours[0]]
+    first = targets[stored.ours[0]]
     leaves = EMBEDDING if isinstance(first.module, nn.Embedding) else LAYER
     a, b = (given[leaf.removesuffix(".weight")] for leaf in leaves)
-    if place.stack:
+    if stored.stack:
         a, b = a.unflatten(0, (len(first.weight), -1)), b.unflatten(1, (-1, len(first.weight))).permute(2, 0, 1)
     magnitude, rank = given.get(MAGNITUDE), a.size(-2)
-    own = place.key if place.stack else f"{place.module}.weight"  # its name where it is targeted as a parameter
-    name = own if any(matches(pattern, own) for pattern in config.target_parameters or ()) else place.module
+    own = stored.key if stored.stack else f"{stored.module}.weight"  # its name where it is targeted as a parameter
+    name = own if any(matches(pattern, own) for pattern in config.target_parameters or ()) else stored.module
     if rank != config.rank_of(name):
         raise ValueError(f"its rank is {rank}, and by adapter_config.json {config.rank_of(name)}")
     if config.use_dora != (magnitude is not None):
@@ -155,14 +155,14 @@ def split(
         )
     scaling = config.alpha_of(name) / (math.sqrt(rank) if config.use_rslora else rank)
     if config.init_lora_weights in CHANGED_BASE and leaves is LAYER:
-        start_a, start_b = initial_factors(place, targets, str(config.init_lora_weights), rank, scaling)
+        start_a, start_b = initial_factors(stored, targets, str(config.init_lora_weights), rank, scaling)
         a, b, rank = torch.cat([a.to(start_a), start_a]), torch.cat([b.to(start_b), -start_b], 1), 2 * rank
     kind: dict[str, Any] = {"dropout": config.lora_dropout, "rslora": config.use_rslora}
-    back = place.order.argsort()
+    back = stored.order.argsort()
     b, magnitude = b[..., back, :], None if magnitude is None else magnitude[back]
     parts, start = [], 0
-    for our in place.ours:
-        weight = targets[our].weight if place.expert is None else targets[our].weight[0]
+    for our in stored.ours:
+        weight = targets[our].weight if stored.expert is None else targets[our].weight[0]
         end = start + weight.size(-2)
         adapter = Adapter(weight, rank, scaling, dora=magnitude is not None, **kind)
         pairs = [(adapter.a, a), (adapter.b, b[..., start:end, :])]
@@ -178,23 +178,23 @@ def split(
 
 
 def initial_factors(
-    place: AdaptedWeight, targets: Mapping[str, Target], kind: str, rank: int, scaling: float
+    stored: AdaptedWeight, targets: Mapping[str, Target], kind: str, rank: int, scaling: float
 ) -> tuple[Tensor, Tensor]:
     """Compute A (R, I) and B (O, R) from which PEFT initialized an adapter, in the row order of the family: PEFT
     subtracts scaling B A from the base. PiSSA (Meng et al. 2024) uses the largest singular values and their vectors,
     OLoRA (Büyükakyüz 2024) the first columns of a QR decomposition."""
-    modules = [targets[our].module for our in place.ours]
-    if place.stack or place.expert is not None or any(isinstance(module, QuantizedLinear) for module in modules):
+    modules = [targets[our].module for our in stored.ours]
+    if stored.stack or stored.expert is not None or any(isinstance(module, QuantizedLinear) for module in modules):
         raise ValueError(f"init_lora_weights is {kind}, which is for layers with plain weights: merge it in PEFT")
-    if place.ours[0] == "head" and targets["head"].weight.data_ptr() == targets["embed"].weight.data_ptr():
+    if stored.ours[0] == "head" and targets["head"].weight.data_ptr() == targets["embed"].weight.data_ptr():
         raise ValueError(f"init_lora_weights is {kind}, which changed the embedding too, as the head shares its weight")
-    weight = torch.cat([targets[our].weight.detach() for our in place.ours])[place.order]
+    weight = torch.cat([targets[our].weight.detach() for our in stored.ours])[stored.order]
     weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
     if kind == "pissa":
         u, s, v = torch.linalg.svd(weight, full_matrices=False)
         root = (s[:rank] / scaling).sqrt()
         return root[:, None] * v[:rank], u[:, :rank] * root
-    if place.transposed:
+    if stored.transposed:
         raise ValueError("init_lora_weights is olora, which PEFT confuses with its transpose in this family")
     q, r = torch.linalg.qr(weight)
     return r[:rank], q[:, :rank]

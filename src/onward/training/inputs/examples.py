@@ -170,7 +170,7 @@ def check_teacher(teacher: str, base: str, tokenizer: Tokenizer) -> None:
 
 
 def check_labels(examples: Examples, config: FinetuneConfig) -> None:
-    """A UserError if all examples have the same label."""
+    """Raise a UserError if all examples have the same label."""
     labels = examples.numbers.get("label")
     if labels is not None and len(np.unique(labels)) == 1:
         raise UserError(

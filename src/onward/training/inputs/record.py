@@ -69,7 +69,7 @@ def index_of(data: Path) -> Path:
 
 
 def check_inputs(folder: Path, model: DecoderConfig) -> None:
-    """A UserError that lists the inputs that have changed since the run was started."""
+    """Return a UserError that lists the inputs that have changed since the run was started."""
     record = read_record(folder)
     differ = [
         f"the tokens in {name}" + ("" if index.exists() else " (which are gone)")

@@ -64,7 +64,7 @@ def chosen_base(config: RunConfig, model: Decoder | None) -> tuple[RunConfig, De
 
 
 def check_options(config: RunConfig, processes: Processes) -> None:
-    """A UserError for options that no run can begin with, before any text is read."""
+    """Raise a UserError for options that no run can begin with, before any text is read."""
     config.decoder(1)
     check_optimizer(config.optimizer or "adamw")
     processes.check_batches(config.accumulation)
