@@ -3,6 +3,7 @@ model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,6 +13,7 @@ from onward.cli.shared.options import parse
 from onward.cli.shared.output import print_json, print_next, print_table, warn_of_unknown
 from onward.config.part_types import Size, SizeOrZero
 from onward.errors import UserError
+from onward.suggestions import nearest
 
 if TYPE_CHECKING:
     from onward.language_model import LanguageModel
@@ -41,6 +43,7 @@ TASKS = """\
   arithmetic           sums and differences; arithmetic(digits=2)
   mapping              pairs that only the prompt defines, with 0, 1, 2, 4 and 8 of them as examples
   choices:FILE         your own questions: question, choices and answer, as .jsonl, .json or .csv
+  arc_easy, FILE.yaml  any task of lm-evaluation-harness (pip install 'onward[eval]')
   answers:FILE         questions whose answer the model writes; answers(file="FILE", match="number")
 """
 OF_TEXT = "stride", "field", "encoding"  # options that say how texts are read
@@ -112,11 +115,25 @@ def of_text(options: Options, lm: "LanguageModel") -> Measure:
 def of_tasks(options: Options) -> None:
     """Evaluate models on tasks."""
     from onward.cli.shared.tasks import Exam, evaluate_tasks
-    from onward.evaluation.tasks import tasks_of
+    from onward.evaluation.tasks.task import COMMAS, Task, tasks_of
+
+    def is_foreign(word: str) -> bool:
+        """Return whether a name is for lm-evaluation-harness; raise a UserError if that is not installed."""
+        if not word.isidentifier() or word in Task.kinds:
+            return False
+        if find_spec("lm_eval") is None:
+            raise UserError(
+                f"{word} is no task of Onward: {nearest(word, Task.choices())} (those of lm-evaluation-harness need: "
+                "pip install 'onward[eval]')"
+            )
+        return True
 
     if given := [name for name in OF_TEXT if getattr(options, name) != getattr(Options, name)]:
         raise UserError(f"{given[0]} applies to texts, and --tasks asks questions: leave it out")
-    exam = Exam(tasks_of(options.tasks), options.examples, options.limit)
+    words = [word.strip() for word in COMMAS.split(options.tasks)]
+    foreign = [word for word in words if word.endswith((".yaml", ".yml")) or is_foreign(word)]
+    ours = ", ".join(word for word in words if word not in foreign)
+    exam = Exam(tasks_of(ours) if ours else [], foreign, options.examples, options.limit)
     evaluate_tasks([options.model, *options.sources], options, exam, options.json)
 
 

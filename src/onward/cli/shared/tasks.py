@@ -24,6 +24,7 @@ class Exam:
     """Tasks, and how their questions are asked."""
 
     tasks: Sequence[Task]
+    foreign: Sequence[str]  # of lm-evaluation-harness
     examples: int
     limit: int
 
@@ -32,25 +33,33 @@ def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json:
     """Evaluate models on tasks and print their scores, and the differences of the others to the first. Raises a
     UserError, after the other results are printed, if a task failed."""
     failures: dict[str, str] = {}
-    results = {model: run_all(model, loading, exam, failures) for model in models}
+    foreign: list[dict[str, Any]] = []
+    results = {model: run_all(model, loading, exam, failures, foreign) for model in models}
     rows = [{"model": model} | row(result) for model, found in results.items() for result in found.values()]
     first, *others = results
     differences = [one for other in others for one in compared(results[first], other, results[other])]
     if as_json:
         right = {model: {task: one.right for task, one in found.items()} for model, found in results.items()}
-        print_json({"results": rows, "differences": differences, "right": right, "failures": failures})
+        print_json(
+            {"results": rows, "harness": foreign, "differences": differences, "right": right, "failures": failures}
+        )
     else:
-        for table, title in (rows, ""), (differences, f"\nbetter than {first}, on the same questions"):
+        for table, title in (rows, ""), (foreign, ""), (differences, f"\nbetter than {first}, on the same questions"):
             if table:
                 print(title, end="\n" if title else "")
                 print_table(table)
     if failures:
         task, message = next(iter(failures.items()))
-        raise UserError(f"{len(failures)} of {len(exam.tasks)} tasks failed, such as {task}: {message}")
+        raise UserError(
+            f"{len(failures)} of {len(exam.tasks) + len(exam.foreign)} tasks failed, such as {task}: {message}"
+        )
 
 
-def run_all(model: str, loading: Loading, exam: Exam, failures: dict[str, str]) -> Results:
-    """Return the results of a model by task; the messages of tasks that failed are added to `failures`."""
+def run_all(
+    model: str, loading: Loading, exam: Exam, failures: dict[str, str], foreign: list[dict[str, Any]]
+) -> Results:
+    """Return the results of a model by task. Rows of lm-evaluation-harness are added to `foreign`, and the messages of
+    tasks that failed to `failures`."""
     lm, results = load(model, loading), Results()
     with progress_bars(counted=True) as show:
         for task in exam.tasks:
@@ -61,6 +70,14 @@ def run_all(model: str, loading: Loading, exam: Exam, failures: dict[str, str]) 
             except UserError as error:
                 failures[task.label] = str(error)
                 console.print(f"{task.label}: {error}", markup=False)
+        if exam.foreign:
+            from onward.harness import run_harness
+
+            try:
+                rows = run_harness(lm, exam.foreign, examples=exam.examples, limit=exam.limit, progress=show)
+                foreign += [{"model": model} | row for row in rows]
+            except UserError as error:
+                failures[", ".join(exam.foreign)] = str(error)
     return results
 
 
