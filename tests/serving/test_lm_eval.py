@@ -1,0 +1,35 @@
+"""lm-evaluation-harness as a client of the server: its log-likelihoods are those of the model in this process."""
+
+from pathlib import Path
+
+import pytest
+
+import onward
+
+from support.server import serving
+
+completions = pytest.importorskip("lm_eval.models.openai_completions", reason="needs the extra eval, and lm-eval[api]")
+pytest.importorskip("tenacity", reason="needs lm-eval[api]")
+PAIRS = [("The cat", " sat on"), ("The cat sat", " on the mat"), ("One day a dog", " ran home"), ("A", " dog")]
+
+
+@pytest.mark.parametrize("at_a_time", [1, 4])
+def test_log_likelihoods_over_http_are_those_in_process(at_a_time: int, tiny_run: Path) -> None:
+    from lm_eval.api.instance import Instance
+
+    from onward.harness import HarnessModel
+
+    requests = [Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=i) for i, pair in enumerate(PAIRS)]
+    expected = HarnessModel(onward.load(tiny_run)).loglikelihood(requests, disable_tqdm=True)
+    with serving(tiny_run) as server:
+        model = completions.LocalCompletionsAPI(
+            base_url=f"{server.url}/v1/completions",
+            model=tiny_run.name,
+            tokenizer_backend="remote",
+            num_concurrent=at_a_time,
+            max_length=31,
+        )
+        found = model.loglikelihood(requests, disable_tqdm=True)
+    for (value, greedy), (other, flag) in zip(found, expected, strict=True):
+        assert value == pytest.approx(other, abs=1e-4)
+        assert greedy == flag
