@@ -65,7 +65,7 @@ def answer_text(value: Any) -> str:
 
 
 def with_fields(records: Iterable[Record], names: Collection[str], reward: str) -> Iterator[Record]:
-    """Records. Raises a UserError if one lacks a field that the reward needs, or if it is empty."""
+    """Yield the records unchanged. Raises a UserError if one lacks a field that the reward needs, or if it is empty."""
     for record in records:
         with placed(record):
             for name in names:
@@ -126,7 +126,7 @@ def margin(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def number(value: Any, name: str) -> float:
-    """Return a number of a record."""
+    """Return a field of a record as a number."""
     if not isinstance(value, int | float) or not np.isfinite(value):
         raise UserError(f"{name} is {value!r}: it must be a finite number")
     return float(value)
@@ -171,8 +171,8 @@ def wanted(label: Any) -> float:
 
 
 def other_prompts(prompts: Sequence[Any]) -> list[int | None]:
-    """For each prompt, the index of the nearest earlier prompt that differs from it and is of the same kind (a text, or
-    messages), with wrap-around; None if there is none."""
+    """Return, for each prompt, the index of the nearest earlier prompt that differs from it and is of the same kind (a
+    text, or messages), with wrap-around; None if there is none."""
     partners: list[int | None] = [None] * len(prompts)
     for texts in (True, False):
         indices = [i for i, prompt in enumerate(prompts) if isinstance(prompt, str) == texts]
@@ -210,7 +210,7 @@ def order_of(label: str | int) -> tuple[bool, str | int]:
 
 @contextmanager
 def placed(record: Record) -> Iterator[None]:
-    """A context that adds the location of the record to a UserError."""
+    """Return a context that adds the location of the record to a UserError."""
     try:
         yield
     except UserError as error:

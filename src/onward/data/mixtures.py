@@ -32,8 +32,8 @@ def joined(tables: Sequence[Examples]) -> Examples:
 
 
 def weighted(examples: Examples, weights: Sequence[float], seed: int) -> Examples:
-    """Return as many examples as there are, of which each table has its share by `weights`: those of a table are
-    repeated as often as they must be, in whole passes and a random part of the last one."""
+    """Return as many examples as `examples` has, with the share of each table in proportion to `weights`. A table with
+    fewer examples than its share is repeated: in whole passes, then by a random part of it."""
     generator, sets, total = np.random.default_rng(seed % 2**64), examples.numbers[SET], len(examples)
     chosen = []
     for index, weight in enumerate(weights):

@@ -84,7 +84,7 @@ def alpaca(values: dict[str, Any]) -> Values:
 
 
 def implicit(values: dict[str, Any]) -> Values:
-    """Split texts that are `chosen` and `rejected` without a prompt: what they share at the beginning is the prompt."""
+    """Split texts that are `chosen` and `rejected` without a prompt: their common beginning is the prompt."""
     chosen, rejected = values["chosen"], values["rejected"]
     if not isinstance(chosen, str) or not isinstance(rejected, str):
         return values

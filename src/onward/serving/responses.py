@@ -134,7 +134,7 @@ class Reply:
         return result
 
     def message(self, status: str) -> dict[str, Any]:
-        """Return the message as an item."""
+        """Return the message as an output item of the Responses API."""
         parts = [self.part()] if status == "completed" else []
         return {"id": self.message_id, "type": "message", "status": status, "role": "assistant", "content": parts}
 

@@ -1,4 +1,4 @@
-"""Environments: what answers a model between its turns, such as a calculator. An environment is a value, a part of the
+"""Environments: replies to a model between its turns, such as a calculator. An environment is a value, a part of the
 type `Environment`. Does not import torch, so that `--help` answers at once."""
 
 from onward.training.environments import calculator, function

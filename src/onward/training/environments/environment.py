@@ -30,8 +30,8 @@ class Environment(Part):
         return {"kind": "function", "file": file, "name": name} if colon and file.endswith(".py") else None
 
     def open(self) -> Replier:
-        """Start what the environment replies with, and return the function that replies to unfinished completions: for
-        each the text that follows its turns, or None if it has ended."""
+        """Start the process of the environment, if it has one, and return the function that replies to unfinished
+        completions: for each the text that follows its turns, or None if it has ended."""
         return lambda completions: [self.reply(completion) for completion in completions]
 
     def reply(self, completion: Completion) -> str | None:

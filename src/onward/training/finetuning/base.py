@@ -120,7 +120,7 @@ def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
 
 
 def base_checksum(config: RunConfig) -> str:
-    """Return a checksum of the weights that a run begins from, of an adapter among them too."""
+    """Return a checksum of the weights that a run begins from, including those of an adapter."""
     checksum, folder = weights_checksum(weights_folder(config)), locate(config.base)
     return f"{checksum} {file_sha256(folder / TENSORS)[:16]}" if is_adapter(folder) else checksum
 

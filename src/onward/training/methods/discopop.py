@@ -1,4 +1,4 @@
-"""DiscoPOP, a loss found by a language model."""
+"""DiscoPOP, a loss discovered by a language model."""
 
 from __future__ import annotations
 

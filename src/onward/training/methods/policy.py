@@ -1,4 +1,4 @@
-"""Methods that reward what the model writes: it answers prompts itself, and a policy-gradient loss follows.
+"""Methods that reward the model's own completions of prompts, with a policy-gradient loss.
 
 Shapes: N completions, T tokens of a prompt and its completion.
 """

@@ -1,4 +1,4 @@
-"""Robust DPO, for pairs of which some are swapped."""
+"""Robust DPO, for pairs with some swapped answers."""
 
 from __future__ import annotations
 

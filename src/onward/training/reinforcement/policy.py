@@ -227,7 +227,7 @@ class PolicyGradient(Loss):
         return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-        """Go on from a `state`."""
+        """Restore a `state`."""
         self.remaining = int(tensors.get("remaining", 0))
         if "replay" in tensors:
             self.replay.load_state(bytes(tensors["replay"].tolist()).decode())

@@ -1,4 +1,4 @@
-"""Prompts of a middling difficulty, kept to be asked again."""
+"""Prompts of medium difficulty, kept for replay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt, with what its record has for rewards."""
+    """A prompt, and the fields of its record that rewards read."""
 
     prompt: tuple[int, ...]  # token ids
     answer: tuple[int, ...] = ()  # token ids of the record's answer
@@ -48,6 +48,6 @@ class Replay:
         return json.dumps([[q.prompt, q.answer, q.columns, d] for q, d in self.deviations.items()])
 
     def load_state(self, text: str) -> None:
-        """Go on from a `state`."""
+        """Restore a `state`."""
         rows: Sequence[Any] = json.loads(text or "[]")
         self.deviations = {Question(tuple(p), tuple(a), columns): d for p, a, columns, d in rows}

@@ -19,7 +19,7 @@ AGAIN = 408, 409, 425, 429, 500, 502, 503, 504, 529  # statuses after which a re
 
 
 class Repeat(Exception):
-    """Why a request is repeated, and the seconds that the server asks to wait."""
+    """Raised for a request that may succeed later, with the reason and the seconds to wait that the server names."""
 
     def __init__(self, why: str, wait: float = 0.0) -> None:
         super().__init__(why)
@@ -28,7 +28,8 @@ class Repeat(Exception):
 
 def chat(url: str, model: str, text: str, key_env: str, seconds: float) -> str:
     """Return the reply of a model to a text, with temperature 0: POST URL/chat/completions, with the key in the
-    environment variable `key_env` if that is set. Repeat if the request may succeed later, a UserError if it cannot."""
+    environment variable `key_env` if that is set. Raises Repeat if the request may succeed later, a UserError if it
+    cannot."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], "temperature": 0}
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(key_env):

@@ -29,7 +29,7 @@ TEXTS = "prompts", "completions", "answers"
 
 
 class NoAnswer(Exception):
-    """Why a process has not answered."""
+    """Raised when a process does not answer, with the reason."""
 
 
 class Worker:
