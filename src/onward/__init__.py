@@ -48,7 +48,9 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.data.tokens import Tokens
     from onward.data.windows import Batch, ValidationWindows, Windows
     from onward.errors import UserError
+    from onward.evaluation.benchmark import TaskResult
     from onward.evaluation.score import Evaluation
+    from onward.evaluation.tasks import Task
     from onward.evaluation.text import Score
     from onward.folders import finetune, load, merge, save, save_adapter, train
     from onward.generation.answer import Answer
@@ -145,6 +147,8 @@ __all__ = [
     "Step",
     "StepConfig",
     "StepPlan",
+    "Task",
+    "TaskResult",
     "TokenLogprob",
     "Tokenizer",
     "Tokens",
