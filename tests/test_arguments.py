@@ -28,6 +28,7 @@ RESULTS = {  # which calls return, and a base of classes of the user
         "Notice",
         "Rollback",
         "Score",
+        "TaskResult",
         "SearchResult",
         "Step",
         "TokenLogprob",
