@@ -86,7 +86,7 @@ class Choice:
         self.offset = 0  # characters that were sent
 
     def piece(self, index: int, update: Update) -> dict[str, Any]:
-        """Return an update as a choice of the API."""
+        """Return the new text and log-probabilities of an answer as an item of `choices` in a reply."""
         text = self.before + update.text
         logprobs = None
         if self.body.logprobs is not None:
