@@ -130,16 +130,22 @@ def run_harness(
     if unknown := [task for task in tasks if task not in known and not task.endswith((".yaml", ".yml"))]:
         raise UserError(f"{unknown[0]!r:.60} is no task of Onward or of lm-evaluation-harness")
     model = HarnessModel(lm, progress=progress)
-    found = simple_evaluate(
-        model,
-        tasks=list(tasks),
-        num_fewshot=examples or None,
-        limit=limit,
-        task_manager=manager,
-        bootstrap_iters=0,
-        log_samples=False,
-        verbosity="ERROR",
-    )
+    try:
+        found = simple_evaluate(
+            model,
+            tasks=list(tasks),
+            num_fewshot=examples or None,
+            limit=limit,
+            task_manager=manager,
+            bootstrap_iters=0,
+            log_samples=False,
+            verbosity="ERROR",
+        )
+    except UserError:
+        raise
+    except Exception as failure:  # the library raises any, such as for a table that is not in the cache of the hub
+        reason = " ".join(str(failure).split())[:300] or type(failure).__name__
+        raise UserError(f"lm-evaluation-harness cannot run {', '.join(tasks)}: {reason}") from failure
     rows = []
     for task, metrics in (found or {"results": {}})["results"].items():
         for name, value in metrics.items():

@@ -96,3 +96,11 @@ metric_list: [{{metric: acc}}]
     assert (row["task"], row["metric"]) == ("mine", "acc")
     assert 0 <= row["score"] <= 1
     assert main(["evaluate", str(tiny_run), "--tasks", "no_such_task"]) == 2
+
+
+def test_a_broken_task_file_is_one_sentence(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "broken.yaml").write_text("task: broken\n")
+    assert main(["evaluate", str(tiny_run), "--tasks", f"{tmp_path / 'broken.yaml'},copying", "--limit", "2"]) == 2
+    printed = capsys.readouterr()
+    assert "copying" in printed.out
+    assert "lm-evaluation-harness cannot run" in printed.err.splitlines()[-1]

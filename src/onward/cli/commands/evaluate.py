@@ -118,20 +118,22 @@ def of_tasks(options: Options) -> None:
     from onward.evaluation.tasks.task import COMMAS, Task, tasks_of
 
     def is_foreign(word: str) -> bool:
-        """Return whether a name is for lm-evaluation-harness; raise a UserError if that is not installed."""
-        if not word.isidentifier() or word in Task.kinds:
+        """Return whether a task is for lm-evaluation-harness. Raises a UserError if that is not installed, and for a
+        file that is not there."""
+        is_file = word.endswith((".yaml", ".yml"))
+        if not is_file and (not word.isidentifier() or word in Task.kinds):
             return False
+        if is_file and not Path(word).is_file():
+            raise UserError(f"tasks names {word}, and there is no such file: name a task of lm-evaluation-harness")
         if find_spec("lm_eval") is None:
-            raise UserError(
-                f"{word} is no task of Onward: {nearest(word, Task.choices())} (those of lm-evaluation-harness need: "
-                "pip install 'onward[eval]')"
-            )
+            unknown = " needs a library" if is_file else f" is no task of Onward: {nearest(word, Task.choices())}"
+            raise UserError(f"{word}{unknown} (lm-evaluation-harness, with its tasks: pip install 'onward[eval]')")
         return True
 
     if given := [name for name in OF_TEXT if getattr(options, name) != getattr(Options, name)]:
         raise UserError(f"{given[0]} applies to texts, and --tasks asks questions: leave it out")
     words = [word.strip() for word in COMMAS.split(options.tasks)]
-    foreign = [word for word in words if word.endswith((".yaml", ".yml")) or is_foreign(word)]
+    foreign = [word for word in words if is_foreign(word)]
     ours = ", ".join(word for word in words if word not in foreign)
     exam = Exam(tasks_of(ours) if ours else [], foreign, options.examples, options.limit)
     evaluate_tasks([options.model, *options.sources], options, exam, options.json)
