@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +11,7 @@ from typing import Any, Literal
 
 from onward.errors import UserError
 from onward.evaluation.tasks.task import Question, Task, text_of
-
-NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+from onward.text.numbers import same_number
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,7 @@ class Answers(Task, kind="answers"):
             case "contains":
                 return expected.casefold() in answer.casefold()
             case "number":
-                found, right = NUMBER.findall(answer), NUMBER.findall(expected)
-                values = [float(one[-1].replace(",", "")) for one in (found, right) if one]
-                return len(values) == 2 and math.isclose(*values, abs_tol=1e-9)
+                return same_number(answer, expected)
             case "regex":
                 return re.fullmatch(expected, answer) is not None
             case _:

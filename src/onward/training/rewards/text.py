@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -14,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from onward.config.part_types import SizeOrZero
 from onward.errors import UserError
+from onward.text.numbers import same_number
 from onward.training.rewards.reward import Completion, Reward, Scorer
 
 if TYPE_CHECKING:
     from onward.text.tokenizer import Tokenizer
 
-NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 TAG = re.compile(r"<[^<>\s]+>")
 ANSWER = frozenset({"answer"})
 
@@ -45,14 +44,7 @@ class Number(Reward, kind="number"):
         return ANSWER
 
     def score(self, completion: Completion) -> float:
-        value, right = last_number(completion.text), last_number(completion.answer)
-        return float(value is not None and right is not None and math.isclose(value, right, abs_tol=1e-9))
-
-
-def last_number(text: str) -> float | None:
-    """Return the last number in a text; None if it has none. Commas between digits are left out."""
-    numbers = NUMBER.findall(text)
-    return float(numbers[-1].replace(",", "")) if numbers else None
+        return float(same_number(completion.text, completion.answer))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,18 @@
+"""Numbers in texts."""
+
+import math
+import re
+
+NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+def last_number(text: str) -> float | None:
+    """Return the last number in a text; None if it has none. Commas between digits are left out."""
+    numbers = NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "")) if numbers else None
+
+
+def same_number(text: str, expected: str) -> bool:
+    """Return whether the last numbers in two texts are equal, to 1e-9; False if a text has none."""
+    value, right = last_number(text), last_number(expected)
+    return value is not None and right is not None and math.isclose(value, right, abs_tol=1e-9)
