@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from onward.evaluation.programs import num_passed
+from onward.evaluation.sandbox import CREATE_RULESET, MACHINES
 from onward.training.rewards.code import code_of
-from onward.training.rewards.passing import num_passed
-from onward.training.rewards.sandbox import CREATE_RULESET, MACHINES
 
 LINUX = sys.platform == "linux"
 FILTERED = LINUX and platform.machine() in MACHINES

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.errors import UserError
+from onward.evaluation import endpoint, judging
 from onward.fields import notation
-from onward.training.rewards import endpoint, judge
 from onward.training.rewards.reward import Completion, Reward, reward_of
 from onward.training.rewards.sum import OpenReward
 from onward.training.run.run import Run
@@ -303,7 +303,7 @@ class Handler(BaseHTTPRequestHandler):
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for name in "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "OPENAI_API_KEY":
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(judge, "WAIT", 0.0)
+    monkeypatch.setattr(judging, "WAIT", 0.0)
     server = Server(("127.0.0.1", 0), Handler)
     server.requests = []
     thread = threading.Thread(target=server.serve_forever, args=[0.01])
@@ -377,7 +377,7 @@ def test_a_judge_that_fails_is_one_sentence(server: Server, status: int, reply: 
 
 
 def test_a_judge_that_is_not_there_or_slow_is_one_sentence(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "ATTEMPTS", 2)
+    monkeypatch.setattr(judging, "ATTEMPTS", 2)
     release = threading.Event()
     server.replies = [(200, lambda text: str(release.wait(5)))]
     with pytest.raises(UserError, match=r"cannot be asked .*timed out.*, 2 times"):

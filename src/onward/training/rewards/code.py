@@ -21,7 +21,7 @@ class Code(Reward, kind="code"):
 
     The tests are a text or a list of texts, such as `assert add(1, 2) == 3`. Each completion is run by a process of its
     own, in a temporary folder, with limits of time, memory and, where the kernel has them, of files, other processes
-    and the network: see sandbox.py.
+    and the network: see evaluation/sandbox.py.
     """
 
     tests: str = "tests"  # the name of the column
@@ -41,7 +41,7 @@ class Code(Reward, kind="code"):
             return list(threads.map(self.score, completions))
 
     def score(self, completion: Completion) -> float:
-        from onward.training.rewards.passing import num_passed
+        from onward.evaluation.programs import num_passed
 
         tests = tests_of(column(completion, self.tests, self.kind), self.tests)
         return num_passed(code_of(completion.text), tests, self.seconds, self.gigabytes) / len(tests)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from onward.arguments import Range, shown
-from onward.errors import UserError
+from onward.arguments import Range
 from onward.training.rewards.reward import Completion, Reward, Seconds
 
 PROMPT = (
     "Rate how well the answer responds to the request, from 0 (useless) to 10 (perfect).\n\n"
     "Request:\n{prompt}\n\nAnswer:\n{completion}\n\nReply with the number alone."
 )
-NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?")
-MOST = 10  # the best grade
-ATTEMPTS, WAIT = 5, 1.0  # requests for a grade, and seconds before the second one, twice as many before each further
 
 
 @dataclass(frozen=True)
@@ -38,50 +32,19 @@ class Judge(Reward, kind="judge"):
     concurrency: Annotated[int, Range(1, 1024)] = 8  # requests at a time
 
     def __post_init__(self) -> None:
+        from onward.evaluation.judging import check_judge
+
         super().__post_init__()
-        if not re.match(r"https?://[^/]", self.url):
-            raise UserError(f"reward.judge.url is {shown(self.url)}: give an address such as http://localhost:8000/v1")
-        if "{completion}" not in self.prompt:
-            raise UserError(f"reward.judge.prompt is {shown(self.prompt)}: write {{completion}} where that is to be")
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.key_env):
-            raise UserError("reward.judge.key_env is no name of an environment variable: the key itself is not given")
+        check_judge("reward.judge", self.url, self.prompt, self.key_env, "completion")
 
     def scores(self, completions: Sequence[Completion]) -> list[float]:
-        from concurrent.futures import ThreadPoolExecutor
+        from onward.evaluation.judging import JudgeServer, filled
 
-        with ThreadPoolExecutor(self.concurrency) as threads:
-            waiting = [threads.submit(self.score, completion) for completion in completions]
-            try:
-                return [one.result() for one in waiting]
-            except BaseException:
-                threads.shutdown(cancel_futures=True)
-                raise
+        server = JudgeServer(self.url, self.model, self.key_env, self.seconds, self.concurrency)
+        return server.grades([filled(self.prompt, self.values(completion)) for completion in completions])
 
-    def score(self, completion: Completion) -> float:
-        from onward.training.rewards.endpoint import Repeat, chat
-
-        text = self.filled(completion)
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                reply = chat(self.url, self.model, text, self.key_env, self.seconds)
-                if (found := grade(reply)) is None:
-                    raise Repeat(f"replied {shown(reply)}, without a number from 0 to {MOST}")
-                return found / MOST
-            except Repeat as why:
-                if attempt == ATTEMPTS:
-                    raise UserError(f"the judge {self.model} at {self.url} {why}, {ATTEMPTS} times: mend it") from None
-                time.sleep(max(WAIT * 2 ** (attempt - 1), why.wait))
-        raise AssertionError("the last attempt returns or raises")
-
-    def filled(self, completion: Completion) -> str:
-        """Return the prompt of the judge for a completion."""
+    def values(self, completion: Completion) -> dict[str, object]:
+        """Return the values of the variables in the prompt for a completion."""
         values = {**completion.columns, "prompt": completion.prompt, "completion": completion.text}
         values.setdefault("answer", completion.answer)
-        replaced = lambda match: str(values[match[1]]) if match[1] in values else match[0]
-        return re.sub(r"\{(\w+)\}", replaced, self.prompt)
-
-
-def grade(reply: str) -> float | None:
-    """Return the first number from 0 to 10 in a reply, after its thoughts; None if it has none."""
-    numbers = map(float, NUMBER.findall(reply.rpartition("</think>")[2]))
-    return next((number for number in numbers if number <= MOST), None)
+        return values

@@ -1,0 +1,87 @@
+"""A model behind an OpenAI-compatible address that grades texts. Does not import torch.
+
+The request is POST URL/chat/completions, as OpenAI's servers and most others take it, with temperature 0. It is
+repeated while the server is busy, fails, or replies without a grade.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from onward.arguments import shown
+from onward.errors import UserError
+from onward.evaluation.endpoint import Repeat, chat
+
+NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?")
+MOST = 10  # the best grade
+ATTEMPTS, WAIT = 5, 1.0  # requests for a grade, and seconds before the second one, twice as many before each further
+
+
+@dataclass(frozen=True)
+class JudgeServer:
+    """The model that grades, and how it is asked."""
+
+    url: str  # up to /v1
+    model: str  # its name on the server
+    key_env: str  # name of the environment variable with the key; without it none is sent
+    seconds: float  # that a request may take
+    concurrency: int  # requests at a time
+
+    def grades(self, texts: Sequence[str], graded: Callable[[int, float], None] = lambda i, grade: None) -> list[float]:
+        """Return a tenth of the grade from 0 to 10 in the reply to each text. `graded` is called with the index of a
+        text and its grade, as soon as that is known. Raises a UserError for a server that refuses, or fails ATTEMPTS
+        times."""
+
+        def ask(i: int) -> float:
+            grade = self.grade(texts[i])
+            graded(i, grade)
+            return grade
+
+        with ThreadPoolExecutor(self.concurrency) as threads:
+            waiting = [threads.submit(ask, i) for i in range(len(texts))]
+            try:
+                return [one.result() for one in waiting]
+            except BaseException:
+                threads.shutdown(cancel_futures=True)
+                raise
+
+    def grade(self, text: str) -> float:
+        """Return a tenth of the grade in the reply to a text."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                reply = chat(self.url, self.model, text, self.key_env, self.seconds)
+                if (found := grade_in(reply)) is None:
+                    raise Repeat(f"replied {shown(reply)}, without a number from 0 to {MOST}")
+                return found / MOST
+            except Repeat as why:
+                if attempt == ATTEMPTS:
+                    raise UserError(f"the judge {self.model} at {self.url} {why}, {ATTEMPTS} times: mend it") from None
+                time.sleep(max(WAIT * 2 ** (attempt - 1), why.wait))
+        raise AssertionError("the last attempt returns or raises")
+
+
+def check_judge(name: str, url: str, prompt: str, key_env: str, needed: str) -> None:
+    """Raise a UserError, which names the option `name`.url, for an address, a prompt without the variable `needed`, or
+    the name of an environment variable that cannot be used."""
+    if not re.match(r"https?://[^/]", url):
+        raise UserError(f"{name}.url is {shown(url)}: give an address such as http://localhost:8000/v1")
+    if f"{{{needed}}}" not in prompt:
+        raise UserError(f"{name}.prompt is {shown(prompt)}: write {{{needed}}} where that is to be")
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key_env):
+        raise UserError(f"{name}.key_env is no name of an environment variable: the key itself is not given")
+
+
+def filled(prompt: str, values: Mapping[str, Any]) -> str:
+    """Return a prompt in which each {NAME} is replaced by the value of this name; unknown names stay."""
+    return re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), prompt)
+
+
+def grade_in(reply: str) -> float | None:
+    """Return the first number from 0 to 10 in a reply, after its thoughts; None if it has none."""
+    numbers = map(float, NUMBER.findall(reply.rpartition("</think>")[2]))
+    return next((number for number in numbers if number <= MOST), None)
