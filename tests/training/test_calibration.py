@@ -63,9 +63,11 @@ def test_validations_take_at_most_a_twentieth_unless_asked_for(tmp_path: Path) -
     assert run.steps * 0.01 > 5
 
 
-def simulated(costs: Costs, limit: float, slower_from: float, factor: float) -> tuple[float, int, int]:
+def simulated(
+    costs: Costs, limit: float, slower_from: float = 1e9, factor: float = 1.0, stalled_step: int = 0
+) -> tuple[float, int, int]:
     """When a run of a given time ends, where each step and validation takes its costs by a clock, times a factor from a
-    moment on; how many steps it makes, and after how many of them they were fixed."""
+    moment on, and one step a second more; how many steps it makes, and after how many of them they were fixed."""
     now = 0.0
 
     def spend(seconds: float) -> None:
@@ -79,8 +81,8 @@ def simulated(costs: Costs, limit: float, slower_from: float, factor: float) -> 
     spend(2.0)  # checks of the model
     budget.begin_step()
     while not steps or step < steps:
-        spend(costs.step)
         step += 1
+        spend(costs.step + (step == stalled_step))
         budget.note_step()
         if not steps:
             steps = budget.last_step(step, run)
@@ -89,7 +91,7 @@ def simulated(costs: Costs, limit: float, slower_from: float, factor: float) -> 
         if due and (not steps or step == steps or budget.affords_validation(steps - step)):
             with budget.validating():
                 spend(costs.validation)
-    spend(costs_of_run.end)
+    spend(costs_of_run.end - (1 - budget.evaluated_share) * costs_of_run.evaluation)
     return now, steps, fixed_at
 
 
@@ -101,6 +103,13 @@ def test_a_run_of_a_given_time_ends_on_time_however_slow_the_machine_becomes(
     now, steps, fixed_at = simulated(costs, 100.0, slower_from, factor)
     assert now == pytest.approx(100.0, rel=0.05)
     assert 0.2 < (steps - fixed_at) / steps < 0.6, "the decay has about the share of the steps that was asked for"
+
+
+@pytest.mark.parametrize("costs", [Costs(0.01, 0.1, 0.5), Costs(0.002, 0.1, 2.0), Costs(0.1, 0.2, 1.0)])
+def test_a_step_that_is_held_up_does_not_end_a_run_early(costs: Costs) -> None:
+    now, steps, _ = simulated(costs, 14.0, stalled_step=20)
+    assert now == pytest.approx(14.0, rel=0.05)
+    assert steps > 0.8 * simulated(costs, 14.0)[1]
 
 
 def test_a_validation_is_timed_with_its_sample_and_its_save(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig that differ
     imports: tuple[str, ...] = ()  # modules to import first, which define parts of your own
     steps: SizeOrZero = 0  # optimizer steps; 0: as many as --time or --epochs allow
-    time: str = ""  # how long to train, such as 100s, 5m or 2h; the clock fixes the number of steps, see schedule
+    time: str = ""  # of the whole command, such as 100s, 5m or 2h; the clock fixes the number of steps, see schedule
     epochs: NotNegative = 0.0  # passes over the training text
     batch_size: BatchesOrZero = 0  # windows of context_length tokens in one forward and backward; 0: see preset, else 8
     accumulation: Batches = 1  # batches whose gradients make one step, divided among the processes

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from onward.cli.shared.options import parse
@@ -50,11 +51,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def start(config: RunConfig) -> "Run":
-    """Start a run, with progress bars."""
+    """Start a run, with progress bars. Its time counts from this call."""
+    began = perf_counter()
     from onward.training.run.run import Run
 
     with progress_bars() as progress:
-        return Run.start(config, sample=continue_text, progress=progress)
+        return Run.start(config, sample=continue_text, progress=progress, began=began)
 
 
 def sample(options: Options) -> int:

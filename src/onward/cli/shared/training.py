@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from shlex import quote
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -42,7 +43,8 @@ def in_processes(command: Callable[[], int]) -> int:
 
 
 def run_command(config: RunConfig | Path, as_json: bool) -> int:
-    """Start or resume a run, and train it; return the exit status."""
+    """Start or resume a run, and train it; return the exit status. The time of a run counts from this call."""
+    began = perf_counter()
     if isinstance(config, RunConfig) and os.environ.get("RANK", "0") == "0":
         announce([*config.sources, config.validation])
     from onward.training.run.run import Run
@@ -51,7 +53,7 @@ def run_command(config: RunConfig | Path, as_json: bool) -> int:
         run = Run.resume(config)
     else:
         with progress_bars() as progress:
-            run = Run.start(config, sample=continue_text, progress=progress)
+            run = Run.start(config, sample=continue_text, progress=progress, began=began)
     status = train(run)
     if status or run.processes.rank:
         return status
@@ -103,7 +105,8 @@ def train(run: "Run") -> int:
     if not first:
         return 0
     if result := conclude(run):
-        extent, tokens = "" if run.config.evaluation_tokens else "all ", result["tokens"]
+        tokens = result["tokens"]
+        extent = "all " if tokens >= len(run.inputs.validation or ()) - 1 else ""
         say(f"\nvalidation {' | '.join(in_words(result))} | {run.progress.seconds:.0f} s")
         say(
             f"(over {extent}{tokens:,} validation tokens in fp32; during the run over about "

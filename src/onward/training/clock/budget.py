@@ -11,6 +11,16 @@ from time import perf_counter
 
 from onward.training.config import RunConfig
 
+STALLED = 4.0  # times the average cost of a step: more is a stall of the machine, not the cost of a step
+EVALUATED = 0.2  # share of the planned evaluation that is made even if no time is left
+LEAST = 0.25  # share of the time that the steps of a run get, however long its start takes
+
+
+def time_left(limit: float, spent: float) -> float:
+    """Return the seconds that a run with a limit has left after its start of `spent` seconds: the rest, and at least a
+    quarter of the limit."""
+    return max(LEAST * limit, limit - spent)
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -19,7 +29,8 @@ class Costs:
     step: float
     validation: float = 0.0  # of a part of the validation text, with the save and the sample that come with it
     end: float = 0.0  # after the last step: the evaluation of the validation text and the report
-    start: float = 0.0  # before the first step: the calibration
+    evaluation: float = 0.0  # of the end: an evaluation that may use less of the text if time is short
+    start: float = 0.0  # before the first step: reading the texts, the calibration
 
 
 @dataclass
@@ -39,7 +50,7 @@ class Budget:
     @classmethod
     def of(cls, limit: float, spent: float, costs: Costs) -> "Budget":
         """Return the budget of a run with `limit` seconds, of which `spent` have passed."""
-        return cls(perf_counter() + limit - spent, costs, limit=limit)
+        return cls(perf_counter() + time_left(limit, spent), costs, limit=limit)
 
     def begin_step(self) -> None:
         """Start timing the next step."""
@@ -48,13 +59,16 @@ class Budget:
     def note_step(self) -> None:
         """Update the cost of a step, which ends now together with its validation and save; start timing the next step.
 
-        The cost is a moving average over about a sixtieth of the time. The cost of the end of the run is scaled in
+        The cost is a moving average over about a twentieth of the time. A step that was held up counts as STALLED times
+        the average at most, so that it does not end the run early. The cost of the end of the run is scaled in
         proportion.
         """
         known, before = self.costs.step, self.since
         self.begin_step()
-        step = known + min(0.5, 60 * known / self.limit) * (self.since - before - known)
-        self.costs = replace(self.costs, step=step, end=self.costs.end * step / known)
+        taken = min(self.since - before, STALLED * known)
+        step = known + min(0.5, 20 * known / self.limit) * (taken - known)
+        end, evaluation = (cost * step / known for cost in (self.costs.end, self.costs.evaluation))
+        self.costs = replace(self.costs, step=step, end=end, evaluation=evaluation)
 
     @contextmanager
     def validating(self) -> Iterator[None]:
@@ -80,9 +94,17 @@ class Budget:
         if config.steps:
             return 0
         c, left = self.costs, self.steps_left(config.validation_interval)
-        share = self.seconds_left / (self.limit - c.start - c.validation - c.end)
+        share = self.seconds_left / (time_left(self.limit, c.start) - c.validation - c.end)
         late = left == 1 or (share if config.decay < 1 else left) <= config.decay
         return step + left if late and step >= config.warmup else 0
+
+    @property
+    def evaluated_share(self) -> float:
+        """Return the share of the evaluation after the last step that fits into the remaining time, at least EVALUATED;
+        1 if all of it fits, or none may be left out."""
+        c = self.costs
+        left = self.end - self.clock() - (c.end - c.evaluation)
+        return min(1.0, max(EVALUATED, left / c.evaluation)) if c.evaluation else 1.0
 
     def affords_validation(self, steps_left: int) -> bool:
         """Return whether the remaining time suffices for a validation now, the remaining steps, the last validation and

@@ -23,7 +23,7 @@ from onward.model.decoder import Decoder
 from onward.model.experts import BACKENDS
 from onward.text.tokenizer import Tokenizer
 from onward.timing import fastest
-from onward.training.clock.budget import Budget, Costs
+from onward.training.clock.budget import Budget, Costs, time_left
 from onward.training.config import RunConfig, seconds
 from onward.training.inputs.texts import Inputs
 from onward.training.processes import Processes
@@ -42,7 +42,7 @@ TRIAL_SECONDS, TRIAL_PART = 2.0, 40  # of steps that are timed, at most, and thi
 WHOLE = 40.0  # seconds of a run below which validation and evaluation are timed on less text
 SLACK = 0.95  # share of the time that steps fixed at the start take, as machines are not equally fast all the time
 OPTIONAL = 20  # validations and the evaluation at the end each take at most this part of the time, unless asked for
-REPORT = 0.4  # seconds that the report takes at the end
+REPORT = 0.4  # seconds that the report takes at the end, and the end of the process
 TIMED_TOKENS = 4096  # of the validation text, at most, whose evaluation is timed
 
 
@@ -86,12 +86,15 @@ def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: 
     given. The number of steps that fit determines the warm-up. With a schedule that has a stable phase the clock fixes
     the number of steps later; with any other it is fixed now, with a reserve of time.
     """
-    evaluated, by_clock = config.evaluation_tokens or tokens, config.schedule in ENDED_BY_CLOCK
-    if not config.evaluation_tokens and costs.end > limit / OPTIONAL:
+    given, by_clock = config.evaluation_tokens, config.schedule in ENDED_BY_CLOCK
+    evaluated = given or tokens
+    if not given and costs.end > limit / OPTIONAL:
         evaluated = max(2, int(tokens * limit / OPTIONAL / costs.end))
         config = replace(config, evaluation_tokens=evaluated)
-    costs = replace(costs, end=costs.end * min(1.0, evaluated / max(1, tokens)) + REPORT, start=spent)
-    left = (1.0 if by_clock else SLACK) * max(limit / 4, limit - spent - costs.end) - costs.validation  # before step 1
+    evaluation = costs.end * min(1.0, evaluated / max(1, tokens))
+    shortened = 0.0 if given else evaluation
+    costs = replace(costs, end=evaluation + REPORT, evaluation=shortened, start=spent)
+    left = (1.0 if by_clock else SLACK) * time_left(limit, spent + costs.end) - costs.validation  # before step 1
     if every := config.validate_every:  # the last step is validated too
         steps = max(1, int((left - costs.validation) / (costs.step + costs.validation / every)))
     else:

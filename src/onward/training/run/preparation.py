@@ -16,7 +16,7 @@ from onward.errors import UserError
 from onward.files import read_json, write_json
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
-from onward.training.clock.budget import Budget
+from onward.training.clock.budget import Budget, time_left
 from onward.training.clock.calibration import Sampler, calibrated
 from onward.training.clock.dial import Choice, dial
 from onward.training.config import RunConfig, seconds
@@ -79,18 +79,20 @@ def prepared(
     loss: Loss | LossFunction | None,
     sample: Sampler,
     progress: Progress,
+    began: float,
 ) -> tuple[Prepared, float]:
     """Prepare the tokens and the model of a run in the first process, and fix its options. Also returns the seconds
-    already spent of a time limit."""
+    already spent of a time limit, which counts from `began`."""
     device, fresh = choose_device(config.device), model is None
     stage = stage_of(config)
     tokenizer = stage.prepare(config, folder, progress)
     inputs = stage.open(config, folder, "sha256")
-    import_module("torch._dynamo")  # as the first optimizer does, for a second: before the time begins
-    began, choice = perf_counter(), None
+    import_module("torch._dynamo")  # as the first optimizer does, for a second: not while steps are timed
+    choice = None
     if config.dialed and fresh:
         trained = as_loss(loss) if loss else stage.loss(config)
-        config, choice = dial(config, tokenizer, inputs, device, seconds(config.time), trained)
+        left = time_left(seconds(config.time), perf_counter() - began)
+        config, choice = dial(config, tokenizer, inputs, device, left, trained)
         record = read_json(folder / "inputs.json")
         write_json(folder / "inputs.json", record | {"model": fields.plain(config.decoder(tokenizer.vocab_size))})
     torch.manual_seed(config.seed)

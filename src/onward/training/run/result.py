@@ -7,10 +7,13 @@ from onward.files import write_json
 from onward.training.run.run import Run
 
 
-def evaluate_run(run: Run) -> dict[str, Any]:
+def evaluate_run(run: Run, *, in_time: bool = False) -> dict[str, Any]:
     """Evaluate the saved model of a run on its validation text, and write result.json. Returns the figures; {} without
-    a validation text."""
+    a validation text. With `in_time`, as much of the text is used as the run's time limit leaves time for."""
     model, _, _ = load_with_adapters(run.folder, device=run.device)
-    figures = run.inputs.evaluate(model.eval(), run.tokenizer, run.trainer.loss, run.config.evaluation_tokens)
+    tokens = run.config.evaluation_tokens
+    if in_time and run.budget and (share := run.budget.evaluated_share) < 1:
+        tokens = max(2, int(share * (tokens or len(run.inputs.validation or ()))))
+    figures = run.inputs.evaluate(model.eval(), run.tokenizer, run.trainer.loss, tokens)
     write_json(run.folder / "result.json", figures | {"seconds": run.progress.seconds, "step": run.step})
     return figures

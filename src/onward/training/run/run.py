@@ -91,6 +91,7 @@ class Run(Shown):
         loss: Loss | LossFunction | None = None,
         sample: Sampler = lambda model, tokenizer: None,
         progress: Progress = silent,
+        began: float | None = None,
     ) -> "Run":
         """Prepare the data and the tokenizer, fix the options left open (steps, device, precision, experts), and save
         step 0.
@@ -101,14 +102,16 @@ class Run(Shown):
         give it to `resume` as well.
         `sample` does what the caller will do at each validation: a run of a given time leaves time for it.
         `progress` is called while texts are read: with the task, the bytes done, and the bytes in all (0: unknown).
+        A time limit counts from `began`, a value of `time.perf_counter`; by default from this call.
         """
+        began = perf_counter() if began is None else began
         folder, processes = Path(config.out), Processes.join()
         if processes.rank:
             return cls.resume(folder, loss=loss)
         with new_folder(folder):
             config, model, hf = chosen_base(with_merged_base(config, folder), model)
             check_options(config, processes)
-            parts, seconds = prepared(config, folder, model, hf, loss, sample, progress)
+            parts, seconds = prepared(config, folder, model, hf, loss, sample, progress, began)
             run = cls(parts, RunProgress(seconds=seconds))
             write_json(folder / "run.json", fields.plain(run.config))
             run.save()
