@@ -24,6 +24,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "continued": {},
     "merged": {"lora": 3},
     "frozen": {"lora": "lora(rank=3, targets=(attn,))", "first": "frozen"},
+    "merged, then eva": {"lora": "lora(rank=3, init=eva, b_rate=4)"},
+    "frozen, then pissa": {"lora": "lora(rank=3, targets=(attn,), init=pissa)", "first": "frozen"},
 }
 
 
@@ -74,7 +76,7 @@ def test_dpo_on_an_adapter_starts_from_its_logits_and_resumes(
 @pytest.mark.parametrize("way", WAYS)
 def test_only_the_adapters_that_are_named_are_trained(way: str, first: Path, tmp_path: Path) -> None:
     made = config(first, tmp_path / "none.jsonl", tmp_path / "run", **OPTIONS | WAYS[way])
-    if way == "merged":
+    if way.startswith("merged"):
         made = onward.FinetuneConfig.of(base=str(first), lora=3, first="frozen")
     model, _ = load_base(made)
     assert {*adapter_names(model)} == {"start" if way == "continued" else "first", "default"}
@@ -90,7 +92,7 @@ def test_sft_then_dpo_then_merge_equals_peft(first: Path, preferences: Path, tmp
     """PEFT loads the adapter of each stage on its base with the same logits, and merges to the same weights."""
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     for way, changes in WAYS.items():
-        folder = tmp_path / way
+        folder = tmp_path / way.replace(", ", "-").replace(" ", "-")
         list(Run.start(config(first, preferences, folder, **OPTIONS | changes | {"method": "dpo"})).train())
         base = json.loads((folder / "base.json").read_text())["folder"]
         model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)

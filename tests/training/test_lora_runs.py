@@ -80,6 +80,25 @@ def test_a_base_of_each_kind_is_trained_on_and_resumed(
     assert isinstance(onward.load(tmp_path / "run").chat("2 + 3?", 5), str)
 
 
+@pytest.mark.parametrize("init", ["pissa(iterations=4)", "olora", "eva(rho=4)"])
+def test_a_run_with_each_initialization_begins_as_its_base_and_resumes_exactly(
+    init: str, base: Path, chats: Path, tmp_path: Path
+) -> None:
+    settings = LORA | {"lora": f"lora(rank=3, dropout=0.1, init={init})", "steps": 4}
+    list(Run.start(config(base, chats, tmp_path / "whole", **settings)).train())
+    run = Run.start(config(base, chats, tmp_path / "run", **settings))
+    tokens = torch.arange(1, 40)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(run.model.eval()(tokens), onward.load(base).model(tokens), rtol=1e-5, atol=1e-5)
+    list(run.train(stop=lambda: run.step == 2))
+    list(Run.resume(tmp_path / "run").train())
+    assert_same_adapters(tmp_path / "run", tmp_path / "whole")
+    lora = json.loads((tmp_path / "run" / "run.json").read_text())["lora"]
+    assert bool(lora["ranks"]) == init.startswith("eva")
+    steps = [row["loss"] for row in metrics(tmp_path / "run") if "loss" in row]
+    assert steps[-1] < steps[0]
+
+
 def test_another_base_under_a_run_is_refused_with_both_checksums(base: Path, chats: Path, tmp_path: Path) -> None:
     shutil.copytree(base, tmp_path / "base")
     run = Run.start(config(tmp_path / "base", chats, tmp_path / "run", **LORA))
@@ -102,6 +121,13 @@ def test_options_of_adapters_that_contradict_are_one_sentence(base: Path, chats:
         ({"lora": 4, "average": 0.9}, "leave it out"),
         ({"lora": "lora(targets=('attn.qq',))"}, "did you mean attn.q?"),
         ({"lora": 4, "template": "chatml"}, "tokens to the vocabulary"),
+        ({"lora": "lora(init=pisa)"}, "lora.init is 'pisa', .* did you mean pissa?"),
+        ({"lora": "lora(init=pissa(iteration=4))"}, "did you mean iterations?"),
+        ({"lora": "lora(rank=17, init=olora)"}, "rank is 17, and olora takes .* apart, .* choose at most 16"),
+        ({"lora": "lora(rank=17, init=eva)"}, "rank is 17, and blocks.0.attn.q has 16 inputs: choose at most 16"),
+        ({"lora": "lora(rank=2, ranks={'attn.q': 1}, init=eva)"}, "eva distributes them: leave them out"),
+        ({"lora": "lora(ranks={'attn.qq': 1})"}, "ranks 'attn.qq' names nothing .* did you mean attn.q?"),
+        ({"lora": "lora(b_rate=0)"}, "b_rate is 0"),
     ):
         with pytest.raises(UserError, match=message):
             Run.start(config(base, chats, tmp_path / "run", **{"template": "plain"} | changes))

@@ -1,14 +1,15 @@
-"""Adapters as values: the rank of LoRA, the weights that it adapts, and its variants. Does not import torch."""
+"""Adapters as values: the rank of LoRA, the weights that it adapts, how it begins, and its variants. Does not import
+torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from onward.arguments import Range
-from onward.config.part_types import Rate, Size
+from onward.config.part_types import Rate, Size, SizeOrZero
 from onward.errors import UserError
 from onward.fields import Part
 
@@ -23,6 +24,33 @@ class Adapters(Part):
         return {"kind": LoRA.kind, "rank": int(value)} if rank else None
 
 
+class Initialization(Part):
+    """The type of values that A and B begin with."""
+
+
+@dataclass(frozen=True)
+class PiSSA(Initialization, kind="pissa"):
+    """The largest singular values of the weight and their vectors (Meng et al. 2024). Their product is subtracted from
+    the weight, so that the model begins as it was."""
+
+    iterations: SizeOrZero = 0  # of a randomized SVD, for large weights (16 are usual); 0: an exact SVD
+
+
+@dataclass(frozen=True)
+class OLoRA(Initialization, kind="olora"):
+    """The first columns and rows of a QR decomposition of the weight (Büyükakyüz 2024), subtracted as in PiSSA."""
+
+
+@dataclass(frozen=True)
+class EVA(Initialization, kind="eva"):
+    """A is the directions in which the inputs of the layer vary most on the first data of the run, and B 0 (Paischer et
+    al. 2024). Ranks are distributed over the layers, with the same sum."""
+
+    rho: Annotated[float, Range(1, 1000)] = 2.0  # the highest rank of a layer is this factor times `rank`; 1: all equal
+    tau: Annotated[float, Range(0, 1)] = 0.99  # cosine to the directions one batch before from which they are final
+    whiten: bool = False  # divide directions by the root of their singular values
+
+
 @dataclass(frozen=True)
 class LoRA(Adapters, kind="lora"):
     """Low-rank adapters for the weights that match `targets` (Hu et al. 2021): W + B A alpha / rank, of which A and B
@@ -35,9 +63,12 @@ class LoRA(Adapters, kind="lora"):
     rank: Size = 16  # rows of A, and columns of B
     alpha: Annotated[float, Range(1e-6, 1e6)] | None = None  # the change is B A alpha / rank; none: twice the rank
     targets: tuple[str, ...] = ("blocks",)  # parts of the names of the weights to adapt, such as attn.q or mlp
+    ranks: Mapping[str, SizeOrZero] = field(default_factory=dict)  # other ranks, by parts of names; 0: no adapter
     dropout: Rate = 0.0  # of the adapters' inputs; stacks of experts and embeddings have none
     rslora: bool = False  # divide alpha by the root of the rank (Kalajdzievski 2023)
     dora: bool = False  # learn the norm of each row as well (DoRA, Liu et al. 2024)
+    init: Initialization | None = None  # none: A is random and B 0
+    b_rate: Annotated[float, Range(1e-6, 1e6)] = 1.0  # times the learning rate for B and vectors (LoRA+: 16)
     full: tuple[str, ...] = ()  # modules that are trained whole, such as head or norm
 
     def __post_init__(self) -> None:
@@ -45,8 +76,7 @@ class LoRA(Adapters, kind="lora"):
         if not self.targets:
             raise UserError("targets are empty: name weights to adapt, such as attn.q")
 
-    @property
-    def scaling(self) -> float:
-        """The factor of B A."""
-        alpha = 2.0 * self.rank if self.alpha is None else self.alpha
-        return alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+    def scaling_of(self, rank: int) -> float:
+        """Return the factor of B A for a weight of this rank, whose alpha is in proportion to its rank."""
+        alpha = (2.0 * self.rank if self.alpha is None else self.alpha) * rank / self.rank
+        return alpha / (math.sqrt(rank) if self.rslora else rank)

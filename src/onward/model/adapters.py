@@ -60,7 +60,13 @@ class Adapter(nn.Module):
     For an embedding (V, D) the inputs are the V tokens: A is (R, V) and B (D, R). With DoRA (Liu et al. 2024) the rows
     of W + scaling B A are scaled to the learned `magnitude` (O,), by a norm that is constant in the backward.
     Parameters are kept in at least fp32.
+
+    Where A and B begin as a part of the weight, their first values are kept as `start_a` and `start_b`: the change is
+    scaling (B A - start_b start_a), which is 0 at first.
     """
+
+    start_a: Tensor | None
+    start_b: Tensor | None
 
     def __init__(
         self, weight: Tensor, rank: int, scaling: float, *, dropout: float = 0.0, rslora: bool = False, dora: bool
@@ -70,17 +76,33 @@ class Adapter(nn.Module):
         super().__init__()
         dtype = torch.promote_types(weight.dtype, torch.float32)
         *stack, outputs, inputs = weight.shape
-        self.rank, self.scaling, self.rslora = rank, scaling, rslora
+        self.scaling, self.rslora = scaling, rslora
         self.dropout = nn.Dropout(dropout)
         self.a = nn.Parameter(torch.empty(*stack, rank, inputs, dtype=dtype, device=weight.device))
         self.b = nn.Parameter(torch.zeros(*stack, outputs, rank, dtype=dtype, device=weight.device))
         nn.init.uniform_(self.a, -1 / math.sqrt(inputs), 1 / math.sqrt(inputs))  # kaiming_uniform with a = sqrt(5)
         self.magnitude = nn.Parameter(weight.detach().to(dtype).norm(dim=1)) if dora else None
         self.norms: tuple[object, Tensor] | None = None
+        self.register_buffer("start_a", None)
+        self.register_buffer("start_b", None)
+
+    def begin(self, a: Tensor, b: Tensor) -> None:
+        """Begin with A and B whose product is a part of the weight, and is subtracted from it."""
+        self.a.data.copy_(a)
+        self.b.data.copy_(b)
+        self.start_a, self.start_b = self.a.detach().clone(), self.b.detach().clone()
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Return A (..., R, I) and B (..., O, R) of the change scaling B A, of twice the rank if a part of the weight
+        is subtracted."""
+        if self.start_a is None or self.start_b is None:
+            return self.a, self.b
+        return torch.cat([self.a, self.start_a], -2), torch.cat([self.b, -self.start_b], -1)
 
     def change(self) -> Tensor:
-        """Return the change of the weight, scaling B A, (..., O, I)."""
-        return self.scaling * (self.b @ self.a)
+        """Return the change of the weight, (..., O, I)."""
+        a, b = self.factors()
+        return self.scaling * (b @ a)
 
     def merged(self, weight: Tensor) -> Tensor:
         """Return `weight` with the change added, computed in at least fp32 and rounded once."""
@@ -90,7 +112,7 @@ class Adapter(nn.Module):
         return exact.to(weight.dtype)
 
     def row_norms(self, weight: Tensor) -> Tensor:
-        """Return the norms (O,) of the rows of W + scaling B A, without gradient; cached until A or B changes."""
+        """Return the norms (O,) of the rows of the changed weight, without gradient; cached until A or B changes."""
         version = [(id(t), t._version) for t in (self.a, self.b)]
         if self.norms is None or self.norms[0] != version or self.training:
             with torch.no_grad():
@@ -104,8 +126,8 @@ class Adapter(nn.Module):
             sum_ = y + self.scaling * F.linear(F.embedding(x, self.a.T), self.b)
             scale = 1.0 if self.magnitude is None else self.magnitude / self.row_norms(layer.weight.mT)
             return (scale * sum_).to(y.dtype)
-        dropped = self.dropout(x)
-        low = self.scaling * linear(linear(dropped.to(self.a.dtype), self.a), self.b)
+        dropped, (a, b) = self.dropout(x), self.factors()
+        low = self.scaling * linear(linear(dropped.to(a.dtype), a), b)
         if self.magnitude is None:
             return (y + low).to(y.dtype)
         weight: Any = layer.weight  # of a quantized layer, dequantized here

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from onward import families, fields
 from onward.arguments import Range, check_fields, checked, named, shown
 from onward.config.decoder import DecoderConfig
+from onward.config.lora import LoRA
 from onward.config.part_types import Size, SizeOrZero
 from onward.errors import UserError
 from onward.training import presets
@@ -150,6 +151,11 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     def dialed(self) -> bool:
         """Whether Onward chooses the size of the model, its batch size and its optimizer to fit the time of the run."""
         return self.preset == "auto" and bool(self.time) and not self.base
+
+    @property
+    def adapters(self) -> LoRA | None:
+        """The adapters to train; None if the run trains the weights."""
+        return None
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from onward.data.progress import Progress
+from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
 from onward.training.finetuning.base import base_of
 from onward.training.finetuning.config import FinetuneConfig
+from onward.training.inputs.beginning import begin
 from onward.training.inputs.examples import open_examples, prepare_examples
 from onward.training.inputs.record import read_config
 from onward.training.inputs.texts import Inputs, open_inputs, prepare_inputs
@@ -18,10 +20,12 @@ from onward.training.step.loss import CrossEntropy, Loss
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of training, pre-training or fine-tuning: how the inputs of a run are made and opened, and its loss."""
+    """A stage of training, pre-training or fine-tuning: how the inputs of a run are made and opened, how a new run
+    begins with its model (and fixes options that were left open), and its loss."""
 
     prepare: Callable[[Any, Path, Progress], Tokenizer]
     open: Callable[..., Inputs]
+    begin: Callable[[Any, Decoder, Inputs], Any]
     loss: Callable[[Any], Loss]
 
 
@@ -30,8 +34,8 @@ def cross_entropy(config: RunConfig) -> Loss:
     return CrossEntropy(config.z_loss, config.label_smoothing, config.loss_chunk)
 
 
-PRETRAINING = Stage(prepare_inputs, open_inputs, cross_entropy)
-FINETUNING = Stage(prepare_examples, open_examples, lambda config: config.method.loss(base_of(config)))
+PRETRAINING = Stage(prepare_inputs, open_inputs, lambda config, model, inputs: config, cross_entropy)
+FINETUNING = Stage(prepare_examples, open_examples, begin, lambda config: config.method.loss(base_of(config)))
 
 
 def stage_of(config: RunConfig) -> Stage:

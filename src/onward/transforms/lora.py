@@ -6,19 +6,20 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from onward.arguments import checked
-from onward.config.lora import LoRA
+from onward.config.lora import EVA, LoRA
 from onward.errors import UserError
 from onward.model.adapters import Adapter, Selection, WeightAdapters, each_adapter
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
 from onward.model.linear import Linear
 from onward.suggestions import nearest
+from onward.transforms.factors import parts_of
 from onward.transforms.quantize import QuantizedLinear
 
 STACKS = "gate", "up", "down"  # of a mixture of experts
@@ -70,22 +71,47 @@ def add_lora(model: Decoder, lora: LoRA, name: str = "default") -> None:
     """Add adapters called `name` to a model, in place, and use them. All other parameters are frozen, except those of
     the modules in `lora.full`.
 
-    New adapters change nothing, since B is 0. Raises a UserError for a target that does not exist.
+    New adapters change nothing: B is 0, or what they begin with is subtracted from the weight. Raises a UserError for a
+    target that does not exist.
     """
+    add_adapters(model, lora, name)
+    initialize(model, lora, name)
+
+
+def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
+    """Add adapters as `add_lora` does, but with B 0, for values that are loaded or computed later."""
     targets = weights(model)
-    chosen = [one for target in lora.targets for one in matching(list(targets), target, "target")]
+    chosen = dict.fromkeys(one for target in lora.targets for one in matching(list(targets), target, "target"))
+    ranks = dict.fromkeys(chosen, lora.rank)
+    for target, rank in lora.ranks.items():
+        ranks |= dict.fromkeys(matching(list(chosen), target, "ranks"), rank)
     modules = [one for one, module in model.named_modules() if one and list(module.parameters())]
     full = [one for target in lora.full for one in matching(modules, target, "full")]
-    for one in dict.fromkeys(chosen):
+    for one in chosen:
         if lora.dora and targets[one].weight.ndim > 2:
             raise UserError(f"dora is not for stacks of experts such as {one}: leave out one of them")
     model.requires_grad_(False)
-    for one in dict.fromkeys(chosen):
-        kind = {"dropout": lora.dropout, "rslora": lora.rslora, "dora": lora.dora}
-        add_adapter(model, targets[one], name, Adapter(targets[one].weight, lora.rank, lora.scaling, **kind))  # type: ignore[arg-type]
+    kind: dict[str, Any] = {"dropout": lora.dropout, "rslora": lora.rslora, "dora": lora.dora}
+    for one, rank in ranks.items():
+        if rank:
+            add_adapter(model, targets[one], name, Adapter(targets[one].weight, rank, lora.scaling_of(rank), **kind))
     for one in full:
         train_whole(model, one)
     selection(model).name = name
+
+
+@torch.no_grad()
+def initialize(model: Decoder, lora: LoRA, name: str = "default") -> None:
+    """Give the new adapters called `name` the values with which `lora.init` begins. Adapters of embeddings begin as
+    always. Raises a UserError for a rank above that of a weight."""
+    if lora.init is None:
+        return
+    if isinstance(lora.init, EVA):
+        raise UserError("eva begins with the inputs of layers on the data of a run: train with onward finetune --lora")
+    for weight, target, adapter in adapters_of(model, name):
+        if target.adapters is not None and not isinstance(target.module, nn.Embedding):
+            whole, rank = target.adapters.weight(target.weight), adapter.a.size(-2)
+            adapter.begin(*parts_of(whole, lora.init, rank, adapter.scaling, weight))
 
 
 def train_whole(model: Decoder, name: str) -> None:
@@ -135,6 +161,17 @@ def adapters_of(model: nn.Module, name: str) -> Iterator[tuple[str, Target, Adap
             yield weight, target, adapters[name]
 
 
+def raised(model: nn.Module) -> list[str]:
+    """Return the names of the trained parameters whose learning rate LoRA+ raises (Hayou et al. 2024): vectors, and B
+    of all adapters but those of embeddings."""
+    embeddings = {name for name, target in weights(model).items() if isinstance(target.module, nn.Embedding)}
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    of_b = lambda name: (
+        "_lora." in name and name.endswith(".b") and name.partition(".weight_lora.")[0] not in embeddings
+    )
+    return [name for name, parameter in trained if of_b(name) or parameter.ndim == 1]
+
+
 def adapter_names(model: nn.Module) -> list[str]:
     """Return the names of a model's adapters, in the order in which they were added to its first weight."""
     return list(
@@ -168,10 +205,11 @@ def joined_adapters(model: Decoder, name: str) -> dict[str, Adapter]:
     joined = {weight: adapter for weight, _, adapter in adapters_of(model, name)}
     for weight, target, lower in adapters_of(model, selection(model).below.get(name, "")):
         parts = [lower, *([joined[weight]] if weight in joined else [])]
-        rank = sum(part.rank for part in parts)
-        one = Adapter(target.weight, rank, 1.0, dropout=parts[-1].dropout.p, dora=False)
-        one.a.copy_(torch.cat([part.a for part in parts], -2))
-        one.b.copy_(torch.cat([part.scaling * part.b for part in parts], -1))
+        factors = [part.factors() for part in parts]
+        a = torch.cat([a for a, _ in factors], -2)
+        one = Adapter(target.weight, a.size(-2), 1.0, dropout=parts[-1].dropout.p, dora=False)
+        one.a.copy_(a)
+        one.b.copy_(torch.cat([part.scaling * b for part, (_, b) in zip(parts, factors)], -1))
         joined[weight] = one
     return joined
 
@@ -181,7 +219,7 @@ def on_top(model: Decoder, lora: LoRA, lower: str, name: str = "default") -> Non
     magnitudes are those of rows of the base."""
     if lora.dora or any(adapter.magnitude is not None for _, _, adapter in adapters_of(model, lower)):
         raise UserError("dora is not for adapters on frozen ones: merge the first, or leave it out")
-    add_lora(model, lora, name)
+    add_adapters(model, lora, name)
     selection(model).below[name] = lower
 
 
@@ -189,12 +227,17 @@ def on_top(model: Decoder, lora: LoRA, lower: str, name: str = "default") -> Non
 def remove_lora(model: Decoder, name: str = "default") -> None:
     """Remove all adapters called `name`; the base model is unchanged."""
     for _, target, _ in list(adapters_of(model, name)):
-        assert target.adapters is not None
-        del target.adapters[name]
-        if not target.adapters:
-            detach(target)
+        remove_adapter(target, name)
     chosen = selection(model)  # a new one where these were the last
     chosen.name = "" if chosen.name == name else chosen.name
+
+
+def remove_adapter(target: Target, name: str) -> None:
+    """Remove the adapter called `name` from one weight."""
+    assert target.adapters is not None
+    del target.adapters[name]
+    if not target.adapters:
+        detach(target)
 
 
 def detach(target: Target) -> None:

@@ -25,6 +25,7 @@ from onward.families import Family
 from onward.families._experts import FUSED, LLAMA, stack_module
 from onward.model.adapters import Adapter
 from onward.model.decoder import Decoder
+from onward.transforms.factors import orthonormal, principal
 from onward.transforms.lora import Target
 from onward.transforms.quantize import QuantizedLinear
 
@@ -114,15 +115,18 @@ class Joined:
 def joined(stored: AdaptedWeight, adapters: Mapping[str, Adapter], targets: Mapping[str, Target]) -> Joined:
     """Join the adapters of our weights to the adapter of the stored weight. If they have different A, the ranks add
     up: the new A stacks them, and B is block-diagonal."""
-    present = [adapters[our] for our in stored.ours if our in adapters]
-    scaling, shared = present[0].scaling, all(torch.equal(adapter.a, present[0].a) for adapter in present)
-    a = present[0].a.detach() if shared else torch.cat([adapter.a.detach() for adapter in present], -2)
+    factors = {our: adapters[our].factors() for our in stored.ours if our in adapters}
+    present = [adapters[our] for our in factors]
+    every = [a.detach() for a, _ in factors.values()]
+    scaling, shared = present[0].scaling, all(torch.equal(a, every[0]) for a in every)
+    a = every[0] if shared else torch.cat(every, -2)
     rank, rows, magnitudes, start = a.size(-2), [], [], 0
     for our in stored.ours:
         b = a.new_zeros(*targets[our].weight.shape[:-1], rank)
         if our in adapters:
-            columns = slice(0, rank) if shared else slice(start, start := start + adapters[our].rank)
-            b[..., columns] = adapters[our].b.detach() * (adapters[our].scaling / scaling)
+            own = factors[our][1].detach()
+            columns = slice(0, rank) if shared else slice(start, start := start + own.size(-1))
+            b[..., columns] = own * (adapters[our].scaling / scaling)
         rows.append(b)
         if present[0].magnitude is not None:
             weight = targets[our].weight
@@ -154,17 +158,20 @@ def split(
             f"use_dora is {config.use_dora}, and magnitudes are {'present' if magnitude is not None else 'missing'}"
         )
     scaling = config.alpha_of(name) / (math.sqrt(rank) if config.use_rslora else rank)
-    if config.init_lora_weights in CHANGED_BASE and leaves is LAYER:
-        start_a, start_b = initial_factors(stored, targets, str(config.init_lora_weights), rank, scaling)
-        a, b, rank = torch.cat([a.to(start_a), start_a]), torch.cat([b.to(start_b), -start_b], 1), 2 * rank
     kind: dict[str, Any] = {"dropout": config.lora_dropout, "rslora": config.use_rslora}
     back = stored.order.argsort()
+    first_values: tuple[Tensor, Tensor] | None = None
+    if config.init_lora_weights in CHANGED_BASE and leaves is LAYER:
+        start_a, start_b = initial_factors(stored, targets, str(config.init_lora_weights), rank, scaling)
+        first_values = start_a, start_b[back]
     b, magnitude = b[..., back, :], None if magnitude is None else magnitude[back]
     parts, start = [], 0
     for our in stored.ours:
         weight = targets[our].weight if stored.expert is None else targets[our].weight[0]
         end = start + weight.size(-2)
         adapter = Adapter(weight, rank, scaling, dora=magnitude is not None, **kind)
+        if first_values:
+            adapter.begin(first_values[0], first_values[1][start:end])
         pairs = [(adapter.a, a), (adapter.b, b[..., start:end, :])]
         if adapter.magnitude is not None and magnitude is not None:
             pairs.append((adapter.magnitude, magnitude[start:end]))
@@ -181,35 +188,28 @@ def initial_factors(
     stored: AdaptedWeight, targets: Mapping[str, Target], kind: str, rank: int, scaling: float
 ) -> tuple[Tensor, Tensor]:
     """Compute A (R, I) and B (O, R) from which PEFT initialized an adapter, in the row order of the family: PEFT
-    subtracts scaling B A from the base. PiSSA (Meng et al. 2024) uses the largest singular values and their vectors,
-    OLoRA (Büyükakyüz 2024) the first columns of a QR decomposition."""
+    subtracts scaling B A from the base."""
     modules = [targets[our].module for our in stored.ours]
     if stored.stack or stored.expert is not None or any(isinstance(module, QuantizedLinear) for module in modules):
         raise ValueError(f"init_lora_weights is {kind}, which is for layers with plain weights: merge it in PEFT")
     if stored.ours[0] == "head" and targets["head"].weight.data_ptr() == targets["embed"].weight.data_ptr():
         raise ValueError(f"init_lora_weights is {kind}, which changed the embedding too, as the head shares its weight")
     weight = torch.cat([targets[our].weight.detach() for our in stored.ours])[stored.order]
-    weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
-    if kind == "pissa":
-        u, s, v = torch.linalg.svd(weight, full_matrices=False)
-        root = (s[:rank] / scaling).sqrt()
-        return root[:, None] * v[:rank], u[:, :rank] * root
-    if stored.transposed:
+    if kind == "olora" and stored.transposed:
         raise ValueError("init_lora_weights is olora, which PEFT confuses with its transpose in this family")
-    q, r = torch.linalg.qr(weight)
-    return r[:rank], q[:, :rank]
+    return principal(weight, rank, scaling) if kind == "pissa" else orthonormal(weight, rank)
 
 
 def stacked(weight: Tensor, by_expert: Mapping[int, Adapter]) -> Adapter:
     """Build the adapter of a stack (X, O, I) from the adapters of its matrices; matrices without an adapter get
     zeros."""
     first = next(iter(by_expert.values()))
-    if any((adapter.rank, adapter.scaling) != (first.rank, first.scaling) for adapter in by_expert.values()):
+    if any((a.a.shape, a.scaling) != (first.a.shape, first.scaling) for a in by_expert.values()):
         raise ValueError("their ranks or factors differ, and those of a stack are the same")
     if first.magnitude is not None:
         raise ValueError("they are DoRA, which is not for stacks")
     kind = {"dropout": first.dropout.p, "rslora": first.rslora}
-    adapter = Adapter(weight, first.rank, first.scaling, dora=False, **kind)  # type: ignore[arg-type]
+    adapter = Adapter(weight, first.a.size(0), first.scaling, dora=False, **kind)  # type: ignore[arg-type]
     for expert, own in by_expert.items():
         adapter.a.data[expert], adapter.b.data[expert] = own.a.data, own.b.data
     return adapter

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from onward.errors import UserError
 from onward.model.decoder import Decoder
 
-LOSS = "loss/"
+LOSS, BUFFER = "loss/", "buffer/"
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class TrainerState:
 
     `tensors` are named after the trainable parameters; frozen parameters have none:
       weight/PARAMETER         the parameter
+      buffer/NAME              a tensor of an adapter that is not trained
       average/PARAMETER        its moving average, where the trainer keeps one
       optimizer/KEY/PARAMETER  a tensor that the optimizer keeps for it
       loss/NAME                a tensor that the loss keeps between steps
@@ -41,8 +42,9 @@ def training_tensors(
     """Collect the tensors of a TrainerState, not copied. `average` are the moving averages, by the names of
     parameters."""
     weights = {f"weight/{name}": p for name, p in model.named_parameters() if p.requires_grad}
+    buffers = {f"{BUFFER}{name}": buffer for name, buffer in model.named_buffers() if "_lora." in name}
     averages = {f"average/{name}": tensor for name, tensor in (average or {}).items()}
-    return weights | averages | optimizer_tensors(model, optimizers)
+    return weights | buffers | averages | optimizer_tensors(model, optimizers)
 
 
 def restore(tensors: Mapping[str, Tensor], model: Decoder, optimizers: Sequence[Optimizer]) -> None:
@@ -53,6 +55,10 @@ def restore(tensors: Mapping[str, Tensor], model: Decoder, optimizers: Sequence[
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.copy_(tensors[f"weight/{name}"])
+    for name in tensors:
+        if name.startswith(BUFFER):
+            owner, _, leaf = name.removeprefix(BUFFER).rpartition(".")
+            setattr(model.get_submodule(owner), leaf, tensors[name].to(model.device))
     saved: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in tensors.items():
         kind, _, rest = name.partition("/")

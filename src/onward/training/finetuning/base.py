@@ -23,7 +23,7 @@ from onward.training.finetuning.config import FinetuneConfig
 from onward.training.losses.answers import FIRST, START
 from onward.training.methods.method import Base
 from onward.transforms.heads import add_head, head_labels
-from onward.transforms.lora import adapter_names, add_lora, merge_lora, on_top
+from onward.transforms.lora import adapter_names, add_adapters, merge_lora, on_top
 from onward.transforms.quantize import is_quantized
 
 MERGED = "base"  # the folder in that of a run for the model with its first adapter merged
@@ -31,7 +31,7 @@ MERGED = "base"  # the folder in that of a run for the model with its first adap
 
 def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
     """Load the model named by `config.base`, in fp32, and its config.json. Its embedding has a row for each token of
-    `base_tokenizer`, and it has the adapters that the run trains.
+    `base_tokenizer`, and it has the adapters that the run trains, not yet initialized.
 
     Where the base is an adapter, these are its own, beside a frozen copy of them as the reference; or new ones, on top
     of its own as `config.first` says.
@@ -63,7 +63,7 @@ def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
             model.requires_grad_(False)
             load_adapter(model, first, hf)
     elif adapters:
-        add_lora(model, adapters)
+        add_adapters(model, adapters)
     return model.train(), hf
 
 

@@ -102,6 +102,7 @@ def prepared(
     model = model.to(device)
     if inputs.labels:
         add_head(model, inputs.labels)
+    config = stage.begin(config, model, inputs)
     hf = {**hf, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
     config = replace(config, device=str(device))
     trained = as_loss(loss) if loss else stage.loss(config)

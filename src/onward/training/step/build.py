@@ -18,7 +18,7 @@ from onward.training.step.optimizer import optimizers
 from onward.training.step.schedule import lr_factor
 from onward.training.step.trainer import StepConfig, Trainer
 from onward.transforms.compiling import compile_blocks
-from onward.transforms.lora import adapter_names
+from onward.transforms.lora import adapter_names, raised
 from onward.transforms.recompute import recompute_blocks
 
 
@@ -33,6 +33,7 @@ def build_trainer(
     peak = c.peak_learning_rate(model.config.d_model)
     choose_backend(model, c.experts)
     rates = {name: factor.rate for name, factor in factors_of(c, model.config).items()}
+    rates |= dict.fromkeys(raised(model), c.adapters.b_rate) if c.adapters else {}
     trainer = Trainer(
         model,
         optimizers(model, c.optimizer, peak, c.weight_decay, (c.beta1, c.beta2), rates),

@@ -1,0 +1,153 @@
+"""EVA: adapters begin with the directions in which the inputs of their layers vary most (Paischer et al. 2024).
+
+Shapes: N rows, I inputs, O outputs, R rank, B windows, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from onward.config.lora import EVA, LoRA
+from onward.errors import UserError
+from onward.model.decoder import Decoder, without_dropout
+from onward.transforms.lora import adapters_of, remove_adapter
+
+SEED = 42  # of the randomized SVD, as in PEFT
+Rows = tuple[Tensor, Tensor | None, Tensor]  # tokens (B, T), positions (B, T), and which tokens count (B, T)
+
+
+class Components:
+    """The first principal components of vectors (N, I) that come in batches (Ross et al. 2008): each batch is joined
+    with the components so far, and the mean is corrected."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.seen, self.squares = count, 0, 0.0
+        self.mean = self.vectors = self.values = torch.zeros(0)  # (I,), (count, I), (count,)
+        self.same = torch.zeros(count)  # the cosine of each component with that before the last batch
+
+    def add(self, x: Tensor) -> None:
+        """Add vectors (N, I); a batch of fewer vectors than components is left out."""
+        if len(x) < self.count:
+            return
+        mean, before = x.mean(0), self.vectors
+        rows = x - mean
+        squares = float(rows.double().square().sum())
+        total = self.seen + len(x)
+        if self.seen:
+            shift = self.mean - mean
+            weight = self.seen * len(x) / total
+            squares += self.squares + weight * float(shift.double().square().sum())
+            rows = torch.cat([self.values[:, None] * self.vectors, rows, weight**0.5 * shift[None]])
+            mean = mean + shift * (self.seen / total)
+        with torch.random.fork_rng():
+            torch.manual_seed(SEED)
+            _, values, vectors = torch.svd_lowrank(rows, min(2 * self.count, *rows.shape), 4)
+        vectors = vectors.mT[: self.count]
+        largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))  # is positive, so that signs are the same
+        self.values, self.vectors = values[: self.count], vectors * largest.sign()
+        if self.seen:
+            self.same = F.cosine_similarity(self.vectors, before)
+        self.mean, self.seen, self.squares = mean, total, squares
+
+    def shares(self) -> list[float]:
+        """Return the share of the variance of each component."""
+        return (self.values.double().square() / self.squares).tolist()
+
+    def converged(self, rank: int, tau: float) -> bool:
+        """Return whether the first `rank` components have hardly moved with the last batch."""
+        return self.seen > 0 and bool((self.same[:rank] >= tau).all())
+
+
+class LayerInputs:
+    """The components of the inputs of layers, by the name of the layer. Layers that are called one after the other with
+    the same tensor, such as queries, keys and values, have the same components."""
+
+    def __init__(self, inputs: Mapping[str, int], rank: int, rule: EVA) -> None:
+        """`inputs` are the numbers of inputs of the layers."""
+        self.tau, self.budget = rule.tau, rank * len(inputs)
+        self.most = {name: min(round(rank * rule.rho), size) for name, size in inputs.items()}
+        self.ranks = dict(self.most)  # as distributed after the last batch
+        self.first: dict[str, str] = {}  # the first layer that has the same inputs
+        self.components: dict[str, Components] = {}  # of each first layer
+        self.counted = torch.zeros(0, dtype=torch.bool)  # (B, T), which tokens of the present batch count
+        self.last: tuple[Tensor | None, str] = None, ""  # the last inputs, and the first layer that had them
+
+    def read(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Add the inputs of a layer, unless its components have converged; a hook before its forward."""
+        [x] = inputs
+        if name not in self.first:
+            self.first[name] = self.last[1] if self.last[0] is x else name
+            self.components.setdefault(self.first[name], Components(self.most[name]))
+        self.last = x, self.first[name]
+        if self.first[name] == name and not self.components[name].converged(self.ranks[name], self.tau):
+            self.components[name].add(x.reshape(*self.counted.shape, -1)[self.counted].float())
+
+    def distribute(self) -> None:
+        """Set the rank of each layer to the number of its components among those of all layers, `budget` in all, that
+        explain the largest shares of variance. Of layers with the same inputs, the first gets the highest rank."""
+        known = [(share, n) for n in self.first for share in self.components[self.first[n]].shares()[: self.most[n]]]
+        best = Counter(name for _, name in sorted(known, key=lambda one: -one[0])[: self.budget])
+        self.ranks = {name: best[name] for name in self.first}
+
+    @property
+    def complete(self) -> bool:
+        """Whether all layers have components."""
+        return all(one.seen for one in self.components.values())
+
+    @property
+    def converged(self) -> bool:
+        """Whether the components of all layers have converged."""
+        return all(one.converged(self.ranks[name], self.tau) for name, one in self.components.items())
+
+
+@torch.no_grad()
+def explained_variance(model: Decoder, lora: LoRA, batches: Iterable[Rows], name: str = "default") -> dict[str, int]:
+    """Give the new adapters called `name` the values with which EVA begins: A is the first principal components of the
+    layer's inputs at the tokens that count, and B is 0. Reads batches until the components have converged, or there are
+    no more. Adapters of embeddings begin as always.
+
+    Ranks are distributed over the layers by the share of the variance that a component explains, and their sum stays
+    the same; a layer of rank 0 has no adapter. Returns the ranks of the layers.
+
+    Raises a UserError for stacks of experts, a rank above the number of a layer's inputs, and batches with too few
+    tokens.
+    """
+    assert isinstance(lora.init, EVA)
+    every = {n: (t, adapter) for n, t, adapter in adapters_of(model, name) if not isinstance(t.module, nn.Embedding)}
+    for layer, (target, _) in every.items():
+        if target.weight.ndim > 2:
+            raise UserError(f"eva reads the inputs of layers, and {layer} is a stack of experts: choose other targets")
+        if lora.rank > (most := target.weight.size(-1)):
+            raise UserError(f"rank is {lora.rank}, and {layer} has {most} inputs: choose at most {most}")
+    inputs = LayerInputs({layer: one.weight.size(-1) for layer, (one, _) in every.items()}, lora.rank, lora.init)
+    with ExitStack() as stack:
+        stack.enter_context(without_dropout(model))
+        for layer, (target, _) in every.items():
+            stack.callback(target.module.register_forward_pre_hook(partial(inputs.read, layer)).remove)
+        for tokens, positions, inputs.counted in batches:
+            model.hidden(tokens, positions)
+            if inputs.complete:
+                inputs.distribute()
+                if inputs.converged:
+                    break
+    if not inputs.complete:
+        most = max(inputs.most.values())
+        raise UserError(f"eva needs batches of {most} tokens, and those of the data are smaller: lower rank or rho")
+    for layer, rank in inputs.ranks.items():
+        target, adapter = every[layer]
+        components = inputs.components[inputs.first[layer]]
+        if not rank:
+            remove_adapter(target, name)
+            continue
+        length = components.values[:rank, None].sqrt() if lora.init.whiten else 1.0
+        adapter.a.data = (components.vectors[:rank] / length).to(adapter.a).contiguous()
+        adapter.b.data = adapter.b.new_zeros(adapter.b.size(0), rank)
+        adapter.scaling = lora.scaling_of(rank)
+    return inputs.ranks

@@ -1,0 +1,45 @@
+"""Low-rank factors of weights, from which adapters begin.
+
+Shapes: I inputs, O outputs, R rank; a stack of matrices has a dimension in front of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onward.config.lora import Initialization, PiSSA
+from onward.errors import UserError
+
+OVERSAMPLED = 8  # singular values of a randomized SVD beyond those that are needed, which make these more accurate
+
+
+def principal(weight: Tensor, rank: int, scaling: float, iterations: int = 0) -> tuple[Tensor, Tensor]:
+    """Return A (R, I) and B (O, R) of PiSSA: scaling B A is the best approximation of a weight (O, I) of this rank, and
+    both have the roots of the singular values. With `iterations`, by a randomized SVD."""
+    exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    if iterations:
+        u, s, v = torch.svd_lowrank(exact, min(rank + OVERSAMPLED, *exact.shape[-2:]), iterations)
+        vh = v.mT
+    else:
+        u, s, vh = torch.linalg.svd(exact, full_matrices=False)
+    root = (s[..., :rank] / scaling).sqrt()
+    return root[..., None] * vh[..., :rank, :], u[..., :rank] * root[..., None, :]
+
+
+def orthonormal(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return A (R, I) and B (O, R) of OLoRA: the first rows of R and columns of Q, where Q R is a weight (O, I)."""
+    q, r = torch.linalg.qr(weight.to(torch.promote_types(weight.dtype, torch.float32)))
+    return r[..., :rank, :], q[..., :rank]
+
+
+def parts_of(weight: Tensor, init: Initialization, rank: int, scaling: float, name: str) -> tuple[Tensor, Tensor]:
+    """Return A and B of an initialization that begins with a part of the weight called `name`. Raises a UserError for a
+    rank above that of the weight."""
+    if rank > (most := min(weight.shape[-2:])):
+        raise UserError(
+            f"rank is {rank}, and {init.kind} takes {name} apart, which has rank {most}: choose at most {most}"
+        )
+    if isinstance(init, PiSSA):
+        return principal(weight, rank, scaling, init.iterations)
+    return orthonormal(weight, rank)
