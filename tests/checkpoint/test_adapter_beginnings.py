@@ -143,12 +143,28 @@ def test_an_initialization_has_the_values_training_and_files_of_peft(case: str, 
         torch.testing.assert_close(merged(TOKENS), ours(TOKENS), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["pissa", "olora"])
-def test_an_adapter_of_peft_is_trained_further_as_peft_does(kind: str, base: Path, tmp_path: Path) -> None:
-    theirs = theirs_with(base, {"init_lora_weights": kind}, {})
+FURTHER: dict[str, dict[str, Any]] = {
+    "pissa": {"init_lora_weights": "pissa"},
+    "olora": {"init_lora_weights": "olora"},
+    "biases of adapted layers": {"bias": "lora_only"},
+    "all biases, whole modules": {"bias": "all", "modules_to_save": ["norm"]},
+    "tokens": {"trainable_token_indices": [21, 4, 30]},
+}
+
+
+@pytest.mark.parametrize("case", FURTHER)
+def test_an_adapter_of_peft_is_trained_further_as_peft_does(case: str, tmp_path: Path) -> None:
+    """On a base with biases, whose head is the embedding."""
+    torch.manual_seed(0)
+    hf = LlamaConfig(**SIZES, num_attention_heads=2, attention_bias=True, mlp_bias=True, tie_word_embeddings=True)
+    publish(hf, tmp_path / "base")
+    config = peft.LoraConfig(r=3, target_modules=TARGETS, task_type="CAUSAL_LM", **FURTHER[case])
+    theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), config).eval()
     theirs.save_pretrained(tmp_path)
-    ours, hf = load_model(base)
-    load_adapter(ours, tmp_path, hf)
+    ours, keys = load_model(tmp_path / "base")
+    load_adapter(ours, tmp_path, keys)
+    count = sum(p.numel() for p in theirs.parameters() if p.requires_grad)
+    assert sum(p.numel() for p in ours.parameters() if p.requires_grad) == count
     train(theirs)
     train(ours)
     with torch.no_grad():

@@ -43,6 +43,8 @@ KINDS = {
         rank=3, targets=("attn.k", "attn.out"), dora=True, full=("norm",)
     ),
     "DoRA, embedding": LoRA(rank=2, targets=("embed", "attn.q"), dora=True),
+    "LoRA, biases of adapted layers": LoRA(rank=2, targets=("attn.q", "mlp"), bias="lora_only"),
+    "LoRA, all biases, tokens": LoRA(rank=2, targets=("attn.k",), bias="all", full=("norm",), tokens=(7, 3)),
     "rsLoRA, a part of fused stacks": LoRA(rank=2, targets=("mlp.gate", "attn.q"), rslora=True, dropout=0.1),
 }
 PAIRS = [
@@ -51,6 +53,8 @@ PAIRS = [
 PAIRS += (
     [("llama", "DoRA, embedding"), ("gpt2", "DoRA, embedding")]
     + [(f, "LoRA") for f in EXPERTS]
+    + [(f, "LoRA, biases of adapted layers") for f in ("gpt2", "bloom", "opt", "qwen2_moe")]
+    + [(f, "LoRA, all biases, tokens") for f in ("gpt2", "gpt_neox", "llama", "gpt_oss")]
     + [(f, "rsLoRA, a part of fused stacks") for f in ("gpt_oss", "qwen3_moe")]
 )
 

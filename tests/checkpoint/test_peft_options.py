@@ -75,11 +75,11 @@ HONORED: dict[str, list[Any]] = {  # values of keys that change the output, or t
     "lora_ga_config": [{"direction": "random"}],
     "target_parameters": [["q_proj.weight"], ["0.mlp.gate_proj.weight"]],
     "r": [1, 2, 6],
+    "bias": ["none", "lora_only", "all"],
+    "trainable_token_indices": [[1, 2], [7, 3, 11], {"embed_tokens": [4, 2]}, {"wte": [5]}],
 }
 REFUSED: dict[str, list[Any]] = {
-    "bias": ["all", "lora_only"],
     "lora_bias": [True],
-    "trainable_token_indices": [[1, 2]],
     "layer_replication": [[[0, 2], [1, 2]]],
     "alora_invocation_tokens": [[3, 4]],
     "velora_config": [{"num_groups": 4}],
@@ -120,8 +120,8 @@ def written(base: Path, folder: Path, seed: int, **options: Any) -> torch.Tensor
     folder. What PEFT cannot make is an exception of its own."""
     torch.manual_seed(seed)
     theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), peft.LoraConfig(**options)).eval()
-    for name, parameter in theirs.named_parameters():
-        if any(part in name for part in ("lora_", "modules_to_save")):
+    for parameter in theirs.parameters():
+        if parameter.requires_grad:
             parameter.add_(torch.randn_like(parameter) * 0.2)
     theirs.save_pretrained(folder)
     return theirs(TOKENS).logits

@@ -24,7 +24,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "continued": {},
     "merged": {"lora": 3},
     "frozen": {"lora": "lora(rank=3, targets=(attn,))", "first": "frozen"},
-    "merged, then eva": {"lora": "lora(rank=3, init=eva, b_rate=4)"},
+    "merged, then eva": {"lora": "lora(rank=3, init=eva, b_rate=4, tokens=(5, 40))"},
     "frozen, then pissa": {"lora": "lora(rank=3, targets=(attn,), init=pissa)", "first": "frozen"},
 }
 

@@ -52,6 +52,31 @@ def test_dora_of_an_embedding_changes_nothing_at_first_and_equals_the_merged_mod
     assert (apart - plain).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+@torch.no_grad()
+def test_trained_tokens_change_nothing_at_first_and_equal_the_merged_model(name: str) -> None:
+    model, tokens = decoder(DECODERS[name], torch.float64), token_ids(DECODERS[name], rows=3)
+    plain, lora = model(tokens), LoRA(rank=2, tokens=(int(tokens[0, 5]), 3))
+    add_lora(model, lora, "fresh")
+    assert_close(model(tokens), plain)
+    remove_lora(model, "fresh")
+    stirred(model, "one", "two", lora=lora)
+    apart = {}
+    for adapter in "one", "two", "":
+        with use_adapter(model, adapter):
+            apart[adapter] = model(tokens)
+    assert torch.equal(apart[""], plain)
+    assert (apart["one"][0, 5] - apart["two"][0, 5]).abs().max() > 1e-3
+    with use_adapter(model, ["two", "", "one"]):
+        together = model(tokens)
+    for row, adapter in enumerate(["two", "", "one"]):
+        assert_close(together[row], apart[adapter][row])
+    tied = model.config.tied
+    merge_lora(model, "two")
+    assert_close(model(tokens), apart["two"])
+    assert (model.head.weight is model.embed.weight) == tied == model.config.tied
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "deepseek", "gpt-oss", "olmo2"])
 @torch.no_grad()
 def test_rows_with_different_adapters_equal_each_alone(name: str) -> None:
@@ -95,6 +120,12 @@ def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
         (lambda: add_lora(model, LoRA(targets=("o_proj",))), "did you mean .*out?"),
         (lambda: add_lora(model, LoRA(full=("heads",))), "full 'heads' names nothing .* did you mean head?"),
         (lambda: use_adapter(model, "poems"), "there is no adapter of the name 'poems'"),
+        (lambda: add_lora(model, LoRA(tokens=(3, 900))), "tokens has 900, and the vocabulary has"),
+        (
+            lambda: add_lora(model, LoRA(targets=("embed",), tokens=(3,))),
+            "tokens are given, and embed is trained already",
+        ),
+        (lambda: add_lora(model, LoRA(bias="some")), "bias is 'some'"),  # type: ignore[arg-type]
         (lambda: LoRA(targets=()), "targets are empty"),
         (lambda: LoRA(targets=(), full=("norm",)), "targets are empty"),
     ):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from onward.arguments import Range
 from onward.config.part_types import Rate, Size, SizeOrZero
@@ -70,6 +70,8 @@ class LoRA(Adapters, kind="lora"):
     init: Initialization | None = None  # none: A is random and B 0
     b_rate: Annotated[float, Range(1e-6, 1e6)] = 1.0  # times the learning rate for B and vectors (LoRA+: 16)
     full: tuple[str, ...] = ()  # modules that are trained whole, such as head or norm
+    bias: Literal["none", "lora_only", "all"] = "none"  # train the biases of adapted layers too, or all biases
+    tokens: tuple[SizeOrZero, ...] = ()  # ids of tokens whose embeddings are trained too
 
     def __post_init__(self) -> None:
         super().__post_init__()

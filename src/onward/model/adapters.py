@@ -140,6 +140,31 @@ class Adapter(nn.Module):
         return (y + (scale - 1) * base + scale * low).to(y.dtype)
 
 
+class TokenRows(nn.Module):
+    """Trained rows (N, D) of an embedding in place of those of the tokens `ids` (N,), which ascend. A head that shares
+    its weight with the embedding shares the rows too."""
+
+    ids: Tensor
+
+    def __init__(self, ids: Tensor, rows: nn.Parameter) -> None:
+        super().__init__()
+        self.register_buffer("ids", ids)
+        self.rows = rows
+
+    def merged(self, weight: Tensor) -> Tensor:
+        """Return a weight (V, D) with the rows in it."""
+        return weight.index_copy(0, self.ids, self.rows.to(weight))
+
+    def forward(self, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Return the output of an embedding or a head with the trained rows, given the layer's input x, tokens or
+        hidden states, and its output y without them."""
+        if not isinstance(layer, nn.Embedding):
+            return y.index_copy(-1, self.ids, F.linear(x, self.rows.to(x.dtype)).to(y.dtype))
+        places = torch.searchsorted(self.ids, x).clamp(max=len(self.ids) - 1)
+        found = (self.ids[places] == x)[..., None]
+        return torch.where(found, self.rows[places].to(y.dtype), y)
+
+
 class WeightAdapters(nn.ModuleDict):
     """The adapters of one weight by name, and the model's Selection, which decides which of them applies."""
 
@@ -147,8 +172,8 @@ class WeightAdapters(nn.ModuleDict):
         super().__init__()
         self.selection = selection
 
-    def __getitem__(self, name: str) -> Adapter:
-        return cast(Adapter, super().__getitem__(name))
+    def __getitem__(self, name: str) -> Adapter | TokenRows:
+        return cast(Adapter | TokenRows, super().__getitem__(name))
 
     def hook(self, layer: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> Tensor:
         """Return the output of a linear layer or an embedding with the selected adapters applied; a forward hook,

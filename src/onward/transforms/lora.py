@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from onward.arguments import checked
 from onward.config.lora import EVA, LoRA
 from onward.errors import UserError
-from onward.model.adapters import Adapter, Selection, WeightAdapters, each_adapter
+from onward.model.adapters import Adapter, Selection, TokenRows, WeightAdapters, each_adapter
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
 from onward.model.linear import Linear
@@ -87,6 +87,7 @@ def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
         ranks |= dict.fromkeys(matching(list(chosen), target, "ranks"), rank)
     modules = [one for one, module in model.named_modules() if one and list(module.parameters())]
     full = [one for target in lora.full for one in matching(modules, target, "full")]
+    check_tokens(model, lora, {*chosen, *full})
     for one in chosen:
         if lora.dora and targets[one].weight.ndim > 2:
             raise UserError(f"dora is not for stacks of experts such as {one}: leave out one of them")
@@ -94,10 +95,37 @@ def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
     kind: dict[str, Any] = {"dropout": lora.dropout, "rslora": lora.rslora, "dora": lora.dora}
     for one, rank in ranks.items():
         if rank:
-            add_adapter(model, targets[one], name, Adapter(targets[one].weight, rank, lora.scaling_of(rank), **kind))
+            adapter = Adapter(targets[one].weight, rank, lora.scaling_of(rank), **kind)
+            add_adapter(model, targets[one], name, adapter)
     for one in full:
         train_whole(model, one)
+    if lora.tokens:
+        ids = torch.tensor(sorted({*lora.tokens}), device=model.device)
+        add_token_rows(model, name, ids, model.embed.weight[ids])
+    biases = [f"{one}.bias" for one in chosen] if lora.bias == "lora_only" else []
+    for one, parameter in model.named_parameters():
+        if one in biases or (lora.bias == "all" and one.endswith(".bias")):
+            parameter.requires_grad_(True)
     selection(model).name = name
+
+
+def check_tokens(model: Decoder, lora: LoRA, trained: Set[str]) -> None:
+    """Raise a UserError for tokens that the vocabulary lacks, and if their embeddings are among the modules that are
+    `trained` otherwise."""
+    size, tied = model.config.vocab_size, ("embed", "head") if model.config.tied else ("embed",)
+    if lora.tokens and max(lora.tokens) >= size:
+        raise UserError(f"tokens has {max(lora.tokens)}, and the vocabulary has {size:,}: give ids below that")
+    if lora.tokens and (both := trained & {*tied}):
+        raise UserError(f"tokens are given, and {min(both)} is trained already: leave out one of them")
+
+
+def add_token_rows(model: Decoder, name: str, ids: Tensor, rows: Tensor) -> None:
+    """Add trained embeddings of the tokens `ids` (N,), which ascend, to the adapters called `name`. They begin as
+    `rows` (N, D)."""
+    exact = torch.promote_types(rows.dtype, torch.float32)
+    parameter = nn.Parameter(rows.detach().to(exact, copy=True))
+    for module in (model.embed, model.head) if model.config.tied else (model.embed,):
+        add_adapter(model, Target(module, "weight"), name, TokenRows(ids, parameter))
 
 
 @torch.no_grad()
@@ -128,7 +156,7 @@ def untie(model: Decoder) -> None:
     model.head.weight = nn.Parameter(model.embed.weight.detach().clone(), requires_grad=False)
 
 
-def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter) -> None:
+def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | TokenRows) -> None:
     """Add an adapter called `name` to one weight. Raises a UserError if the weight has an adapter of this name."""
     if not re.fullmatch(r"[\w-]+", name):
         raise UserError(f"the name of an adapter is {name!r}: use letters, digits, - and _")
@@ -144,7 +172,7 @@ def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter) -> 
     if name in adapters:
         raise UserError(f"the model has an adapter {name!r} already: choose another name")
     adapter.train(model.training)
-    if isinstance(target.module, nn.Embedding) and adapter.b.count_nonzero() == 0:
+    if isinstance(adapter, Adapter) and isinstance(target.module, nn.Embedding) and adapter.b.count_nonzero() == 0:
         adapter.a.data, adapter.b.data = torch.zeros_like(adapter.a), torch.randn_like(adapter.b)
     adapters[name] = adapter
 
@@ -157,8 +185,21 @@ def selection(model: nn.Module) -> Selection:
 def adapters_of(model: nn.Module, name: str) -> Iterator[tuple[str, Target, Adapter]]:
     """Yield (name of the weight, Target, adapter) for each weight with an adapter called `name`."""
     for weight, target in weights(model).items():
-        if (adapters := target.adapters) is not None and name in adapters:
-            yield weight, target, adapters[name]
+        adapters = target.adapters
+        if adapters is not None and name in adapters and isinstance(adapter := adapters[name], Adapter):
+            yield weight, target, adapter
+
+
+def token_rows(model: Decoder, name: str) -> TokenRows | None:
+    """Return the trained embeddings of an adapter and of the one below it; None if there are none."""
+    adapters = Target(model.embed, "weight").adapters
+    known = [adapters[one] for one in selection(model).chain(name) if adapters is not None and one in adapters]
+    several = [one for one in known if isinstance(one, TokenRows)]
+    if len(several) < 2:
+        return several[0] if several else None
+    by_token = {int(token): row for one in several for token, row in zip(one.ids, one.rows.detach())}
+    ids = sorted(by_token)
+    return TokenRows(several[0].ids.new_tensor(ids), nn.Parameter(torch.stack([by_token[token] for token in ids])))
 
 
 def raised(model: nn.Module) -> list[str]:
@@ -226,8 +267,9 @@ def on_top(model: Decoder, lora: LoRA, lower: str, name: str = "default") -> Non
 @checked
 def remove_lora(model: Decoder, name: str = "default") -> None:
     """Remove all adapters called `name`; the base model is unchanged."""
-    for _, target, _ in list(adapters_of(model, name)):
-        remove_adapter(target, name)
+    for target in weights(model).values():
+        if target.adapters is not None and name in target.adapters:
+            remove_adapter(target, name)
     chosen = selection(model)  # a new one where these were the last
     chosen.name = "" if chosen.name == name else chosen.name
 
@@ -269,4 +311,6 @@ def merge_lora(model: Decoder, name: str = "default") -> None:
         parameter = getattr(target.module, target.parameter)
         merged = merged.mT.contiguous() if isinstance(target.module, nn.Embedding) else merged
         setattr(target.module, target.parameter, nn.Parameter(merged, requires_grad=parameter.requires_grad))
+    if (rows := token_rows(model, name)) is not None:
+        model.embed.weight.data = rows.merged(model.embed.weight)
     remove_lora(model, name)

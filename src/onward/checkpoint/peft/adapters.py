@@ -1,8 +1,9 @@
 """Writes and reads adapters in PEFT's format: adapter_config.json and adapter_model.safetensors.
 
 Tensors have the names of the base's family, see `adapted_weights.py`: base_model.model.MODULE.lora_A.weight (R, I) and
-lora_B.weight (O, R); lora_embedding_A (R, V) and lora_embedding_B (D, R); lora_magnitude_vector (O,) with DoRA. Fully
-trained modules, and a classification or value head, have their own names. base.json is that of `bases.py`.
+lora_B.weight (O, R); lora_embedding_A (R, V) and lora_embedding_B (D, R); lora_magnitude_vector (O,) with DoRA; for
+trained tokens token_adapter.trainable_tokens_delta (N, D). Fully trained modules, and a classification or value head,
+have their own names, and biases of adapted layers that of the base layer. base.json is that of `bases.py`.
 """
 
 from __future__ import annotations
@@ -52,9 +53,11 @@ from onward.transforms.heads import NAME, add_head, head_labels
 from onward.transforms.lora import (
     adapter_names,
     add_adapter,
+    add_token_rows,
     check_adapter,
     joined_adapters,
     selection,
+    token_rows,
     untie,
     weights,
 )
@@ -62,6 +65,7 @@ from onward.transforms.lora import (
 TENSORS = "adapter_model.safetensors"
 ADAPTER_FILES = TENSORS, BASE, CONFIG
 PREFIX = "base_model.model."
+ROWS = "token_adapter.trainable_tokens_delta"
 
 
 def load_with_adapters(
@@ -133,20 +137,36 @@ def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default"
         if kept.magnitude is not None:
             tensors[f"{PREFIX}{module}.{MAGNITUDE}"] = kept.magnitude
     full = dict(full_parameters(kind, model))
+    biases = {
+        their: full.pop(their) for their in [*full] if their.endswith(".bias") and f"{their[:-4]}weight" not in full
+    }
+    wrapped = {f"{target.module}.bias": f"{target.module}.base_layer.bias" for target in chosen}
     tensors |= {PREFIX + their: t for their, t in full.items()}
+    tensors |= {PREFIX + wrapped.get(their, their): t for their, t in biases.items()}
     modules = {target.key for target in chosen if target.key == target.module}
     full_modules = sorted({their.rpartition(".")[0] for their in full})
     config = peft_config(adapters, ranks, alphas, modules, full_modules, base.folder)
+    config["bias"] = "none" if not biases else "lora_only" if biases.keys() <= wrapped.keys() else "all"
+    if (rows := token_rows(model, name)) is not None:
+        tensors[f"{PREFIX}{embedding(kind, model)}.{ROWS}"] = rows.rows.detach()
+        config["trainable_token_indices"] = rows.ids.tolist()
     return AdapterFiles(tensors, config, replace(base, labels=head_labels(model)))
 
 
+def embedding(kind: Family, model: Decoder) -> str:
+    """Return the family's name of the module of the embedding."""
+    names = (their for their, our, *_ in kind.names(model.config) if our == "embed.weight" and isinstance(their, str))
+    return next(names, "embed.weight").removesuffix(".weight")
+
+
 def full_parameters(kind: Family, model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Yield the fully trained parameters, under the family's names."""
-    trained = {n: p for n, p in model.named_parameters() if p.requires_grad and "_lora." not in n}
+    """Yield the fully trained parameters, under the family's names; of a fused one of which a part is trained, all."""
+    every = dict(model.named_parameters())
+    trained = {n: p for n, p in every.items() if p.requires_grad and "_lora." not in n}
     for their, our, *fix in kind.names(model.config):
         ours = [our] if isinstance(our, str) else our
-        if all(our in trained for our in ours) and isinstance(their, str):
-            joint = torch.cat([trained.pop(our).detach() for our in ours])
+        if any(our in trained for our in ours) and isinstance(their, str):
+            joint = torch.cat([trained.pop(our, every[our]).detach() for our in ours])
             yield their, fix[0][1](joint) if fix else joint
     for name, parameter in trained.items():
         yield name, parameter.detach()
@@ -207,6 +227,7 @@ def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") ->
     check_adapter_folder(folder)
     config = lora_config(read_json(folder / CONFIG), folder / CONFIG)
     parts, full, bases = sorted_tensors(folder)
+    rows = {name: full.pop(name) for name in [*full] if name.endswith(f".{ROWS}")}
     kind = family(describe(model.config, hf)["model_type"])
     targets = weights(model)
     check_alone(model, full, folder)
@@ -237,12 +258,37 @@ def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") ->
         except ValueError as error:
             raise UserError(f"{folder}: the adapters of the experts in {our} do not fit this model: {error}") from None
         add_adapter(model, targets[our], name, adapter)
+    if rows:
+        load_rows(model, rows, config.trainable_token_indices, embedding(kind, model), name, folder)
     if parts:
         raise UserError(f"{folder} has an adapter of {min(parts)}, which is no layer or stack of experts of this model")
     if (weight := full.get(f"{NAME}.weight")) is not None:
         add_head(model, base_of(folder).labels or [str(i) for i in range(len(weight))])
     load_full(model, kind, full, folder)
     selection(model).name = name
+
+
+def load_rows(
+    model: Decoder,
+    rows: Mapping[str, Tensor],
+    tokens: Sequence[int] | Mapping[str, Sequence[int]] | None,
+    module: str,
+    name: str,
+    folder: Path,
+) -> None:
+    """Add the trained embeddings of an adapter, `rows`, to a model. `module` is the family's name of the embedding.
+    Raises a UserError if rows are not those of the embedding, or do not fit the tokens."""
+    given = [*tokens.values()] if isinstance(tokens, Mapping) else [tokens or ()]
+    tensor = rows.get(f"{module}.{ROWS}")
+    if tensor is None or len(rows) > 1 or any(other != given[0] for other in given):
+        raise UserError(
+            f"{folder} has trainable_token_indices of {min(rows)}, and Onward reads those of {module} alone"
+        )
+    ids = torch.tensor(given[0], device=model.device)
+    if tensor.shape != (len(ids), model.embed.weight.size(1)) or int(ids.max()) >= model.config.vocab_size:
+        raise UserError(f"{folder} has trainable_token_indices that do not fit this model: load its own base")
+    order = ids.argsort()
+    add_token_rows(model, name, ids[order], tensor[order].to(model.device))
 
 
 def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor], dict[str, Tensor]]:
@@ -256,6 +302,10 @@ def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str
         leaf = next((end for end in leaves if name.endswith(f".{end}")), None)
         if leaf:
             parts.setdefault(name.removesuffix(f".{leaf}"), {})[leaf.removesuffix(".weight")] = tensor
+        elif name.endswith((".modules_to_save.bias", ".original_module.bias")):
+            continue  # with bias "all" PEFT stores the biases of fully trained modules twice
+        elif name.endswith(".base_layer.bias"):
+            full[name.replace(".base_layer.", ".")] = tensor
         elif name.endswith(".base_layer.weight"):
             bases[name.replace(".base_layer.", ".")] = tensor
         else:

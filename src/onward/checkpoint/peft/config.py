@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from onward.arguments import Range, check, field_types
-from onward.config.part_types import Rate, Size
+from onward.config.part_types import Rate, Size, SizeOrZero
 from onward.errors import UserError
 
 Alpha = Annotated[float, Range(1e-9, 1e15)]
@@ -36,6 +36,8 @@ class LoraConfig:
     rank_pattern: Mapping[str, Size] | None = field(default_factory=dict)
     alpha_pattern: Mapping[str, Alpha] | None = field(default_factory=dict)
     target_parameters: tuple[str, ...] | None = ()
+    bias: Literal["none", "lora_only", "all"] = "none"  # the names of the tensors say the same
+    trainable_token_indices: tuple[SizeOrZero, ...] | Mapping[str, tuple[SizeOrZero, ...]] | None = None
 
     def rank_of(self, name: str) -> int:
         """Return the rank of the module or parameter `name`."""
