@@ -18,7 +18,11 @@ from onward.cli import main
 from onward.config.decoder import Experts, Gated
 from onward.config.part_types import FeedForward
 from onward.errors import UserError
+from onward.reports.runs.write import write_reports
+from onward.training.run.events import Notice
 from onward.training.run.run import Run
+from onward.training.step.loss import mean_loss
+from onward.transforms.quantize import QuantizedLinear
 
 from support.finetuning import base_model, config
 from support.runs import assert_same_adapters, metrics
@@ -97,6 +101,25 @@ def test_a_run_with_each_initialization_begins_as_its_base_and_resumes_exactly(
     assert bool(lora["ranks"]) == init.startswith("eva")
     steps = [row["loss"] for row in metrics(tmp_path / "run") if "loss" in row]
     assert steps[-1] < steps[0]
+
+
+def test_a_run_says_the_error_of_its_quantized_base(chats: Path, tmp_path: Path) -> None:
+    base = base_model(tmp_path / "base", d_model=32, d_ff=64)
+    settings = LORA | {"quantize": "int4", "steps": 1, "validation": "none"}
+    run = Run.start(config(base, chats, tmp_path / "run", **settings))
+    error = json.loads((tmp_path / "run" / "inputs.json").read_text())["quantization"]
+    models = [onward.load(base, quantize=precision).model for precision in ("int4", None)]
+    layers = [name for name, module in models[0].named_modules() if isinstance(module, QuantizedLinear)]
+    weights = [torch.cat([m.get_submodule(name).weight.flatten() for name in layers]) for m in models]  # type: ignore[arg-type]
+    assert error["weights"] == pytest.approx(float((weights[0] - weights[1]).norm() / weights[1].norm()), rel=1e-5)
+    assert 0.02 < error["weights"] < error["greatest"] < 0.2
+    rows = run.inputs.windows(run.config, 96).read(range(5))
+    assert error["tokens"] == rows.num_targets
+    assert [error["loss"], error["plain_loss"]] == pytest.approx([mean_loss(m, [rows])[0] for m in models], rel=1e-5)
+    notices = [event.sentence for event in run.train() if isinstance(event, Notice)]
+    assert any(f"the loss on {rows.num_targets} tokens is {error['loss']:.4f}, with plain" in one for one in notices)
+    write_reports(tmp_path / "run")
+    assert "int4 weights differ from the plain ones by" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_another_base_under_a_run_is_refused_with_both_checksums(base: Path, chats: Path, tmp_path: Path) -> None:

@@ -21,11 +21,12 @@ from onward.training.step.loss import CrossEntropy, Loss
 @dataclass(frozen=True)
 class Stage:
     """A stage of training, pre-training or fine-tuning: how the inputs of a run are made and opened, how a new run
-    begins with its model (and fixes options that were left open), and its loss."""
+    begins in its folder, and its loss. A beginning returns the configuration, in which it may have fixed options that
+    were left open, and sentences for the user."""
 
     prepare: Callable[[Any, Path, Progress], Tokenizer]
     open: Callable[..., Inputs]
-    begin: Callable[[Any, Decoder, Inputs], Any]
+    begin: Callable[[Any, Path, Decoder, Inputs], tuple[Any, list[str]]]
     loss: Callable[[Any], Loss]
 
 
@@ -34,7 +35,7 @@ def cross_entropy(config: RunConfig) -> Loss:
     return CrossEntropy(config.z_loss, config.label_smoothing, config.loss_chunk)
 
 
-PRETRAINING = Stage(prepare_inputs, open_inputs, lambda config, model, inputs: config, cross_entropy)
+PRETRAINING = Stage(prepare_inputs, open_inputs, lambda config, folder, model, inputs: (config, []), cross_entropy)
 FINETUNING = Stage(prepare_examples, open_examples, begin, lambda config: config.method.loss(base_of(config)))
 
 

@@ -167,19 +167,31 @@ class LayerError:
 def layer_errors(plain: nn.Module, quantized: nn.Module) -> list[LayerError]:
     """Return the quantization error of each quantized layer, in descending order; `plain` is the model before
     quantization."""
-    errors = []
+    squares = squared_errors(plain, quantized)
+    layers = {name: quantized.get_submodule(name) for name in squares}
+    errors = [LayerError(name, layer.precision, ratio(squares[name])) for name, layer in layers.items()]  # type: ignore[arg-type]
+    return sorted(errors, key=lambda one: -one.relative_error)
+
+
+def squared_errors(plain: nn.Module, quantized: nn.Module) -> dict[str, Tensor]:
+    """Return for each quantized layer the sums of squares of its weight's error and of the plain weight, (2,)."""
+    squares = {}
     for name, layer in quantized.named_modules():
         if isinstance(layer, QuantizedLinear):
             weight: Any = plain.get_submodule(name).weight
-            step, squares = max(1, ELEMENTS // layer.in_features), torch.zeros(2, dtype=torch.float64)
+            step, sums = max(1, ELEMENTS // layer.in_features), torch.zeros(2, dtype=torch.float64)
             for start in range(0, layer.out_features, step):
                 rows = slice(start, start + step)
-                exact = weight[rows].detach().float()
+                exact = weight[rows].detach().to(layer.codes.device).float()
                 difference = dequantize_weight(layer.codes[rows], layer.scales[rows], torch.float32) - exact
-                squares += torch.stack([difference.square().sum(), exact.square().sum()]).cpu()
-            ratio = float((squares[0] / squares[1]).sqrt()) if squares[1] else 0.0
-            errors.append(LayerError(name, layer.precision, ratio))
-    return sorted(errors, key=lambda one: -one.relative_error)
+                sums += torch.stack([difference.square().sum(), exact.square().sum()]).cpu()
+            squares[name] = sums
+    return squares
+
+
+def ratio(sums: Tensor) -> float:
+    """Return the relative error that sums of squares (2,) stand for; 0 for weights of 0."""
+    return float((sums[0] / sums[1]).sqrt()) if sums[1] else 0.0
 
 
 def is_quantized(model: nn.Module) -> bool:

@@ -20,6 +20,7 @@ from onward.notebook import Shown
 from onward.planning.fits import Run
 from onward.reports.runs.metrics import Metrics, numbers, read_lines, read_metrics
 from onward.training.finetuning.config import config_class
+from onward.training.finetuning.quantization import QuantizationError
 from onward.training.run.lock import is_running
 
 DATED = "result.json", "metrics.jsonl", "run.json", "config.json"  # the newest of them dates a folder
@@ -79,6 +80,15 @@ class Record(Shown):
     def data(self) -> dict[str, Any]:
         """The index of the run's prepared tokens (sources and counts), without the options of their preparation."""
         return {k: v for k, v in read_table(self.folder / "data/data.json").items() if k != "settings"}
+
+    @property
+    def quantization(self) -> str:
+        """A sentence on the error of the quantized base; "" if the run has none."""
+        known = read_table(self.folder / "inputs.json").get("quantization")
+        try:
+            return str(fields.build(QuantizationError, known)) if known else ""
+        except UserError:
+            return ""
 
     @cached_property
     def result(self) -> dict[str, float]:

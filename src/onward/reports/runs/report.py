@@ -105,6 +105,7 @@ def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tok
         **dict(describe_parts(config)),
         "tokenizer": ", ".join([*([options["tokenizer"]] if options.get("tokenizer") else []), vocabulary]),
         "text": source_line(record.data.get("sources") or options.get("sources")),
+        "quantized base": record.quantization,
         "written": record.when,
         "this page": f"made {date.today().isoformat()} with PyTorch {torch.__version__}, Python "
         f"{platform.python_version()}, {platform.machine()}",

@@ -1,34 +1,63 @@
-"""How a new run of fine-tuning begins: the first values of its adapters."""
+"""How a new run of fine-tuning begins: the first values of its adapters, and the error of a quantized base."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import torch
 
+from onward.checkpoint.load import load_model
 from onward.config.lora import EVA
-from onward.data.windows import IGNORE_INDEX
+from onward.data.windows import IGNORE_INDEX, Batch
 from onward.errors import UserError
+from onward.files import read_json, write_json
 from onward.model.decoder import Decoder
+from onward.training.finetuning.base import weights_folder
 from onward.training.finetuning.config import FinetuneConfig
+from onward.training.finetuning.quantization import QuantizationError
 from onward.training.inputs.texts import Inputs
+from onward.training.step.loss import CrossEntropy, mean_figures
 from onward.transforms.eva import Rows, explained_variance
-from onward.transforms.lora import initialize
+from onward.transforms.lora import initialize, use_adapter
+from onward.transforms.quantize import ratio, squared_errors
 
 PASSES = 2  # over the data, at most, until the components of EVA have converged
+TOKENS = 512  # of the data, about, for the loss of a quantized base
 
 
-def begin(config: FinetuneConfig, model: Decoder, inputs: Inputs) -> FinetuneConfig:
-    """Initialize the adapters that a new run trains. Returns the configuration with the ranks that EVA gives them."""
-    lora = config.adapters
+def begin(config: FinetuneConfig, folder: Path, model: Decoder, inputs: Inputs) -> tuple[FinetuneConfig, list[str]]:
+    """Initialize the adapters that a new run trains, and record the error of a quantized base in inputs.json. Returns
+    the configuration with the ranks that EVA gives to layers, and sentences for the user."""
+    lora, notes = config.adapters, []
+    if config.quantize:
+        error = quantization_error(config, model, inputs)
+        write_json(folder / "inputs.json", read_json(folder / "inputs.json") | {"quantization": asdict(error)})
+        notes.append(str(error))
     if lora is None:
-        return config
+        return config, notes
     if not isinstance(lora.init, EVA):
         initialize(model, lora)
-        return config
+        return config, notes
     if lora.ranks:
         raise UserError("ranks are given, and eva distributes them: leave them out")
     ranks = explained_variance(model, lora, rows(config, model, inputs))
-    return replace(config, lora=replace(lora, ranks={name: r for name, r in ranks.items() if r != lora.rank}))
+    lora = replace(lora, ranks={name: rank for name, rank in ranks.items() if rank != lora.rank})
+    return replace(config, lora=lora), notes
+
+
+def quantization_error(config: FinetuneConfig, model: Decoder, inputs: Inputs) -> QuantizationError:
+    """Compare a quantized base with the plain one, which is mapped into memory and computes where it is."""
+    plain, _ = load_model(weights_folder(config))
+    squares = squared_errors(plain, model)
+    layer = max(squares, key=lambda name: ratio(squares[name]))
+    windows = inputs.windows(config, model.config.context_length)
+    batch = windows.read(range(max(1, min(len(windows), TOKENS // windows.read([0]).tokens.size(1)))))
+    if not batch.num_targets:
+        batch = Batch(batch.tokens[:, :-1], batch.tokens[:, 1:])
+    with use_adapter(model, ""):
+        losses = [mean_figures(m, [batch.to(m.device)], CrossEntropy()).loss for m in (model, plain)]
+    total = ratio(torch.stack([*squares.values()]).sum(0))
+    return QuantizationError(config.quantize, total, layer, ratio(squares[layer]), batch.num_targets, *losses)
 
 
 def rows(config: FinetuneConfig, model: Decoder, inputs: Inputs) -> Iterator[Rows]:

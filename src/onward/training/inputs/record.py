@@ -12,6 +12,7 @@ from onward.errors import UserError
 from onward.files import file_sha256, read_json
 from onward.training.config import RunConfig
 from onward.training.finetuning.config import config_class
+from onward.training.finetuning.quantization import QuantizationError
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Record:
     base: str = ""  # the checksum of the weights that the run compares its model with, if it does
     labels: tuple[str, ...] = ()  # of the head of outputs that the run trains, if it does
     notes: tuple[str, ...] = ()  # for the user: the shapes of the data that were recognized
+    quantization: QuantizationError | None = None  # of a quantized base
 
     @property
     def checksums(self) -> tuple[str, ...]:

@@ -102,10 +102,11 @@ def prepared(
     model = model.to(device)
     if inputs.labels:
         add_head(model, inputs.labels)
-    config = stage.begin(config, model, inputs)
+    config, notes = stage.begin(config, folder, model, inputs)
     hf = {**hf, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
     config = replace(config, device=str(device))
     trained = as_loss(loss) if loss else stage.loss(config)
     config, budget = calibrated(config, model, tokenizer, inputs, sample, Processes.join(), trained, began)
     spent = perf_counter() - began if config.time else 0.0
-    return Prepared(config, model, tokenizer, inputs, hf, trained, budget, choice, fresh, inputs.notes), spent
+    messages = [*inputs.notes, *notes]
+    return Prepared(config, model, tokenizer, inputs, hf, trained, budget, choice, fresh, messages), spent

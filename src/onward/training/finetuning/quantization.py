@@ -1,0 +1,27 @@
+"""The error that quantization makes at the start of a run, as a value. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class QuantizationError:
+    """How far a quantized base is from the plain one. Errors of weights are relative: the norm of the difference over
+    that of the plain weights (Frobenius)."""
+
+    precision: str
+    weights: float  # the error of all quantized weights
+    layer: str  # the layer with the greatest error
+    greatest: float
+    tokens: int  # of the data, on which both losses are
+    loss: float  # nats per token
+    plain_loss: float
+
+    def __str__(self) -> str:
+        """Return one sentence."""
+        return (
+            f"{self.precision} weights differ from the plain ones by {self.weights:.1%} (most in {self.layer}, by "
+            f"{self.greatest:.1%}); the loss on {self.tokens:,} tokens is {self.loss:.4f}, with plain weights "
+            f"{self.plain_loss:.4f}"
+        )
