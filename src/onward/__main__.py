@@ -21,7 +21,8 @@ def main() -> int:
 
 
 def end(*_: object) -> None:
-    """End the process at once, as a signal handler: neither imports nor Python's exit expect a KeyboardInterrupt."""
+    """End the process at once with status 130, as a signal handler: neither imports nor Python's exit expect a
+    KeyboardInterrupt."""
     os.write(2, b"\nonward: interrupted\n")
     os._exit(130)
 

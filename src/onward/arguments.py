@@ -40,7 +40,8 @@ class Range:
 
 
 class OutOfRange(UserError):
-    """Raised if a number is outside the range of its field or argument."""
+    """Raised if a number is outside the range of its field or argument, as its annotation `Annotated[..., Range(...)]`
+    says."""
 
     def __init__(self, name: str, value: Any, kind: Any) -> None:
         self.value = value

@@ -67,7 +67,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """A name for caches of requests."""
+        """A name of the tokenizer, by which lm-evaluation-harness keeps requests in its cache."""
         return f"onward-{self.text.vocab_size}"
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:

@@ -121,8 +121,9 @@ ADVICE = "name the folder of a model, such as runs/mybook, or a model on the Hug
 
 def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> Path:
     """Download the files of a model that match `files`, unless they are in the cache; return their folder. The hub
-    resolves the revision to a commit; if the files are in the cache, it gets no other request. `local`: the name
-    could also have been a folder, for error messages."""
+    resolves the revision to a commit; if the files are in the cache, it gets no other request. `local` says that the
+    name could also have been a folder, for error messages. Raises a UserError if the model is missing, gated, or cannot
+    be downloaded."""
     begun = False
     try:
         with time_limits():
@@ -268,8 +269,8 @@ def first_line(error: BaseException) -> str:
 
 
 def reason(model: HubName, error: Exception, local: bool, begun: bool = False) -> str:
-    """Return the error message for an exception while a model was looked up or downloaded. `local`: the name could also
-    have been a folder; `begun`: the download had started."""
+    """Return the error message for an exception while a model was looked up or downloaded. `local` says that the name
+    could also have been a folder; `begun`, that the download had started."""
     from huggingface_hub import constants, errors
 
     hidden = errors.LocalEntryNotFoundError, errors.RevisionResolutionError  # by what they were raised from

@@ -338,8 +338,8 @@ class LanguageModel(TextModel):
     def search_arguments(
         self, prompt: str | Sequence[Prompt], options: GenerationOptions
     ) -> tuple[list[list[int]], dict[str, Any]]:
-        """Return prompts as token ids, and the arguments that both searches take. Raises a UserError for options that a
-        search does not take."""
+        """Return prompts as token ids, and the arguments by name that both searches take. Raises a UserError for
+        options that a search does not take."""
         for name in "stop", "stop_when", "logprobs", *FORMS:
             if getattr(options, name) != getattr(GenerationOptions, name):
                 raise UserError(f"{name} is given, which a search cannot use: leave it out")

@@ -37,7 +37,8 @@ ENDS, MOST = 32, 48  # held-out questions that are answered, and tokens of an an
 
 @dataclass(frozen=True)
 class Stage:
-    """A fine-tuning run of the quickstart, after the pre-training."""
+    """A fine-tuning run of the quickstart, after the pre-training: its method, its share of the time and its learning
+    rate."""
 
     method: Method
     learned: str  # in words

@@ -124,6 +124,7 @@ def same_beginning(name: str, known: Iterable[str]) -> list[str]:
 
 
 def parts(name: str) -> list[str]:
-    """Split the dotted name of an option or a field into its components; any other name is one component."""
+    """Split the dotted name of an option or a field into its components, such as ["model", "d_model"]; any other name
+    is one component."""
     plain = name.lower().removeprefix("--").replace("-", "_")
     return plain.split(".") if re.fullmatch(r"[a-z_]\w*(\.[a-z_]\w*)*", plain) else [plain]

@@ -24,7 +24,7 @@ from onward.transforms.quantize import ALREADY, Precision, QuantizedLinear, choo
 
 
 class KeptLayers(UserWarning):
-    """Warning: linear layers that cannot be quantized and stay as they are."""
+    """Warning: linear layers cannot be quantized and stay as they are; the message gives their number."""
 
 
 def open_source(path: Path) -> ModelSource:

@@ -296,8 +296,9 @@ def copied(
 def find(
     family: Names, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """Return the stored tensors by the names in `wanted`; files may leave out the family's base prefix. Raises a
-    UserError for a tensor that is missing, unexpected, or of another shape or dtype."""
+    """Return the stored tensors by the names in `wanted`, the expected tensors on the meta device; files may leave out
+    the family's base prefix. Raises a UserError for a tensor that is missing, unexpected, or of another shape or
+    dtype."""
     left, matched = dict(stored), {}
     for name, shape in ((name, list(tensor.shape)) for name, tensor in wanted.items()):
         short = name if name in left else name.removeprefix(family.BASE)

@@ -90,8 +90,8 @@ class SafetensorsFile:
 
 
 def open_file(path: Path) -> Any:
-    """Open a safetensors file and check its header. Raises a UserError if it is missing, cut off or in another
-    format."""
+    """Open a safetensors file and check its header; return its handle of the library safetensors. Raises a UserError if
+    it is missing, cut off or in another format."""
     try:
         return safe_open(path, framework="pt")
     except FileNotFoundError:

@@ -180,7 +180,8 @@ def dispatch(words: list[str]) -> int:
 
 
 def show_warning(usual: Callable[..., None], message: object, category: type[Warning], *where: object) -> None:
-    """Print Onward's warnings in one line; pass those of libraries to `usual`, Python's function."""
+    """Print a warning of Onward as one line on standard error; pass those of libraries to `usual`, Python's own
+    `warnings.showwarning`."""
     if category.__module__.startswith("onward."):
         print(f"onward: {message}", file=sys.stderr)
     else:

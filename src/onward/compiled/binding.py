@@ -27,13 +27,14 @@ class Binding:
 
     def follow(self, cache: KVCache) -> None:
         """Set the arguments again if the cache has other layers, as after it has grown, or if the number of threads has
-        changed. Raises NotCompilable."""
+        changed. Raises NotCompilable if kernels cannot read the new layers."""
         if self.layers != cache.layers or self.threads != torch.get_num_threads():
             with unreadable_is_not_compilable():
                 self.bind(list(cache.layers), torch.get_num_threads())
 
     def bind(self, layers: list[LayerCache], threads: int) -> None:
-        """Set the arguments that depend on the memory of the layers and on the number of threads. Raises Unreadable."""
+        """Set the arguments that depend on the memory of the layers and on the number of threads. Raises Unreadable for
+        a cache entry that the kernels cannot read."""
         if self.paged != [layer.table is not None for layer in layers]:
             raise Unreadable("a cache of another kind")
         queries = [call.record.q for call in self.calls if isinstance(call.record, Attention)]

@@ -34,13 +34,14 @@ class CompiledStep(ABC):
     @classmethod
     @abstractmethod
     def compile(cls, model: Decoder, cache: KVCache, shape: Shape) -> Self:
-        """Compile a step while requests are running, between two uncompiled steps. Raises NotCompilable."""
+        """Compile a step while requests are running, between two uncompiled steps. Raises NotCompilable if the model,
+        the cache or this machine does not allow it."""
 
     @classmethod
     @abstractmethod
     def compile_ahead(cls, model: Decoder, cache: KVCache, shape: Shape, folder: Path | None) -> Self:
         """Compile a step before the first request, which may take longer than `compile` and needs empty rows; a
-        `folder` keeps its code for the next start. Raises NotCompilable."""
+        `folder` keeps its code for the next start. Raises NotCompilable as `compile` does."""
 
     @abstractmethod
     def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:

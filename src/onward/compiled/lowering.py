@@ -51,7 +51,8 @@ def unreadable_is_not_compilable() -> Iterator[None]:
 
 def lower(records: Sequence[Record], cache: KVCache, positions: Tensor) -> list[Call]:
     """Translate records (operations, cache writes and attention) to calls of kernels. `cache` has the kinds of layers
-    that the kernels read; `positions` (B, T) are those of the recording. Raises NotCompilable."""
+    that the kernels read; `positions` (B, T) are those of the recording. Raises NotCompilable for an operation or
+    tensor without a kernel."""
     calls = []
     with unreadable_is_not_compilable():
         for record in records:
@@ -65,7 +66,8 @@ def lower(records: Sequence[Record], cache: KVCache, positions: Tensor) -> list[
 
 
 def write(record: Write, paged: bool, positions: Tensor) -> Call:
-    """Return the kernel call that writes vectors to a cache."""
+    """Return the kernel call that writes the record's vectors to a contiguous or a `paged` cache, at `positions` (B,
+    T)."""
     width, dtype = record.vectors[0, 0].numel(), DTYPES[record.vectors.dtype]
     arguments = attention.WriteArguments(
         vectors=contiguous_address(record.vectors),
@@ -77,7 +79,7 @@ def write(record: Write, paged: bool, positions: Tensor) -> Call:
 
 
 def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
-    """Return the kernel call that attends to a cache."""
+    """Return the kernel call that attends to a contiguous or a `paged` cache, from queries at `positions` (B, T)."""
     rows, tokens, heads, d_head = record.q.shape
     (kv_heads, *key_widths), (value_heads, *value_widths) = record.shapes
     if key_widths != [d_head] or len(value_widths) != 1 or value_heads != kv_heads or heads % kv_heads:

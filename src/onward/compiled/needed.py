@@ -76,5 +76,5 @@ def needed(recording: Recording, weights: Sequence[Tensor]) -> list[Record]:
 
 
 def label(record: Record) -> str:
-    """Return the name of a record, for error messages."""
+    """Return the name of a record, for error messages: mm, write, attention."""
     return name_of(record) if isinstance(record, Operation) else type(record).__name__.lower()

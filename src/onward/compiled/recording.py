@@ -165,7 +165,8 @@ class Recording:
 
 
 def is_plain(cache: KVCache, dtype: torch.dtype) -> bool:
-    """Return whether a cache has keys and values in this dtype, not quantized."""
+    """Return whether all entries of a cache have this dtype, and neither they nor its layers are of a quantized
+    kind."""
     tensors = [tensor for layer in cache.layers for tensor in layer.entries.values()]
     known = all(type(layer) in (LayerCache, PagedLayerCache) for layer in cache.layers)
     return known and all(t.dtype == dtype for t in tensors)

@@ -61,7 +61,8 @@ POOLS: WeakKeyDictionary[Decoder, StepPool] = WeakKeyDictionary()
 
 
 def compile_step(model: Decoder, cache: KVCache, shape: Shape) -> CompiledStep:
-    """Compile a decoding step for the device of the model. Raises NotCompilable."""
+    """Compile a decoding step for the device of the model. Raises NotCompilable as `CompiledStep.compile` does, and for
+    a device without an implementation."""
     return IMPLEMENTATIONS[model.device.type]().compile(model, cache, shape)
 
 
@@ -118,7 +119,7 @@ class Steps:
 
     def compile(self, rows: int, folder: Path | None) -> None:
         """Compile, before the first request, steps of one token in each of this many rows, which must be empty;
-        `folder` keeps their code. Raises NotCompilable."""
+        `folder` keeps their code. Raises NotCompilable if a step cannot be compiled."""
         shape, device = (rows, 1), self.model.device.type
         if self.compile_after is None:
             raise NotCompilable("a quantized cache")

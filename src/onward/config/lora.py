@@ -19,7 +19,7 @@ class Adapters(Part):
 
     @classmethod
     def shorthand(cls, value: Any) -> Mapping[str, Any] | None:
-        """Return a rank alone, such as 16, stands for lora(rank=16)."""
+        """Return the table of lora(rank=16) for a rank alone, such as 16; None for other values."""
         rank = type(value) is int or (isinstance(value, str) and value.isdecimal())
         return {"kind": LoRA.kind, "rank": int(value)} if rank else None
 

@@ -110,7 +110,8 @@ def cache_folder() -> Path:
 
 
 def get(name: str, folder: Path | None = None, progress: Progress = silent) -> Path:
-    """Return the file of a corpus of DOWNLOADS in `folder` (default: `cache_folder()`), downloaded if it is missing."""
+    """Return the file of a corpus of DOWNLOADS in `folder` (default: `cache_folder()`); downloads it if it is
+    missing."""
     from onward.fields import nearest
 
     if name not in DOWNLOADS:

@@ -53,7 +53,8 @@ class Example:
 
 
 class Encoder:
-    """Makes token sequences of texts and messages."""
+    """Makes token sequences, with the tokens to train, of texts and messages; `labels` are the classes of a
+    classifier's examples."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -68,7 +69,8 @@ class Encoder:
         return TokenSequence(tokens, [True] * len(tokens))
 
     def texts(self, *texts: str) -> TokenSequence:
-        """Texts, each followed by the end token or, without one, by a line break; all tokens are trained."""
+        """Return texts as one sequence, each followed by the end token or, without one, by a line break; all tokens are
+        trained."""
         tokens = self.tokenizer.begin([])
         for text in texts:
             check_text(text, "text or pair")
@@ -109,7 +111,8 @@ class Encoder:
         return self.chat.encode(prompt, tools=tools or None)
 
     def conversation(self, messages: Sequence[Message], given: int = 0, tools: Any = None) -> TokenSequence:
-        """Messages. The assistant's messages after the first `given` messages are trained."""
+        """Return a conversation as one sequence. The assistant's messages after the first `given` messages are
+        trained."""
         if self.chat is None:
             raise UserError(NO_TEMPLATE)
         check_roles(messages)
@@ -155,7 +158,8 @@ def check_roles(messages: Any) -> None:
 
 @dataclass(frozen=True)
 class Examples:
-    """A table of examples in memory."""
+    """A table of M examples in memory: the tokens of all their sequences in one array, and the index at which each
+    sequence ends."""
 
     tokens: np.ndarray  # (N,)
     trained: np.ndarray  # (N,), whether each token is trained
@@ -289,6 +293,6 @@ def cut(sequence: TokenSequence, length: int) -> tuple[Sequence[int], Sequence[b
 
 
 def held_out(count: int, share: float) -> np.ndarray:
-    """Select a share of `count` examples for validation, evenly spread: (count,) of bool."""
+    """Select a share of `count` examples for validation, evenly spread: (count,) of bool, True for the selected."""
     steps = np.floor(np.arange(count + 1) * share)
     return steps[1:] > steps[:-1]

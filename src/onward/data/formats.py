@@ -37,7 +37,7 @@ SEARCH_CHARS = 1 << 8, 1 << 12, 1 << 20
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of the pieces in which sources are read."""
+    """The sizes of the pieces in which sources are read, in characters and bytes."""
 
     piece_chars: int = 1 << 24  # characters of a piece, approximately
     block_bytes: int = 1 << 20  # bytes read from a file at a time

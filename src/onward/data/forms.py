@@ -18,15 +18,16 @@ Form = Callable[[Encoder, Iterable[Record]], Iterator[Example]]
 
 
 def supervised(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Conversations (messages), prompt and completion, or text."""
+    """Yield an example of one sequence from each record: a conversation (`messages`), a `prompt` and its `completion`,
+    or a `text`."""
     for record in records:
         with placed(record):
             yield Example([one_sequence(encoder, record.values)], record.place)
 
 
 def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Yield a prompt, a text or messages, for the model to answer; the other fields are for the reward. The `answer` is
-    stored after the prompt as trained tokens with an end token."""
+    """Yield an example of each record's prompt, a text or messages, for the model to answer; the other fields are for
+    the reward. The `answer` is stored after the prompt as trained tokens with an end token."""
     end = encoder.end or encoder.tokenizer.end_ids[:1] or [0]
     for record in records:
         with placed(record):
@@ -65,7 +66,8 @@ def answer_text(value: Any) -> str:
 
 
 def with_fields(records: Iterable[Record], names: Collection[str], reward: str) -> Iterator[Record]:
-    """Yield the records unchanged. Raises a UserError if one lacks a field that the reward needs, or if it is empty."""
+    """Yield the records unchanged. Raises a UserError if one lacks a field in `names`, or if it is empty; `reward` is
+    the name of the reward that needs it."""
     for record in records:
         with placed(record):
             for name in names:
@@ -84,7 +86,7 @@ def said(encoder: Encoder, prompt: Any, answer: Any, tools: Any = None) -> Token
 
 
 def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
-    """Return the sequence of a record with one sequence."""
+    """Return the sequence of a record for `supervised`, from its messages, prompt and completion, or text."""
     if "messages" in values:
         return encoder.conversation(values["messages"], tools=values.get("tools"))
     if "prompt" in values and "completion" in values:
@@ -95,7 +97,8 @@ def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
 
 
 def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Yield a prompt with a chosen and a rejected answer, and optionally the `margin` between them."""
+    """Yield an example of two sequences from each record: its prompt with the chosen and with the rejected answer; and
+    the `margin` between them, if given."""
     for record in records:
         with placed(record):
             prompt, *answers = pair(record.values)
@@ -133,8 +136,8 @@ def number(value: Any, name: str) -> float:
 
 
 def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Yield a prompt, a completion and a `label`: whether the completion is wanted. A pair gives both of its answers,
-    with labels.
+    """Yield an example from each record with a prompt, a completion and a `label`: whether the completion is wanted. A
+    pair of a chosen and a rejected answer gives two examples.
 
     The second sequence of an example is its prompt with the completion of the nearest earlier example that has another
     prompt, wrapping around at the start of the table.
@@ -185,8 +188,9 @@ def other_prompts(prompts: Sequence[Any]) -> list[int | None]:
 
 
 def classified(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Yield a `text`, optionally a second text as `pair`, and their `label`, a text or a whole number. The labels of
-    the first table are the classes, sorted."""
+    """Yield an example from each record: its `text`, followed by a second text if it has a `pair`, with the index of
+    its `label` (a text or a whole number) among the classes. The classes are `encoder.labels`; if these are empty, as
+    before the training data is read, all labels of `records`, sorted."""
     rows: list[tuple[TokenSequence, Any, str]] = []
     for record in records:
         with placed(record):

@@ -23,7 +23,8 @@ from onward.device import known_device
 @named
 @dataclass(frozen=True)
 class ExampleBatch(Batch):
-    """Rows of packed examples. Sequences are numbered within the batch; the sequences of an example are consecutive."""
+    """A batch of rows that hold complete examples. Sequences are numbered within the batch; the sequences of an example
+    are consecutive."""
 
     sequences: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))  # (B, T), of each token
     num_sequences: int = 0  # S
@@ -84,9 +85,11 @@ class PackedExamples:
 
 def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool = False) -> ExampleBatch:
     """Build a batch from rows of examples, given as the numbers of the examples in each row. Positions restart at each
-    sequence, so that no sequence attends to another; each padding token is a separate sequence.
+    sequence, so that no sequence attends to another; each padding token is a separate sequence. `by_example`: the loss
+    is a mean over examples, not over targets.
 
-    `lasts` are the indices in (B * T) of each sequence's last trained token, or of its last token if none is trained.
+    The batch's `lasts` are the indices in (B * T) of each sequence's last trained token, or of its last token if none
+    is trained.
     """
     k, starts = examples.per_example, examples.starts
     spans = [[(int(starts[s]), int(examples.ends[s])) for e in row for s in range(e * k, e * k + k)] for row in rows]

@@ -31,7 +31,7 @@ csv.field_size_limit(1 << 26)
 
 @dataclass(frozen=True)
 class Record:
-    """A row of a table."""
+    """A row of a table: its values by column, and its place for messages, such as `data.jsonl line 3`."""
 
     values: Mapping[str, Any]
     place: str  # as in messages: data.jsonl line 3
@@ -144,7 +144,7 @@ def csv_records(path: Path) -> Iterator[Record]:
 
 
 def cell(column: str, text: str) -> Any:
-    """Return a cell of a .csv as a value."""
+    """Return a cell of a .csv as a value: JSON as it says, a `label` or `margin` as a number or bool, else the text."""
     number = column in ("label", "margin")
     if number or text[0] in "[{":
         try:

@@ -47,7 +47,7 @@ def message(value: Any, role: str = "") -> dict[str, Any]:
 
 
 def system_message(text: Any) -> list[dict[str, Any]]:
-    """Return the message of a system prompt; none if there is no text."""
+    """Return the message of a system prompt as a list, which is empty if there is no text."""
     return [message(text, "system")] if text else []
 
 

@@ -224,7 +224,8 @@ def provenance(source: Source) -> dict[str, Any]:
 
 
 def source_files(source: str) -> list[Path]:
-    """List the files of a path, of a folder (see `folder_files`), of a glob, or of a corpus to download."""
+    """Return the files of a source: a file, the files of a folder (see `folder_files`) or of a glob, or the file of a
+    corpus, which is downloaded if it is missing. Raises a UserError if there are none."""
     path = Path(source)
     if os.path.isdir(path):
         files, _ = folder_files(path)

@@ -32,7 +32,7 @@ PASSAGE_CHARS = 1 << 18  # characters encoded at a time
 
 @dataclass(frozen=True)
 class Span:
-    """The tokens [first, last) of a shard."""
+    """The tokens [first, last) of a shard, read from its memory-mapped files when needed."""
 
     ids: Callable[[], np.ndarray]  # the token ids of the shard
     ends: Callable[[], np.ndarray]  # the index after each document's last token, ascending

@@ -19,7 +19,7 @@ Generate = Callable[[Sequence[str]], Sequence[str]]  # writes an answer to each 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The result of a task."""
+    """The result of a model on a task: its score, the share of right answers, with the standard error."""
 
     task: str
     score: float  # the share of right answers
@@ -46,7 +46,8 @@ def run_task(
     progress: Progress = silent,
 ) -> TaskResult:
     """Ask up to `limit` questions of a task, each after the same `examples` solved ones. `generate` writes the answers
-    of questions without choices; it is called once. Raises a UserError if a task has too few questions."""
+    of questions without choices; it is called once. `progress` is called with the task, the number of choices or
+    questions done, and of all. Raises a UserError if a task has too few questions."""
     given = task.questions(limit + examples)
     shots, questions = given[:examples], given[examples:]
     if not questions:
@@ -72,7 +73,7 @@ def chosen(
     report: Callable[[int, int], None],
 ) -> tuple[list[bool], float]:
     """Return whether the likeliest choice of each question is right, and the share that is right if log-probabilities
-    are divided by the bytes of the choice."""
+    are divided by the bytes of the choice. `before` are the solved examples in front of each question."""
     pairs = [pair_of(tokenizer, before + one.context, choice) for one in questions for choice in one.choices]
     scored = iter(score_continuations(model, pairs, lambda done: report(done, len(pairs))))
     right, by_length = [], []

@@ -35,7 +35,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Scored:
-    """The log-probability of a continuation after its context, in nats."""
+    """The log-probability of a continuation after its context, in nats, and whether greedy decoding gives this
+    continuation."""
 
     logprob: float
     greedy: bool  # whether each of its tokens is the likeliest one
@@ -65,11 +66,9 @@ def pair_of(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
 def score_continuations(
     model: Decoder, pairs: Sequence[Pair], progress: Callable[[int], None] = lambda done: None
 ) -> list[Scored]:
-    """Compute the log-probability of each continuation after its context.
-
-    Texts longer than the model's context lose their first tokens. `progress` is called with the number of pairs that
-    are done. Raises a UserError for a continuation longer than the context, and for token ids outside the vocabulary.
-    """
+    """Compute the log-probability of each continuation after its context, in the order of `pairs`. Texts longer than
+    the model's context lose their first tokens. `progress` is called with the number of pairs that are done. Raises a
+    UserError for a continuation longer than the context, and for token ids outside the vocabulary."""
     length = model.config.context_length
     inputs: list[tuple[int, ...]] = []  # of each pair, all tokens but the last
     for pair in pairs:

@@ -53,14 +53,14 @@ def chat(url: str, model: str, text: str, key_env: str, seconds: float) -> str:
 
 
 class NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirection, which would send the key to another server."""
+    """A handler of urllib that follows no redirection, which would send the key to another server."""
 
     def redirect_request(self, *args: Any) -> None:
         return None
 
 
 def read(response: HTTPResponse, seconds: float) -> bytes:
-    """Return the body of a response, of at most REPLY bytes, which come within `seconds`."""
+    """Return the body of a response. Raises Repeat if it has more than REPLY bytes or takes longer than `seconds`."""
     body, until = b"", time.monotonic() + seconds
     while part := response.read1(1 << 16):
         body += part
@@ -72,7 +72,7 @@ def read(response: HTTPResponse, seconds: float) -> bytes:
 
 
 def content(body: bytes) -> str:
-    """Return the text of the message in a reply."""
+    """Return the text of the message in a reply, the JSON body of chat completions."""
     try:
         text = json.loads(body)["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError, RecursionError):

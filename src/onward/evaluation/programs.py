@@ -19,7 +19,8 @@ GIGABYTE = 1 << 30
 
 
 def num_passed(code: str, tests: Sequence[str], seconds: float, gigabytes: float) -> int:
-    """Return the number of tests that code passes in a process of its own, which is ended after `seconds`."""
+    """Return the number of tests that code passes in a process of its own (sandbox.py), which is ended after `seconds`
+    and may use `gigabytes` of memory."""
     secret = secrets.token_hex(16)
     job = {"code": code, "tests": tests, "secret": secret, "seconds": seconds, "memory": int(gigabytes * GIGABYTE)}
     with (

@@ -74,7 +74,7 @@ def limit_resources(seconds: float, memory: int) -> None:
 
 
 def set_limit(name: str, limit: int) -> None:
-    """Set a limit, unless the system lacks it."""
+    """Set a limit of `setrlimit` by its name, unless the system lacks it."""
     with suppress(AttributeError, ValueError, OSError):
         resource.setrlimit(getattr(resource, name), (limit, limit))
 
@@ -124,7 +124,8 @@ def limit_system_calls() -> bool:
 
 
 def run(job: dict[str, Any], results: int) -> None:
-    """Run the code, then each test in a copy of its names, and write the numbers of those that pass."""
+    """Run the code of a job, then each test in a copy of its names, and write the numbers of those that pass to the
+    file descriptor `results`."""
     names: dict[str, Any] = {"__name__": "solution"}
     exec(compile(job["code"], "solution", "exec"), names)
     for number, test in enumerate(job["tests"]):
@@ -136,7 +137,7 @@ def run(job: dict[str, Any], results: int) -> None:
 
 
 def main() -> None:
-    """Read the job, limit this process, and run it."""
+    """Read the job from standard input, limit this process, and run it."""
     job = json.load(sys.stdin)
     results, nothing = os.dup(1), os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):

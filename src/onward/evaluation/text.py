@@ -22,7 +22,7 @@ DECODED_AT_ONCE = 1 << 20  # tokens whose bytes are counted at a time
 
 @dataclass(frozen=True)
 class Score:
-    """The tokens of a text and their log-probabilities."""
+    """The tokens of a text, their log-probabilities and the sum of these."""
 
     tokens: list[int]
     pieces: list[str]  # each token as readable text

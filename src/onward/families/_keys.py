@@ -39,7 +39,7 @@ class Keys(Mapping[str, Any]):
         return len(self.hf)
 
     def warn(self) -> None:
-        """Warn of keys that were not read, unless they are known to be harmless or empty."""
+        """Warn of keys that were not read, unless they are empty or known to be harmless."""
         nothing: tuple[Any, ...] = (None, False, [], {}, "")
         unread = [key for key, value in self.hf.items() if key not in self.seen and value not in nothing]
         if odd := [key for key in unread if not HARMLESS.fullmatch(key)]:

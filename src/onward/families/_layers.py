@@ -19,8 +19,8 @@ def windowed_layers(hf: HF, default: Sequence[bool]) -> list[bool]:
 
 
 def windows(hf: HF, layers: int, window: int | None, local: Callable[[int], bool]) -> list[int]:
-    """Return the window of each layer, 0 for none. Without the key `layer_types`, layers for which `local` is true have
-    one."""
+    """Return the window of each layer, 0 for none. Layers have one (`window` tokens) that the key `layer_types` says
+    or, without this key, for which `local` is true."""
     has_window = windowed_layers(hf, [local(layer) for layer in range(layers)])
     return [window or 0 if one else 0 for one in has_window]
 

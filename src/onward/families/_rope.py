@@ -35,8 +35,9 @@ def rotary(hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1
 
 
 def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | None:
-    """Return the rotary scaling that rope_parameters or rope_scaling (`keys`) describes. `original` is the context
-    length before scaling, `context` the one after it."""
+    """Return the rotary scaling that rope_parameters or rope_scaling (`keys`) describes; None for the type "default".
+    `original` is the context length before scaling, `context` the one after it. Raises a UserError for an unknown
+    type."""
     kind = keys.get("rope_type", keys.get("type", "default"))
     factor = context / original if keys.get("factor") is None else keys["factor"]
     match kind:

@@ -92,8 +92,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def keys(c: DecoderConfig) -> dict[str, Any]:
-    """Return the keys of config.json that Llama shares with the families derived from it. If parts differ between
-    layers, the first layer's parts count."""
+    """Return the keys of config.json that Llama shares with the families derived from it, for a decoder. If parts
+    differ between layers, the first layer's parts count."""
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         **rope(at(c.position, 0)),
         "hidden_act": activation(at(c.mlp, 0)),

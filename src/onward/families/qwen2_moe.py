@@ -48,8 +48,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def sparse(hf: HF, c: DecoderConfig, **shared: Any) -> FeedForward | tuple[FeedForward, ...]:
-    """Return the feed-forward of each layer of a config.json in which missing keys have been given the defaults:
-    experts or, as in `c`, dense. `shared` are further fields of Experts."""
+    """Return a tuple with the feed-forward of each layer of a config.json in which missing keys have been given the
+    defaults: experts or, as in `c`, dense. `shared` are further fields of Experts, such as its shared expert."""
     width, dense_mlp = hf["moe_intermediate_size"], require(c.mlp, Gated)
     experts = Experts(
         count=hf["num_experts"],

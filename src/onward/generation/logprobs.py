@@ -19,7 +19,8 @@ POSITIONS = 128  # whose logits are computed at a time
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """The model's log-probability of a token, before temperature, penalties and bans, in nats."""
+    """The model's log-probability of a token, before temperature, penalties and bans, in nats; and the likeliest
+    alternatives."""
 
     token: int
     logprob: float

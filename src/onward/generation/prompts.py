@@ -18,7 +18,8 @@ DEFAULT_NEW_TOKENS = 256
 
 
 def default_new_tokens(room: int) -> int:
-    """Return the most new tokens of an answer without a limit of its own, if the context has room for `room` more."""
+    """Return the default for the most new tokens of an answer: DEFAULT_NEW_TOKENS, or `room`, the tokens that the
+    context still holds, if fewer."""
     return max(1, min(DEFAULT_NEW_TOKENS, room))
 
 

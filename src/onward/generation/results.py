@@ -9,7 +9,7 @@ from onward.generation.logprobs import TokenLogprob
 
 @dataclass(frozen=True)
 class Completion:
-    """An answer to a prompt, with the reason why it ended."""
+    """An answer to a prompt as text and tokens, with the reason why it ended and figures of its generation."""
 
     text: str
     tokens: list[int]  # without the stop token, but with those of a stop text
@@ -24,7 +24,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A continuation of a prompt that beam search or contrastive search returns."""
+    """A continuation of a prompt that beam search or contrastive search returns, as text and tokens, with its score."""
 
     text: str
     tokens: list[int]  # without the stop token

@@ -144,7 +144,7 @@ def rarity_of(tokens: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class RoleCurve:
-    """The score of every head for one role over the saves of a run."""
+    """The score of every head for one role in each save of a run, with the steps of the saves."""
 
     role: str
     steps: list[int]

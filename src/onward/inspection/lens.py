@@ -22,7 +22,7 @@ from onward.training.step.loss import Loss
 
 @dataclass(frozen=True)
 class Lens:
-    """The next-token predictions of every residual stream at every position of a text."""
+    """The likeliest next tokens and their probabilities by every residual stream, at every position of a text."""
 
     tokens: list[int]
     names: list[str]  # of the residual streams (L + 1,)

@@ -36,7 +36,8 @@ class Computed:
 
 @dataclass(frozen=True)
 class Reference:
-    """Another program that computes the same model, to compare with Onward."""
+    """Another program that computes the same model, to compare with Onward: `compute` returns its logits and residual
+    streams for token ids (B, T)."""
 
     name: str
     compute: Callable[[Tensor], Computed]

@@ -36,7 +36,7 @@ STEPS = {  # the fields of a Sampling that belong to a step, in the order of the
 
 @dataclass(frozen=True)
 class SamplingSteps:
-    """The probabilities of the likeliest next tokens, after each step of sampling in turn."""
+    """The probabilities of the likeliest next tokens by the model, and after each step of sampling in turn."""
 
     candidates: list[int]  # token ids (C,), the likeliest of the model first
     steps: list[str]  # "model", then the steps that change anything
@@ -92,7 +92,7 @@ def token_statistics(model: Decoder, tokens: Sequence[int]) -> TokenStatistics:
 
 @dataclass(frozen=True)
 class PositionLoss:
-    """The mean cross-entropy at each position of windows of a text."""
+    """The mean cross-entropy at each position of windows of a text, in nats per token."""
 
     loss: Tensor  # (T,) in nats per token; entry t is about the token at position t + 1
     windows: int  # over which it is the mean
@@ -133,7 +133,7 @@ def text_loss_by_position(model: Decoder, tokens: Sequence[int]) -> PositionLoss
 
 @dataclass(frozen=True)
 class Alternatives:
-    """The scores of alternative answers to one question."""
+    """The scores of alternative answers to one question: log-probabilities, in nats, also per token and per byte."""
 
     texts: list[str]
     logprobs: list[float]  # of all tokens of an answer, in nats

@@ -44,7 +44,7 @@ def takes_kernel(logits: Tensor, targets: Tensor, ignored: int) -> bool:
 
 
 class KernelCrossEntropy(torch.autograd.Function):
-    """Compute `plain_cross_entropy` by a kernel, which computes the gradient in the same pass."""
+    """The autograd function of `cross_entropy`: a kernel computes the loss and, in the same pass, its gradient."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, ignored: int) -> Tensor:

@@ -57,7 +57,7 @@ def has_few_rows(x: Tensor) -> bool:
 
 def run(kernel: Callable[..., None], x: Tensor, weight: int, scales: int, bias: Tensor | None, outputs: int) -> Tensor:
     """Call a kernel of `llvm/products.py` for x (..., I), and return its result (..., outputs). `weight` and `scales`
-    are addresses. Raises Unreadable."""
+    are addresses. Raises Unreadable if it cannot read x or the bias."""
     x, inputs, dtype = x.contiguous(), x.size(-1), x.dtype
     y, target = buffer((*x.shape[:-1], outputs), dtype)
     threads = torch.get_num_threads() if outputs * inputs >= MIN_PARALLEL else 1

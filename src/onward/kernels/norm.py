@@ -43,7 +43,7 @@ def takes_kernel(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
 
 
 class RMSNorm(torch.autograd.Function):
-    """Compute `plain_rms_norm` and its gradients by kernels."""
+    """The autograd function of `rms_norm`: kernels compute the norm and its gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor:

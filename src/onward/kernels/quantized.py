@@ -51,7 +51,8 @@ def quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | No
 
 
 def addresses(codes: Tensor, scales: Tensor, inputs: int) -> tuple[int, int]:
-    """Return the addresses of the codes and the scales of a weight (O, I) with `inputs` columns. Raises Unreadable."""
+    """Return the addresses of the codes and the scales of a weight (O, I) with `inputs` columns. Raises Unreadable if
+    the kernel cannot read them."""
     outputs = len(codes)
     if codes.dtype == torch.int8:
         return address(codes, torch.int8, outputs, inputs), address(scales, torch.float32, outputs)

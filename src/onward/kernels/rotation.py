@@ -37,7 +37,7 @@ def takes_kernel(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
 
 
 class Rotation(torch.autograd.Function):
-    """Compute `plain_rotate` by a kernel; the backward rotates the gradient back."""
+    """The autograd function of `rotate`: a kernel rotates x, and in the backward rotates the gradient back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -52,6 +52,6 @@ class Rotation(torch.autograd.Function):
 
 
 def by_kernel(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x (B, T, H, E) by the kernel."""
+    """Rotate x (B, T, H, E) by the kernel, as `plain_rotate` does, without a gradient."""
     kernel = emitter("fused").rotation(x.size(2), x.size(3), cos.size(-1), DTYPES[x.dtype])
     return run(kernel, x.contiguous(), cos.contiguous(), sin.contiguous(), items=x.size(0) * x.size(1))

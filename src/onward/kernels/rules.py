@@ -24,7 +24,8 @@ counted = Counter[str]()  # elements that PyTorch has computed, by the name of t
 
 @cache
 def emitter(name: str) -> Any:
-    """Import a module of `llvm/`; the import loads the compiler, so it is deferred until a kernel is needed."""
+    """Import a module of `llvm/` by name, and return it; the import loads the compiler, so it is deferred until a
+    kernel is needed."""
     return importlib.import_module(f"onward.kernels.llvm.{name}")
 
 

@@ -30,13 +30,14 @@ def machine_for(
     flops: float = 0.0,
     share: float | None = None,
 ) -> Machine:
-    """Return the machine for which a decoder is planned.
+    """Return the machine for which a decoder is planned. `device` is a name in DEVICES, with the limits of its data
+    sheet, or in HERE.
 
-    `device` is a name in DEVICES, with the limits of its data sheet, or in HERE. A device in HERE is measured for some
-    seconds: `batch` rows decode with `weights` (a dtype, int8 or int4; activations in `dtype`), and windows of
-    `context` tokens are trained on in `precision`. `memory` in bytes, `bandwidth` in bytes per second, `flops` in
-    operations per second, and `share`, the fraction of the arithmetic that training reaches, override the limits of the
-    device; if the first three are given, nothing is measured. Raises a UserError for an unknown device.
+    A device in HERE is measured for some seconds: `batch` rows decode with `weights` (a dtype, int8 or int4;
+    activations in `dtype`), and windows of `context` tokens are trained on in `precision`. `memory` in bytes,
+    `bandwidth` in bytes per second, `flops` in operations per second, and `share`, the fraction of the arithmetic that
+    training reaches, override the limits of the device; 0 and None leave them. If the first three are given, nothing is
+    measured. Raises a UserError for an unknown device.
     """
     if device in DEVICES:
         known = DEVICES[device]

@@ -167,8 +167,8 @@ def attend(
 
 
 def reference_is_faster(q: Tensor, k: Keys) -> bool:
-    """Return whether `reference` beats SDPA: in bf16 training on a CPU with at most 512 keys, where the backward of the
-    fused kernel is slower than plain matmuls."""
+    """Return whether `reference` is faster than SDPA: in bf16 training on a CPU with at most 512 keys, where the
+    backward of the fused kernel is slower than plain matmuls."""
     if q.device.type != "cpu" or q.dtype != torch.bfloat16 or not q.requires_grad:
         return False
     return isinstance(k, Tensor) and k.size(1) <= 512

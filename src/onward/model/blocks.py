@@ -40,7 +40,7 @@ class PreNormModule(nn.Module):
 
 
 class ScaledPreNormModule(PreNormModule):
-    """x + scale * attn(norm(x)), then x + scale * mlp(norm(x))."""
+    """A pre-norm block with scaled branches: x + scale * attn(norm(x)), then x + scale * mlp(norm(x))."""
 
     def __init__(self, attn: nn.Module, mlp: nn.Module, norm: NewNorm, scale: float) -> None:
         super().__init__(attn, mlp, norm)
@@ -52,7 +52,7 @@ class ScaledPreNormModule(PreNormModule):
 
 
 class PostNormModule(PreNormModule):
-    """norm(x + attn(x)), then norm(x + mlp(x))."""
+    """A post-norm block: norm(x + attn(x)), then norm(x + mlp(x))."""
 
     mid = "mlp", "mlp_norm"
 
@@ -62,7 +62,7 @@ class PostNormModule(PreNormModule):
 
 
 class SandwichModule(PreNormModule):
-    """x + norm(attn(norm(x))), then x + norm(mlp(norm(x)))."""
+    """A block with norms before and after its branches: x + norm(attn(norm(x))), then x + norm(mlp(norm(x)))."""
 
     def __init__(self, attn: nn.Module, mlp: nn.Module, norm: NewNorm) -> None:
         super().__init__(attn, mlp, norm)
@@ -75,7 +75,7 @@ class SandwichModule(PreNormModule):
 
 
 class BranchNormModule(SandwichModule):
-    """x + norm(attn(x)), then x + norm(mlp(x))."""
+    """A block with norms after its branches only: x + norm(attn(x)), then x + norm(mlp(x))."""
 
     mid = "mlp", ""
 
@@ -89,7 +89,7 @@ class BranchNormModule(SandwichModule):
 
 
 class ParallelModule(PreNormModule):
-    """x + attn(norm(x)) + mlp(norm(x)), with two norms."""
+    """A parallel block: x + attn(norm(x)) + mlp(norm(x)), with two norms."""
 
     mid = None
 
@@ -98,7 +98,7 @@ class ParallelModule(PreNormModule):
 
 
 class SharedNormModule(PreNormModule):
-    """x + attn(y) + mlp(y) where y = norm(x)."""
+    """A parallel block with one norm: x + attn(y) + mlp(y) where y = norm(x)."""
 
     mid = None
 
@@ -112,7 +112,7 @@ class SharedNormModule(PreNormModule):
 
 
 class AttentionOnlyModule(nn.Module):
-    """x + attn(norm(x)), without a feed-forward."""
+    """A block without a feed-forward: x + attn(norm(x))."""
 
     def __init__(self, attn: nn.Module, norm: NewNorm) -> None:
         super().__init__()

@@ -41,11 +41,9 @@ class AttentionContext:
 def attention_contexts(
     config: DecoderConfig, dtype: torch.dtype, positions: Tensor, cache: CacheView | None, *, plain: bool
 ) -> list[AttentionContext]:
-    """Return one AttentionContext per layer, for tokens at positions (B, T).
-
-    Layers with equal parts share masks and rotations. `plain`: positions are 0, 1, 2, ... in all rows, without a cache.
-    Rotary angles are computed in at least fp32.
-    """
+    """Return one AttentionContext per layer, for tokens at positions (B, T). Layers with equal parts share masks and
+    rotations. `plain` says that positions are 0, 1, 2, ... in all rows, without a cache. Rotary angles are computed in
+    at least fp32; results have the dtype `dtype`."""
     angle_positions = positions.to(torch.promote_types(dtype, torch.float32))
     rope_length = (cache.rope_length.to(angle_positions) if cache else angle_positions.amax(1) + 1)[:, None, None]
     segments = None if plain or cache else segment_ids(positions)

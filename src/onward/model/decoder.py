@@ -25,7 +25,7 @@ from onward.notebook import Shown
 
 
 class Scale(nn.Module):
-    """Multiply by a constant."""
+    """A module that multiplies x by a constant."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -36,14 +36,14 @@ class Scale(nn.Module):
 
 
 class RoundedScale(Scale):
-    """Multiply by a constant that is first rounded to the dtype of x (Gemma)."""
+    """A module that multiplies x by a constant that is first rounded to the dtype of x (Gemma)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * x.new_full((), self.factor)
 
 
 class Softcap(nn.Module):
-    """Limit values smoothly to between -cap and cap: cap * tanh(x / cap) (Gemma 2)."""
+    """A module that limits values smoothly to between -cap and cap: cap * tanh(x / cap) (Gemma 2)."""
 
     def __init__(self, cap: float) -> None:
         super().__init__()
@@ -155,7 +155,8 @@ class Decoder(Shown, nn.Module):
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and restore its mode afterwards. Costs nothing in evaluation mode."""
+    """Put a model into evaluation mode inside the `with` block, and restore its mode afterwards. Costs nothing in
+    evaluation mode."""
     training = model.training
     if training:
         model.eval()

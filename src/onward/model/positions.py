@@ -60,7 +60,7 @@ def angles_at(
 
 
 def rotates(part: Position) -> bool:
-    """Return whether a position part rotates queries and keys."""
+    """Return whether a position part rotates queries and keys, as Rotary does."""
     return part.rotation is not None or isinstance(part, Rotary)
 
 

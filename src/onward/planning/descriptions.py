@@ -30,7 +30,8 @@ LABELS = {
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """One value of a configuration: its name, the value, and the meaning from the code."""
+    """One value of a configuration: its name, the value, its meaning from the code, and whether descriptions leave it
+    out."""
 
     what: str  # its name: d_model, position, position.theta
     value: int | float | str  # where layers differ, each value and the number of its layers, as text
@@ -40,7 +41,8 @@ class Fact:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A value that differs between two configurations; None if one of them has no such value."""
+    """A value that differs between two configurations, with its meaning; None where a configuration has no such
+    value."""
 
     what: str
     before: int | float | str | None
@@ -111,7 +113,8 @@ def facts(config: DecoderConfig) -> Iterator[Fact]:
 
 def facts_of_part(what: str, meaning: str, parts: Sequence[Part | None], silent: bool = False) -> Iterator[Fact]:
     """Yield the kind of one part of the decoder, such as "attention", layer by layer, and its fields. Biases are left
-    out: `facts` lists them together. `parts` has an element per layer."""
+    out: `facts` lists them together. `what` and `meaning` are the part's name and meaning, `parts` has an element per
+    layer, and a `silent` kind is left out of descriptions."""
     yield Fact(what, over_layers([part and titled(part) for part in parts], meaning), SPECIAL.sub("", meaning), silent)
     owned = [(part, field) for part in parts if part is not None for field in dataclasses.fields(part) if field.init]  # type: ignore[arg-type]
     for name in dict.fromkeys(field.name for _, field in owned if not field.name.endswith("bias")):

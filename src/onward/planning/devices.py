@@ -13,7 +13,8 @@ from onward.fields import nearest
 
 @dataclass(frozen=True)
 class Device:
-    """The limits of a device: bytes of memory, bytes read per second, and operations per second of dense products."""
+    """The limits of a device: bytes of memory, bytes read per second, and operations per second of dense products in
+    bf16 (`flops`) and in fp32."""
 
     memory: float
     bandwidth: float

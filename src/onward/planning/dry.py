@@ -60,7 +60,7 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def add(self, tensor: Tensor) -> None:
-        """Count the storage of a tensor, unless it is counted already."""
+        """Count the storage of a tensor until it is freed, unless it is counted already."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self.known:

@@ -28,7 +28,7 @@ SAME = 0.1  # budgets whose logarithms differ by less are the same
 
 
 class Unreliable(UserWarning):
-    """Warning: the runs do not determine a fit."""
+    """Warning: the runs do not determine a fit; the message says why."""
 
 
 class Run(NamedTuple):
@@ -85,7 +85,8 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Parabola:
-    """A parabola of the loss over log N, fitted to the runs of one budget, and the best size at its minimum."""
+    """A parabola of the loss over log N, fitted to the runs of one budget; the best size at its minimum, and whether
+    that is among the sizes of the runs."""
 
     flops: float
     sizes: list[float]
@@ -253,7 +254,8 @@ def parabolas(runs: Sequence[Run]) -> list[Parabola]:
 
 
 def fit_frontier(curves: Sequence[Parabola]) -> Frontier:
-    """Fit the best size as a power of the operations, by least squares of the logarithms. Needs two budgets."""
+    """Fit the best size as a power of the operations, by least squares of the logarithms. Raises a UserError unless two
+    budgets have their best size among the sizes of their runs."""
     inside = [curve for curve in curves if curve.best is not None and curve.inside]
     if len(inside) < 2:
         raise UserError("the best sizes of at least two budgets are needed, each between sizes that were trained")
@@ -264,8 +266,8 @@ def fit_frontier(curves: Sequence[Parabola]) -> Frontier:
 
 
 def fit_power(flops: Sequence[float], losses: Sequence[float], resamples: int = 50, seed: int = 0) -> PowerFit:
-    """Fit the loss L(C) = a C^-b + c by least squares of relative errors. Raises a UserError for fewer than LEAST
-    budgets."""
+    """Fit the loss L(C) = scale * C ** -exponent + floor by least squares of relative errors, C being the budgets
+    `flops`. The intervals resample the budgets `resamples` times. Raises a UserError for fewer than LEAST budgets."""
     if len(flops) < LEAST:
         raise UserError(f"{len(flops)} budgets determine no curve of three constants: give at least {LEAST}")
     c, wanted = np.array(flops, float), np.array(losses, float)

@@ -69,8 +69,9 @@ class Law:
         return self.law.optimum(flops)
 
     def range(self, flops: float) -> tuple[float, float] | None:
-        """Compute the smallest and the largest best size: the exponent takes the ends of its interval, and the law
-        still passes through the best size at the middle of the fitted runs."""
+        """Compute the smallest and the largest best size for `flops`, where the exponent takes the ends of its interval
+        and the law still passes through the best size at the middle of the fitted runs. None if no interval was
+        published."""
         if self.exponents is None:
             return None
         middle = self.optimum(MIDDLE)[0]

@@ -75,7 +75,7 @@ NAMES = DTYPES | {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.f
 
 @dataclass(frozen=True)
 class Machine:
-    """The limits of a machine, and the shares of them that models reach."""
+    """The limits of a machine, and the shares of them that training, prefill and decoding reach."""
 
     name: str
     source: str  # where the figures are from
@@ -89,7 +89,7 @@ class Machine:
     step_seconds: float = 0.0  # of a decoding step of the model with few keys, where it was measured
 
     def peak(self, dtype: str) -> float:
-        """Return the operations per second in a dtype or precision."""
+        """Return the operations per second in a dtype or precision, by its name, such as bf16."""
         return self.flops[dtype]
 
 

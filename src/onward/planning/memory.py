@@ -142,7 +142,7 @@ def training_memory(
     holes: float = HOLES,
 ) -> TrainingMemory:
     """Compute the memory of training with `loss` on batches of `rows` windows of `length` tokens, as a Trainer
-    allocates it."""
+    allocates it. With `recompute`, only the inputs of blocks are kept for the backward."""
     dry = dry_step(config, rows, length, loss=loss, autocast=AUTOCAST[precision], recompute=recompute)
     gradients, transient = 4 * parameters(config), dry.step.peak
     if optimizer == "muon":

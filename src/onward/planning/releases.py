@@ -17,8 +17,8 @@ from onward.planning.parameters import active_parameters, parameters
 
 
 def find(name: str, others: Iterable[str] = ()) -> tuple[Family, DecoderConfig]:
-    """Find the family and the decoder of a release, of a model's folder or GGUF file, or of a model on the hub. For any
-    other name, raises a UserError that suggests a release or one of `others`."""
+    """Return the family and the decoder of a release, of a model's folder or GGUF file, or of a model on the hub, whose
+    config.json is downloaded. For any other name, raises a UserError that suggests a release or one of `others`."""
     path = Path(name)
     if name not in presets() and (path.exists() or len(path.parts) > 1):
         return open_source(locate(name, only="config")).family()
@@ -27,8 +27,8 @@ def find(name: str, others: Iterable[str] = ()) -> tuple[Family, DecoderConfig]:
 
 
 def decoder_of(name: str, others: Iterable[str] = ()) -> DecoderConfig:
-    """Read the decoder of a release, a folder, a config.json, a GGUF file or a model on the hub, without reading
-    weights."""
+    """Return the decoder of a release, a folder, a config.json, a GGUF file or a model on the hub, without reading
+    weights. Raises a UserError as `find` does."""
     path = Path(name)
     if path.suffix in (".gguf", ".json") and not path.exists():
         raise UserError(f"there is no file {path}: name a model's GGUF file, its config.json or its folder")
@@ -46,7 +46,7 @@ def lineage(name: str) -> list[str]:
 
 
 def step(before: str, after: str) -> dict[str, Any]:
-    """Describe the differences between two releases or folders, as a JSON object."""
+    """Return the differences between two releases or folders as a JSON object."""
     changes = differences(find(before)[1], find(after)[1])
     return {"before": before, "after": after, "changes": [asdict(change) for change in changes]}
 

@@ -102,7 +102,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class Speed:
-    """The measured speed of a model in one precision and batch size."""
+    """The measured speed of a model in one precision and batch size: tokens per second, and the shares of the machine's
+    limits."""
 
     precision: Precision
     batch: int
@@ -162,7 +163,8 @@ def step_seconds(config: DecoderConfig, precision: str, rows: int, device: torch
 
 
 def trial(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
-    """Measure the tokens per second of a decoder with random weights."""
+    """Measure the tokens per second that a decoder with random weights decodes in `rows` rows. `precision` is a dtype,
+    int8 or int4."""
     dtype = DTYPES.get(precision, torch.bfloat16)
     model = Decoder(config).eval().to(device, dtype)
     if precision not in DTYPES:
@@ -174,8 +176,8 @@ def trial(config: DecoderConfig, precision: str, rows: int, device: torch.device
 
 @torch.inference_mode()
 def linear_seconds(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
-    """Estimate the seconds of a decoder's linear layers in a decoding step, from a measured linear layer with as many
-    weights as all of them, at most MOST."""
+    """Estimate the seconds of a decoder's linear layers in a decoding step of `rows` rows, from a measured linear layer
+    with as many weights as all of them, at most MOST."""
     weights, inputs = weight_flops(config) / 2, -(-config.d_model // 32) * 32
     outputs = min(int(weights), MOST) // inputs // 32 * 32
     dtype = DTYPES.get(precision, torch.bfloat16)

@@ -61,7 +61,8 @@ def make_app(
 
 
 async def failed(_: Request, error: Exception) -> JSONResponse:
-    """Report an exception of a route."""
+    """Return the error response for an exception of a route, with its HTTP status; log it if it is not the client's
+    mistake."""
     status, body = body_of(error)
     if status == 500:
         LOG.error("a request failed", exc_info=error)
@@ -70,7 +71,8 @@ async def failed(_: Request, error: Exception) -> JSONResponse:
 
 
 async def refused(request: Request, error: Exception) -> JSONResponse:
-    """Report an error of the HTTP layer: an unknown path, a wrong method, a body that is too large."""
+    """Return the error response for an error of the HTTP layer: an unknown path, a wrong method, a body that is too
+    large."""
     assert isinstance(error, HTTPException)
     message = str(error.detail)
     if error.status_code in (404, 405):
@@ -79,7 +81,7 @@ async def refused(request: Request, error: Exception) -> JSONResponse:
 
 
 async def invalid(_: Request, error: Exception) -> JSONResponse:
-    """Report fields of wrong types, the first of them by name."""
+    """Return the error response for fields of wrong types, which names the first of them."""
     assert isinstance(error, RequestValidationError)
     first: dict[str, Any] = dict(error.errors()[0])
     path = [str(part) for part in first["loc"] if part != "body"]

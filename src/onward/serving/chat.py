@@ -27,7 +27,7 @@ ENDS = "add_generation_prompt", "continue_final_message"  # fields that say how 
 
 
 class ChatMessage(BaseModel):
-    """A message of a conversation."""
+    """A message of a conversation: its role and its content. Other fields, such as calls of tools, are kept."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -36,7 +36,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatFields(SamplingFields):
-    """The fields of a conversation and its tools."""
+    """The fields of a request that describe a conversation's tools and the variables of its chat template."""
 
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -46,7 +46,7 @@ class ChatFields(SamplingFields):
 
 
 class ChatRequest(ChatFields):
-    """A request of /v1/chat/completions."""
+    """The body of a request of /v1/chat/completions."""
 
     messages: list[ChatMessage]
     logprobs: bool | None = None
@@ -59,7 +59,7 @@ class ChatRequest(ChatFields):
 
 @router.post("/v1/chat/completions", response_model=None)
 async def chat_completions(body: ChatRequest, http: Request) -> Any:
-    """Answer a conversation."""
+    """Answer a conversation: return the reply as JSON or, if the request asks for a stream, as server-sent events."""
     service = service_of(http)
     served = service.model(body.model)
     if len(body.messages) > service.limits.max_messages:
@@ -86,8 +86,9 @@ async def begin(
     ends: Mapping[str, bool] | None = None,
     **options: Any,
 ) -> Job:
-    """Start the answer to messages. `ends` are the arguments of `Chat.encode` that say how the prompt ends; `options`
-    replace fields of GenerationOptions. By default an answer may fill the context."""
+    """Start the answer to messages; return its Job, whose text grows as the engine steps. `label` is its name in the
+    log. `ends` are the arguments of `Chat.encode` that say how the prompt ends; `options` replace fields of
+    GenerationOptions. By default an answer may fill the context."""
     variables = variables_of(body, tools, served)
     chat = await service.compute(chat_of, served.lm.text())
     tokens = await service.compute(lambda: chat.encode(messages, **ends or {}, **variables))
@@ -99,12 +100,13 @@ async def begin(
 
 
 def texts_of(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the field stop as texts."""
+    """Return the field stop, a text, several or None, as a tuple of texts."""
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 def form_of(response_format: Mapping[str, Any] | None, tools: Tools) -> dict[str, Any]:
-    """Return the form of the answer, from response_format or the tools, as fields of GenerationOptions."""
+    """Return the form of the answer (a JSON schema), from response_format or the tools, as fields of GenerationOptions;
+    {} if the form is free. Raises an ApiError for another response_format."""
     schema = tools.schema()
     if schema is not None:
         return {"json_schema": schema}
@@ -146,7 +148,8 @@ def message_of(message: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def with_table(call: Any) -> Any:
-    """Return a call of a tool with its arguments, which are JSON, as a table."""
+    """Return a call of a tool in which the JSON text of its arguments is parsed to a table; unchanged if it is no
+    JSON."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
@@ -179,7 +182,8 @@ def template_of(served: Served) -> str:
 
 
 class Reply:
-    """The reply to a request, whole or as events."""
+    """Makes the reply to a request of /v1/chat/completions from the updates of its answers: one JSON object (`whole`)
+    or, for a stream, server-sent events (`events`)."""
 
     def __init__(self, body: ChatRequest, served: Served, job: Job, tools: Tools) -> None:
         self.body, self.served, self.job, self.tools = body, served, job, tools
@@ -189,16 +193,17 @@ class Reply:
         self.num_calls = [0] * len(job.answers)
 
     def logprobs(self, update: Update) -> dict[str, Any] | None:
-        """Return the log-probabilities of an update's tokens, if the request asks for them."""
+        """Return the log-probabilities of an update's tokens in the form of the API; None if the request does not ask
+        for them."""
         return of_chat(self.tokenizer, update.logprobs, self.body.top_logprobs or 0) if self.body.logprobs else None
 
     def finish_reason(self, update: Update) -> str | None:
-        """Return why an answer ended, in the words of the API; None while it grows."""
+        """Return why an answer ended (stop, length, tool_calls, ...); None while it grows."""
         called = self.num_calls[update.index] and not self.tools.named
         return "tool_calls" if called and update.finish_reason == "stop" else update.finish_reason or None
 
     def whole(self, updates: list[Update]) -> dict[str, Any]:
-        """Return the reply made of all updates."""
+        """Return the whole reply as one JSON object, from all updates."""
         choices = []
         for index, text in enumerate(self.texts):
             update = merged([update for update in updates if update.index == index])
@@ -218,11 +223,11 @@ class Reply:
         return {**self.head, "object": "chat.completion", "choices": choices, "usage": usage_of(self.job)}
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
-        """Return an event with these choices."""
+        """Return the text of a server-sent event with these choices; `more` are further fields."""
         return event({**self.head, "object": "chat.completion.chunk", "choices": choices, **more})
 
     async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[str]:
-        """Yield the reply as events."""
+        """Yield the reply as server-sent events, as updates come in."""
         for index in range(len(self.texts)):
             delta = {"role": "assistant", "content": ""}
             yield self.chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
@@ -234,7 +239,7 @@ class Reply:
         yield DONE
 
     def deltas(self, update: Update) -> list[dict[str, Any]]:
-        """Return an update as choices of events; the last one of an answer has an empty delta."""
+        """Return an update as choices of events; the last one of an answer has an empty delta and the finish reason."""
         text, index = self.texts[update.index], update.index
         content, calls = text.push(update.text)
         if update.finish_reason:

@@ -27,7 +27,7 @@ MOST_LOGPROBS = 100
 
 
 class CompletionRequest(SamplingFields):
-    """A request of /v1/completions."""
+    """The body of a request of /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]] = ""
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = Field(None, description="Alternatives per token.")
@@ -38,7 +38,8 @@ class CompletionRequest(SamplingFields):
 
 @router.post("/v1/completions", response_model=None)
 async def completions(body: CompletionRequest, http: Request) -> Any:
-    """Continue one prompt or several, given as texts or as token ids."""
+    """Continue one prompt or several, given as texts or as token ids: return the reply as JSON or, if the request asks
+    for a stream, as server-sent events."""
     service = service_of(http)
     served = service.model(body.model)
     options = body.options(DEFAULT_TOKENS, logprobs=body.logprobs)
@@ -77,7 +78,7 @@ def truncated(tokens: list[int], body: SamplingFields, served: Served) -> list[i
 
 
 class Choice:
-    """One answer of a reply, as far as it was sent."""
+    """One answer of a reply: its prompt, and how much of it was sent."""
 
     def __init__(self, body: CompletionRequest, served: Served, prompt: list[int]) -> None:
         self.body, self.tokenizer, self.prompt = body, served.lm.text(), prompt
@@ -98,7 +99,8 @@ class Choice:
 
 
 class Reply:
-    """The reply to a request, whole or as events."""
+    """Makes the reply to a request of /v1/completions from the updates of its answers: one JSON object (`whole`) or,
+    for a stream, server-sent events (`events`)."""
 
     def __init__(self, body: CompletionRequest, served: Served, job: Job, choices: Sequence[Choice]) -> None:
         self.body, self.served, self.job, self.choices = body, served, job, choices
@@ -110,7 +112,7 @@ class Reply:
         }
 
     async def read_prompts(self, service: Service) -> None:
-        """Compute the log-probabilities of the prompts' tokens."""
+        """Compute the log-probabilities of the prompts' tokens, which the reply then includes."""
         model, count = self.served.lm.model, self.body.logprobs or 0
 
         def read(prompt: list[int]) -> list[TokenLogprob | int]:
@@ -121,13 +123,13 @@ class Reply:
             choice.prompt_logprobs = await service.in_engine(lambda prompt=choice.prompt: read(prompt))  # type: ignore[misc]
 
     def whole(self, updates: list[Update]) -> dict[str, Any]:
-        """Return the reply made of all updates."""
+        """Return the whole reply as one JSON object, from all updates."""
         joined = [merged([update for update in updates if update.index == i]) for i in range(len(self.choices))]
         choices = [choice.piece(i, update) for i, (choice, update) in enumerate(zip(self.choices, joined))]
         return {**self.head, "choices": choices, "usage": usage_of(self.job)}
 
     async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[str]:
-        """Yield the reply as events."""
+        """Yield the reply as server-sent events, as updates come in."""
         async for updates in batches:
             for update in updates:
                 choice = self.choices[update.index].piece(update.index, update)

@@ -26,7 +26,7 @@ router = APIRouter(tags=["OpenAI"])
 
 
 class EmbeddingRequest(BaseModel):
-    """A request of /v1/embeddings."""
+    """The body of a request of /v1/embeddings."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -38,7 +38,8 @@ class EmbeddingRequest(BaseModel):
 
 @router.post("/v1/embeddings")
 async def embeddings(body: EmbeddingRequest, http: Request) -> dict[str, Any]:
-    """Return the mean of the last hidden states over the tokens of each text, in fp32 and not normalized."""
+    """Return the reply as JSON: for each text the mean of the last hidden states over its tokens, in fp32 and not
+    normalized."""
     service = service_of(http)
     served = service.model(body.model)
     check_others(body.model_extra or {})
@@ -89,7 +90,7 @@ def embedding(served: Served, tokens: Sequence[int]) -> list[float]:
 
 
 def encoded(vector: list[float], form: str) -> list[float] | str:
-    """Return a vector as numbers, or as base64 of their bytes in fp32, little-endian."""
+    """Return a vector as numbers or, if `form` is base64, as base64 of their bytes in fp32, little-endian."""
     if form == "float":
         return vector
     return base64.b64encode(torch.tensor(vector).numpy().astype("<f4").tobytes()).decode()

@@ -19,7 +19,8 @@ RETRY_AFTER = {429: "1", 503: "5"}  # seconds until a client tries again, by sta
 
 
 class ApiError(UserError):
-    """A request that is refused, with the HTTP status of the response; `param` names the field at fault."""
+    """Raised for a request that is refused: a message with the HTTP status of the response; `param` names the field at
+    fault."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -27,7 +28,8 @@ class ApiError(UserError):
 
 
 def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """Return the JSON of an error response."""
+    """Return the JSON of an error response with this message, field at fault (`param`) and code; its type follows from
+    the HTTP status."""
     kind = TYPES.get(status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 

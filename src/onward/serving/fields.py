@@ -87,7 +87,7 @@ class Structured(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """The options of a stream."""
+    """The options of a stream: whether its last event holds the numbers of tokens."""
 
     include_usage: bool = False
 
@@ -183,7 +183,8 @@ def check_others(extra: Mapping[str, Any]) -> None:
 
 
 def form_of(form: Structured) -> dict[str, Any]:
-    """Return the form of an answer as fields of GenerationOptions."""
+    """Return the form of an answer as fields of GenerationOptions, such as a regular expression. Raises an ApiError
+    unless exactly one form is given."""
     kinds = [name for name in ("json_schema", "regex", "choice", "grammar", "json_object") if getattr(form, name)]
     if len(kinds) != 1:
         raise ApiError(

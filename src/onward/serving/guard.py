@@ -68,7 +68,7 @@ class Guard:
 
     @property
     def too_large(self) -> str:
-        """The message for a body that is too large."""
+        """The error message for a body that is too large, with the limit."""
         return f"the body has more than {self.max_body:,} bytes, which is the limit (--max-body)"
 
     def known_host(self, host: str) -> bool:
@@ -92,7 +92,7 @@ class Guard:
 
 
 async def refuse(send: Send, status: int, message: str) -> None:
-    """Send an error as the whole response."""
+    """Send an error with this HTTP status as the whole response."""
     body = json.dumps(error_body(message, status)).encode()
     headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 401:

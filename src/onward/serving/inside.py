@@ -46,7 +46,8 @@ class Inside(SamplingFields):
 
 
 def text_of(body: Inside, http: Request) -> tuple[Service, Served, list[int], int]:
-    """Return the service, the model, the tokens up to the position, and the position."""
+    """Return the service, the model, the tokens of the request's text, and the position. Raises an ApiError if one is
+    out of range."""
     service = service_of(http)
     served = service.model(body.model)
     position = len(body.tokens) - 1 if body.position is None else body.position
@@ -63,7 +64,8 @@ def text_of(body: Inside, http: Request) -> tuple[Service, Served, list[int], in
 
 
 async def looked(service: Service, served: Served, function: Callable[[], T]) -> T:
-    """Call a function that runs the model, with its adapter, between two steps of the engine."""
+    """Call a function that runs the model in the engine's thread, between two steps and with the model's adapter;
+    return its result."""
 
     def run() -> T:
         with use_adapter(served.lm.model, served.adapter), torch.no_grad(), without_dropout(served.lm.model):
@@ -73,13 +75,14 @@ async def looked(service: Service, served: Served, function: Callable[[], T]) ->
 
 
 class Logits:
-    """The logits (V,) after texts that were asked for lately, so that a knob is answered without the model."""
+    """A cache of the logits (V,) after recently requested texts, so that changing a sampling option does not run the
+    model again."""
 
     def __init__(self) -> None:
         self.kept: OrderedDict[tuple[str, tuple[int, ...]], Tensor] = OrderedDict()
 
     def of(self, served: Served, tokens: list[int]) -> Tensor:
-        """Return the logits after a text."""
+        """Return the logits after a text, from the cache or, if they are not there, by running the model."""
         key = served.name, tuple(tokens)
         if key not in self.kept:
             model = served.lm.model
@@ -92,14 +95,14 @@ class Logits:
 
 
 def piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
-    """Return a token as its id and text."""
+    """Return a token as a JSON object of its id and text."""
     return {"token": token, "text": tokenizer.piece(token)}
 
 
 @router.post("/distribution")
 async def distribution(body: Inside, http: Request) -> dict[str, Any]:
-    """Return the likeliest next tokens with their probabilities, before and after the sampling options, which are those
-    of a completion."""
+    """Return as JSON the likeliest next tokens with their probabilities, before and after the sampling options, which
+    are those of a completion."""
     service, served, tokens, position = text_of(body, http)
     options = body.options(None)
     before_position = tokens[: position + 1]
@@ -125,7 +128,8 @@ async def distribution(body: Inside, http: Request) -> dict[str, Any]:
 
 @router.post("/lens")
 async def lens(body: Inside, http: Request) -> dict[str, Any]:
-    """Return what each layer would predict after the position (logit lens)."""
+    """Return as JSON the next tokens that each layer would predict after the position (logit lens), with their
+    probabilities."""
     service, served, tokens, position = text_of(body, http)
     found = await looked(service, served, lambda: logit_lens(served.lm.model, tokens[: position + 1], 5))
     tokenizer = served.lm.text()
@@ -139,7 +143,7 @@ async def lens(body: Inside, http: Request) -> dict[str, Any]:
 
 @router.post("/attention")
 async def attention(body: Inside, http: Request) -> dict[str, Any]:
-    """Return the attention of the token at the position to each token before it, [layer][head][token]."""
+    """Return as JSON the attention of the token at the position to each token before it, [layer][head][token]."""
     service, served, tokens, position = text_of(body, http)
     maps = await looked(service, served, lambda: attention_maps(served.lm.model, tokens[: position + 1]))
     return {"weights": [[[round(w, 4) for w in head] for head in layer[:, -1].tolist()] for layer in maps]}
@@ -147,7 +151,7 @@ async def attention(body: Inside, http: Request) -> dict[str, Any]:
 
 @router.post("/attribution")
 async def attribution(body: Inside, http: Request) -> dict[str, Any]:
-    """Return the contributions of heads and layers to the logit of a token after the position."""
+    """Return as JSON the contributions of heads and layers to the logit of a token after the position."""
     service, served, tokens, position = text_of(body, http)
     found = await looked(
         service, served, lambda: logit_attribution(served.lm.model, tokens[: position + 1], target=body.target)
@@ -163,7 +167,7 @@ async def attribution(body: Inside, http: Request) -> dict[str, Any]:
 
 @router.get("/roles")
 async def roles(http: Request, model: str | None = None) -> dict[str, Any]:
-    """Return the role of each head, [layer][head]; "" if it has none. They are computed once."""
+    """Return as JSON the role of each head, [layer][head]; "" if it has none. They are computed once per model."""
     service = service_of(http)
     served = service.model(model)
     known: dict[str, list[list[str]]] = http.app.state.roles

@@ -16,7 +16,8 @@ from onward.generation.request import Request
 
 @dataclass(frozen=True)
 class Update:
-    """What a step of the engine added to one answer of a job."""
+    """The tokens, text and log-probabilities that a step of the engine added to one answer of a job, and why the answer
+    ended, if it did."""
 
     index: int  # of the answer in the job
     text: str
@@ -27,7 +28,7 @@ class Update:
 
 
 def merged(updates: Sequence[Update]) -> Update:
-    """Join successive updates of one answer."""
+    """Join successive updates of one answer to one update."""
     return Update(
         updates[0].index,
         "".join(update.text for update in updates),
@@ -73,7 +74,7 @@ class Job:
         return Update(self.index[request], text, tokens, logprobs, request.finish_reason, request.error)
 
     def receive(self, updates: list[Update]) -> None:
-        """Queue updates for `updates`, in the event loop."""
+        """Put updates of the engine into the queue that `updates` reads; called in the event loop."""
         self.first_token = self.first_token or perf_counter()
         self.queue.put_nowait(updates)
         self.remaining -= sum(bool(update.finish_reason) for update in updates)
@@ -81,13 +82,13 @@ class Job:
             self.close()
 
     def close(self) -> None:
-        """Note that the job has ended."""
+        """Mark the job as ended, and call `on_close` the first time."""
         if not self.closed:
             self.closed = True
             self.on_close(self)
 
     async def updates(self) -> AsyncIterator[list[Update]]:
-        """Yield what was added to the answers, at most one update for each, until all answers are done."""
+        """Yield lists of updates as the answers grow, at most one update for each answer, until all are done."""
         done = 0
         while done < len(self.answers):
             updates = await self.queue.get()
@@ -101,6 +102,6 @@ class Job:
 
 
 def deliver(batches: list[tuple[Job, list[Update]]]) -> None:
-    """Give each job the updates of a step, in the event loop."""
+    """Pass the updates of a step to their jobs; called in the event loop."""
     for job, updates in batches:
         job.receive(updates)

@@ -16,7 +16,7 @@ router = APIRouter(tags=["OpenAI"])
 
 @router.get("/v1/models")
 async def models(http: Request) -> dict[str, Any]:
-    """List the models."""
+    """Return as JSON the list of the models that the server offers."""
     service = service_of(http)
     service.check_ready()
     return {"object": "list", "data": [record(one) for one in service.served.values()]}
@@ -24,12 +24,12 @@ async def models(http: Request) -> dict[str, Any]:
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, http: Request) -> dict[str, Any]:
-    """Describe a model."""
+    """Return as JSON the record of one model. Raises an ApiError for an unknown name."""
     return record(service_of(http).model(name))
 
 
 def record(served: Served) -> dict[str, Any]:
-    """Return a model in the form of the API."""
+    """Return a model as a JSON object in the form of the API."""
     return {
         "id": served.name,
         "object": "model",
@@ -44,7 +44,7 @@ def record(served: Served) -> dict[str, Any]:
 @router.get("/health", tags=["server"])
 @router.get("/v1/health", tags=["server"], include_in_schema=False)
 async def health(http: Request) -> JSONResponse:
-    """Say whether the server answers requests: status 503 while it loads its models, and while it is about to end."""
+    """Return status 200 if the server answers requests; 503 while it loads its models, and while it is about to end."""
     state = service_of(http).state
     if state == "ready":
         return JSONResponse({"status": "ok"})

@@ -18,14 +18,14 @@ router = APIRouter(prefix="/api", tags=["page"])
 
 @router.get("/engine")
 async def engine(http: Request) -> dict[str, Any]:
-    """Return each engine's rows, the queue and the blocks of its cache."""
+    """Return as JSON each engine's rows, the queue and the blocks of its cache."""
     service = service_of(http)
     service.check_ready()
     return await service.in_engine(lambda: snapshot(service))
 
 
 def snapshot(service: Service) -> dict[str, Any]:
-    """Return the state of the engines; called in their thread."""
+    """Return the state of all engines as a JSON object; called in their thread."""
     served = list(service.served.values())
     jobs = service.worker.jobs
     names = {id(one.engine): one.name for one in reversed(served)}
@@ -33,7 +33,8 @@ def snapshot(service: Service) -> dict[str, Any]:
 
 
 def state(engine: Engine, jobs: dict[Any, Job]) -> dict[str, Any]:
-    """Return the rows, the queue and the blocks of an engine."""
+    """Return the rows, the queue and the blocks of one engine as a JSON object; `jobs` gives the job of each
+    request."""
     scheduler, manager = engine.scheduler, engine.scheduler.manager
     assert isinstance(manager, BlockManager), "the server's caches are paged"
     pool = next(iter(manager.pools.values()))  # of the layers with the first window size

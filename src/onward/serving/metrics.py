@@ -23,7 +23,7 @@ BETWEEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 
 
 class Metrics(Collector):
-    """The metrics of a service, in a registry of their own."""
+    """Counters and times of a service for Prometheus, in a registry of their own."""
 
     def __init__(self, service: Service) -> None:
         self.service, self.registry = service, CollectorRegistry()
@@ -43,7 +43,8 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def collect(self) -> list[GaugeMetricFamily]:
-        """Return what is true now: active and waiting answers, and the share of the cache in use."""
+        """Return the gauges, whose values are those of this moment: active and waiting answers, and the share of the
+        cache in use."""
         engines = engines_of(list(self.service.served.values()))
         running = sum(len(engine.scheduler.active) for engine in engines)
         used = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use", labels=["engine"])
@@ -56,7 +57,7 @@ class Metrics(Collector):
         ]
 
     def step(self, engine: Engine, new: list[tuple[Answer, int]]) -> None:
-        """Count a step of an engine; called in its thread."""
+        """Count the new tokens of an engine's step; called in the engine's thread."""
         if not new:
             return
         now, before = perf_counter(), self.last_step.get(id(engine))
@@ -69,7 +70,7 @@ class Metrics(Collector):
         self.new_tokens.inc(len(new))
 
     def job(self, job: Job) -> None:
-        """Count a job that ended."""
+        """Count a job that ended, with its tokens and times."""
         now = perf_counter()
         self.whole.observe(now - job.arrival)
         if job.first_token:
@@ -85,7 +86,7 @@ class Metrics(Collector):
 
 
 def cache_use(engine: Engine) -> float:
-    """Return the share of an engine's blocks that rows hold."""
+    """Return the share of the blocks of an engine's paged cache that rows hold, from 0 to 1."""
     manager = engine.scheduler.manager
     assert isinstance(manager, BlockManager), "the server's caches are paged"
     counts = [count for pool in manager.pools.values() for count in pool.ref_counts[1:]]

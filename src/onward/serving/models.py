@@ -33,7 +33,8 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Served:
-    """A model as clients name it. `adapter` is the name of its adapter in the engine, "" for the model alone."""
+    """A model under the name that clients use, with its engine. `adapter` is the name of its adapter in the engine, ""
+    for the model alone."""
 
     name: str
     root: str  # as the model was given to the command
@@ -50,8 +51,8 @@ def load_served(
     options: EngineOptions,
     load: Callable[[str, Sequence[str]], LanguageModel],
 ) -> list[Served]:
-    """Load models, and the adapters in the folders `adapters` on the first of them. `load` loads a model with adapters.
-    Raises a UserError for names that occur twice and for what does not fit in memory."""
+    """Load models, and the adapters in the folders `adapters` on the first of them; return each with its engine. `load`
+    loads a model with adapters. Raises a UserError for names that occur twice and for what does not fit in memory."""
     loaded = [load(model, adapters if number == 0 else ()) for number, model in enumerate(models)]
     drafts = [load(options.draft, ()) if options.draft else None for _ in models]
     weights = sum(bytes_of(lm.model) for lm in (*loaded, *drafts) if lm)

@@ -38,12 +38,12 @@ PAGE = """<!doctype html>
 
 @router.get("/docs", include_in_schema=False)
 async def docs(http: Request) -> HTMLResponse:
-    """Show every path with its fields."""
+    """Return the HTML page that lists every path with its fields."""
     return HTMLResponse(page(http.app), headers={"Content-Security-Policy": POLICY})
 
 
 def page(app: FastAPI) -> str:
-    """Return the schema of an app as HTML."""
+    """Return the OpenAPI schema of an app as an HTML page."""
     schema = app.openapi()
     parts = [
         section(method, path, operation, schema)
@@ -56,7 +56,7 @@ def page(app: FastAPI) -> str:
 
 
 def section(method: str, path: str, operation: dict[str, Any], schema: dict[str, Any]) -> str:
-    """Return one path with a table of the fields of its body, or of its query."""
+    """Return one path as HTML, with a table of the fields of its body, or of its query."""
     content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     body = resolved(content.get("schema", {}), schema)
     fields = {

@@ -23,7 +23,7 @@ router = APIRouter(tags=["OpenAI"])
 
 
 class ResponsesRequest(ChatFields):
-    """A request of /v1/responses."""
+    """The body of a request of /v1/responses."""
 
     input: str | list[dict[str, Any]]
     instructions: str | None = Field(None, description="The system message.")
@@ -34,7 +34,8 @@ class ResponsesRequest(ChatFields):
 
 @router.post("/v1/responses", response_model=None)
 async def responses(body: ResponsesRequest, http: Request) -> Any:
-    """Answer a conversation; the answer is a list of items, a message or calls of tools."""
+    """Answer a conversation: return a list of items, a message or calls of tools, as JSON or, if the request asks for a
+    stream, as server-sent events."""
     service = service_of(http)
     served = service.model(body.model)
     if body.n not in (None, 1):
@@ -53,7 +54,8 @@ async def responses(body: ResponsesRequest, http: Request) -> Any:
 
 
 def response_format_of(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the field text.format as the response_format of chat completions, which nests its schema."""
+    """Return the field text.format as the response_format of chat completions, which nests its schema; None if it is
+    not given."""
     form = (text or {}).get("format")
     if isinstance(form, Mapping) and form.get("type") == "json_schema":
         return {"type": "json_schema", "json_schema": form}
@@ -86,7 +88,8 @@ def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
 
 
 class Reply:
-    """The reply to a request, whole or as events. `items` are the output so far: a message, then calls."""
+    """Makes the reply to a request of /v1/responses from the updates of its answer: one JSON object (`whole`) or, for a
+    stream, server-sent events (`events`). `items` are the output so far: a message, then calls."""
 
     def __init__(self, body: ResponsesRequest, served: Served, job: Job, tools: Tools) -> None:
         self.body, self.served, self.job, self.tools = body, served, job, tools
@@ -97,7 +100,7 @@ class Reply:
         self.number = -1  # of the last event
 
     def response(self, status: str, finish_reason: str = "") -> dict[str, Any]:
-        """Return the response with its items so far."""
+        """Return the response as a JSON object with this status and the items so far."""
         body, cut = self.body, finish_reason == "length"
         result: dict[str, Any] = {
             "id": self.id,
@@ -134,7 +137,7 @@ class Reply:
         return result
 
     def message(self, status: str) -> dict[str, Any]:
-        """Return the message as an output item of the Responses API."""
+        """Return the message as an output item of the Responses API, with this status."""
         parts = [self.part()] if status == "completed" else []
         return {"id": self.message_id, "type": "message", "status": status, "role": "assistant", "content": parts}
 
@@ -143,7 +146,7 @@ class Reply:
         return {"type": "output_text", "text": self.content, "annotations": [], "logprobs": []}
 
     def whole(self, updates: list[Update]) -> dict[str, Any]:
-        """Return the reply made of all updates."""
+        """Return the whole reply as one JSON object, from all updates."""
         update = merged(updates)
         first, rest = self.text.push(update.text), self.text.finish()
         self.content, calls = first[0] + rest[0], [*first[1], *rest[1]]
@@ -153,12 +156,13 @@ class Reply:
         return self.response("completed", update.finish_reason)
 
     def event(self, kind: str, **fields: Any) -> str:
-        """Return the next event of the stream."""
+        """Return the text of the next server-sent event: its type `kind`, its number and these fields."""
         self.number += 1
         return event({"type": kind, "sequence_number": self.number, **fields}, kind)
 
     async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[str]:
-        """Yield the reply as events. An answer that fails ends with the event response.failed."""
+        """Yield the reply as server-sent events, as updates come in. An answer that fails ends with the event
+        response.failed."""
         yield self.event("response.created", response=self.response("in_progress"))
         yield self.event("response.in_progress", response=self.response("in_progress"))
         reason = ""
@@ -191,7 +195,7 @@ class Reply:
         return bool(self.items) and self.items[-1]["type"] == "message" and self.items[-1]["status"] == "in_progress"
 
     def opened(self) -> list[str]:
-        """Begin a message."""
+        """Begin a message in the output; return the events that say so."""
         self.content, self.message_id = "", f"msg_{secrets.token_hex(12)}"
         self.items.append(self.message("in_progress"))
         index = len(self.items) - 1
@@ -202,7 +206,7 @@ class Reply:
         ]
 
     def grown(self, content: str) -> list[str]:
-        """Add text to the message."""
+        """Add text to the message, which is begun if necessary; return the events."""
         if not content:
             return []
         events = [] if self.is_open else self.opened()
@@ -211,7 +215,7 @@ class Reply:
         return [*events, self.event("response.output_text.delta", **where, delta=content, logprobs=[])]
 
     def closed(self) -> list[str]:
-        """End the message, if it is open."""
+        """End the message, if it is open; return the events."""
         if not self.is_open:
             return []
         index = len(self.items) - 1
@@ -224,7 +228,7 @@ class Reply:
         ]
 
     def called(self, calls: Sequence[ToolCall]) -> list[str]:
-        """Add calls of tools, each complete."""
+        """Add calls of tools to the output, each complete; return the events."""
         events = self.closed() if calls else []
         for call in calls:
             item, index = item_of(call), len(self.items)
@@ -241,7 +245,7 @@ class Reply:
 
 
 def item_of(call: ToolCall) -> dict[str, Any]:
-    """Return a call as an item of a response."""
+    """Return a call of a tool as an output item of the Responses API."""
     return {
         "id": f"fc_{call.id.removeprefix('call_')}",
         "type": "function_call",

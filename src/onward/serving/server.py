@@ -22,7 +22,7 @@ from onward.serving.service import Service
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address. Raises a UserError if it cannot be."""
+    """Return a socket that is bound to a host and port. Raises a UserError if it cannot be."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
@@ -45,7 +45,7 @@ class Server(uvicorn.Server):
         self.service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Note a signal."""
+        """Handle SIGINT or SIGTERM: begin to end the server, or end it at once at the second signal."""
         if self.should_exit:
             os._exit(128 + sig)
         self.service.state, self.should_exit = "draining", True

@@ -31,12 +31,10 @@ TOKENS = 1 << 22  # prompts x answers x the most tokens of each, at most
 
 
 class Service:
-    """The models, the engine's thread and the limits. It belongs to the event loop.
-
-    `state` is "loading" until the models are there, and "draining" once the server is to end. `pending` counts the
-    answers that are not done. `observe_job` is called with each job that ends, and `observe_step` after each step, in
-    the engine's thread, with the engine and its new tokens.
-    """
+    """The state of the server: its models, the engine's thread and the limits. It belongs to the event loop. `state` is
+    "loading" until the models are there, and "draining" once the server is to end. `pending` counts the answers that
+    are not done. `observe_job` is called with each job that ends, and `observe_step` after each step, in the engine's
+    thread, with the engine and its new tokens."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -65,7 +63,7 @@ class Service:
         return self.worker.call(run)
 
     def open(self, served: Sequence[Served]) -> None:
-        """Begin to answer requests with loaded models."""
+        """Begin to answer requests with loaded models: `state` becomes "ready"."""
         self.served = {one.name: one for one in served}
         if self.state == "loading":
             self.state = "ready"
@@ -94,11 +92,11 @@ class Service:
             raise ApiError("the server is about to end and takes no more requests", 503, code="draining")
 
     async def compute(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function in another thread, so that the event loop goes on."""
+        """Call a function in another thread, so that the event loop goes on; return its result."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *args)
 
     async def in_engine(self, function: Callable[[], T]) -> T:
-        """Call a function in the engine's thread between two steps."""
+        """Call a function in the engine's thread between two steps; return its result."""
         return await asyncio.wrap_future(self.worker.call(function))
 
     async def submit(
@@ -109,8 +107,9 @@ class Service:
         label: str,
         edits: Edits | None = None,
     ) -> Job:
-        """Start the answers to prompts, with `edits` of the model for them alone. Raises an ApiError or UserError for
-        what can never be answered, and an ApiError with status 429 if too many answers wait already."""
+        """Start the answers to prompts, with `edits` of the model for them alone; return their Job, which the log calls
+        `label`. Raises an ApiError or UserError for prompts or options that can never be answered, and an ApiError with
+        status 429 if too many answers wait already."""
         engine, rows = served.engine, served.engine.scheduler.rows
         if not prompts:
             raise ApiError("there is no prompt: give at least one", param="prompt")
@@ -142,7 +141,7 @@ class Service:
         return job
 
     def ended(self, job: Job) -> None:
-        """Note that a job is done or cancelled."""
+        """Stop counting the answers of a job that is done or cancelled, and report it to `observe_job`."""
         self.pending -= len(job.answers)
         self.jobs.discard(job)
         self.observe_job(job)
@@ -150,8 +149,8 @@ class Service:
     async def respond(
         self, http: HttpRequest, job: Job, body: Callable[[list[Update]], dict[str, Any]]
     ) -> Response | dict[str, Any]:
-        """Wait for all answers of a job and return the `body` made of their updates; a client that goes away ends the
-        job. Raises the exception of an answer that failed."""
+        """Wait for all answers of a job and return `body(updates)`, the JSON of the reply; a client that goes away ends
+        the job. Raises the exception of an answer that failed."""
 
         async def collect() -> list[Update]:
             return [update async for updates in job.updates() for update in updates]
@@ -169,7 +168,8 @@ class Service:
         return body(updates)
 
     def stream(self, job: Job, events: Callable[[AsyncIterator[list[Update]]], AsyncIterator[str]]) -> Response:
-        """Return a stream of the events that are made of a job's updates. A client that goes away ends the job."""
+        """Return a streaming response of the server-sent events that `events` makes from a job's updates. A client that
+        goes away ends the job."""
 
         async def body() -> AsyncIterator[str]:
             try:

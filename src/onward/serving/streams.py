@@ -9,6 +9,6 @@ DONE = "data: [DONE]\n\n"
 
 
 def event(value: Any, name: str = "") -> str:
-    """Return a value as an event, with its `name` if one is given."""
+    """Return the text of a server-sent event: a value as JSON, with its `name` if one is given."""
     data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return f"event: {name}\ndata: {data}\n\n" if name else f"data: {data}\n\n"

@@ -16,7 +16,7 @@ router = APIRouter(tags=["tokens"])
 
 
 class TokenizeRequest(BaseModel):
-    """A request of /tokenize: one of prompt, content and messages."""
+    """The body of a request of /tokenize: one of prompt, content and messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -30,7 +30,7 @@ class TokenizeRequest(BaseModel):
 
 
 class DetokenizeRequest(BaseModel):
-    """A request of /detokenize."""
+    """The body of a request of /detokenize: token ids."""
 
     model: str | None = None
     tokens: list[int]
@@ -38,7 +38,7 @@ class DetokenizeRequest(BaseModel):
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
-    """Return the token ids of a text or of a conversation."""
+    """Return as JSON the token ids of a text or of a conversation, their number and the context length."""
     service = service_of(http)
     served = service.model(body.model)
     tokenizer = served.lm.text()
@@ -65,7 +65,7 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, http: Request) -> dict[str, str]:
-    """Return the text of token ids."""
+    """Return as JSON the text of token ids."""
     served = service_of(http).model(body.model)
     if unknown := [token for token in body.tokens if not 0 <= token < served.lm.config.vocab_size]:
         raise ApiError(
@@ -77,7 +77,7 @@ async def detokenize(body: DetokenizeRequest, http: Request) -> dict[str, str]:
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(http: Request, model: str | None = None) -> dict[str, Any]:
-    """Return the names of the control tokens, the size of the vocabulary and the chat template."""
+    """Return as JSON the control tokens by name, and the chat template (null without one)."""
     tokenizer = service_of(http).model(model).lm.text()
     templates = tokenizer.templates
     template = templates.get("default") or next(iter(templates.values()), None)

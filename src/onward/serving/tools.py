@@ -43,7 +43,7 @@ class ToolCall:
     id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
 
     def record(self) -> dict[str, Any]:
-        """Return the call in the form of the API."""
+        """Return the call as a JSON object, in the form of chat completions."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
@@ -100,7 +100,8 @@ class Tools:
 
 
 def function_of(tool: Any, number: int) -> dict[str, Any]:
-    """Return the function of a tool, given as in chat completions or as in responses."""
+    """Return the function of a tool, given as in chat completions or as in responses. Raises an ApiError, which names
+    tool `number`, if it is malformed."""
     function = tool.get("function", tool) if isinstance(tool, dict) and tool.get("type") == "function" else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise ApiError(f"tools[{number}] is no function with a name: write type, function and its name", param="tools")
@@ -115,7 +116,7 @@ def parameters_of(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def markers_of(template: str) -> Markers:
-    """Return the markers of calls that a chat template writes."""
+    """Return the texts around a call that a chat template writes; found in its source."""
     return next((markers for markers in MARKERS if markers.begin in template), BARE)
 
 
@@ -180,7 +181,7 @@ class ToolText:
         return text, []
 
     def read(self, text: str) -> list[ToolCall]:
-        """Return the calls that a JSON text holds; none if it is something else, or names an unknown tool."""
+        """Return the calls that a JSON text holds; none if it is not JSON of calls, or names an unknown tool."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):

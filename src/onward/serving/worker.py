@@ -23,7 +23,8 @@ LOG = logging.getLogger("onward.serving")
 
 
 class Worker(threading.Thread):
-    """Runs the engines until `stop`. `observe` is called after each step with the engine and its new tokens."""
+    """The thread that runs the engines until `stop`. `observe` is called after each step with the engine and its new
+    tokens."""
 
     def __init__(self, observe: Step) -> None:
         super().__init__(name="onward-engine", daemon=True)
@@ -34,7 +35,7 @@ class Worker(threading.Thread):
         self.jobs: dict[Request, Job] = {}  # of the engine's thread alone
 
     def add(self, job: Job) -> None:
-        """Queue the requests of a job."""
+        """Queue the requests of a job for its engine; may be called from any thread."""
         self.post(lambda: self.begin(job))
 
     def cancel(self, job: Job) -> None:
@@ -43,7 +44,8 @@ class Worker(threading.Thread):
         self.post(lambda: self.remove(job))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Call a function in the engine's thread between two steps, such as one that reads a model."""
+        """Call a function in the engine's thread between two steps, such as one that reads a model; return the future
+        of its result."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -100,7 +102,7 @@ class Worker(threading.Thread):
                 self.forget(request)
 
     def forget(self, request: Request) -> None:
-        """Remove a request that is done, and close the context of its job after the last one."""
+        """Forget a request that is done, and close the context of its job after the last one."""
         job = self.jobs.pop(request)
         if not any(other in self.jobs for other in job.answers):
             job.opened.close()

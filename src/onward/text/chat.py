@@ -247,7 +247,7 @@ def chat_of(tokenizer: Tokenizer) -> Chat:
 
 
 def template_error(error: Exception) -> UserError:
-    """Return the UserError that reports an exception raised by a template."""
+    """Return the UserError for an exception that a template raised, with its message."""
     line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
     reason = " ".join(str(error).split()) or type(error).__name__
     return UserError(f"the chat template cannot be used for this{line}: {reason}")

@@ -164,6 +164,7 @@ def same_characters(characters: str = NEW) -> bool:
 
 
 def unbroken(text: str) -> bool:
-    """Return whether a text may have RUN (see above) or more characters in a row without the beginning of a word."""
+    """Return whether a text may have RUN or more characters in a row without the beginning of a word, as `tiktoken`
+    cannot encode them."""
     block = RUN // 2  # a run of RUN characters covers a whole block
     return any(not WORD.search(text, start, start + block) for start in range(0, len(text) - block, block))

@@ -7,7 +7,8 @@ NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 def last_number(text: str) -> float | None:
-    """Return the last number in a text; None if it has none. Commas between digits are left out."""
+    """Return the last number written in a text, such as 1,234.5; None if it has none. Commas between digits are left
+    out."""
     numbers = NUMBER.findall(text)
     return float(numbers[-1].replace(",", "")) if numbers else None
 

@@ -39,7 +39,7 @@ class Published:
 
 
 def numbered(names: Sequence[str], first: int) -> dict[str, int]:
-    """Give consecutive ids to tokens, from `first` on."""
+    """Return consecutive ids for tokens, by name, from `first` on."""
     return {name: first + number for number, name in enumerate(names)}
 
 

@@ -99,7 +99,7 @@ def fields_of(data: bytes) -> Iterator[tuple[int, int, Any]]:
 
 
 class UnknownField(Exception):
-    """Raised for a field that Onward does not know and that may change tokens."""
+    """Raised for a field of a file that Onward does not know and that may change tokens."""
 
 
 def message(parts: Sequence[bytes], known: Fields, where: str) -> dict[str, list[Any]]:
@@ -237,8 +237,9 @@ def check_samples(path: Path, inner: tokenizers.Tokenizer, samples: Sequence[tup
 
 
 def split_at(inner: tokenizers.Tokenizer, symbols: Sequence[str]) -> bool:
-    """Make a tokenizer match symbols in the normalized text, as SentencePiece does; False if this is not possible.
-    Added tokens would be matched before a space is put in front of the text, or would get that space too.
+    """Make a tokenizer match symbols in the normalized text, as SentencePiece does; change nothing and return False if
+    this is not possible. Added tokens would be matched before a space is put in front of the text, or would get that
+    space too.
 
     Texts are split at the symbols, and the model takes each part that is a token as this token. A part that is a token
     without being formed by merges, such as a control token that is written in the text, is split again, so that it

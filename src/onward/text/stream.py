@@ -39,7 +39,7 @@ class TextStream:
         return self.bytes.decode(b"", final=True) + self.release(self.text())
 
     def text(self) -> str:
-        """Return the text of the pending tokens, which have not been returned yet."""
+        """Return the text of the pending tokens, whose text has not been returned by `push` yet."""
         before = self.tokenizer.decode(self.decoded)
         return self.tokenizer.decode(self.decoded + self.pending)[len(before) :]
 

@@ -180,8 +180,8 @@ def formatted(environment: Environment, text: str, args: Any, kwargs: Mapping[st
 
 
 class Generation(Extension):
-    """The tag `{% generation %}`, which encloses the assistant's text: if any text in the block is trained, the whole
-    block is."""
+    """Jinja's extension for the tag `{% generation %}`, which encloses the assistant's text: if any text in the block
+    is trained, the whole block is."""
 
     tags = {"generation"}  # noqa: RUF012
 

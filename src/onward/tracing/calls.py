@@ -17,7 +17,8 @@ from onward.model.mask import AttentionMask
 
 @dataclass(frozen=True)
 class Row:
-    """The request to which one row of an engine's call belongs, and its tokens in this call."""
+    """The request to which one row of an engine's call belongs, with the number and the positions of its tokens in this
+    call."""
 
     request: Any  # a generation.Request; None in a call of a draft
     tokens: int  # its tokens in the call; those after them are padding
@@ -40,7 +41,7 @@ def labeled(rows: Sequence[Row]) -> Iterator[None]:
 
 @dataclass(eq=False)
 class Forward:
-    """One call of the model, with the positions of its tokens."""
+    """One call of the model, with the positions of its tokens in their texts."""
 
     positions: Tensor | None = None  # (B or 1, T), of its tokens in their texts; None before the blocks are called
     running: bool = False  # False while activation checkpointing computes a block again: that is not recorded
@@ -60,7 +61,7 @@ class Forward:
 
 @dataclass(frozen=True, eq=False)
 class Location:
-    """The dimensions of an activation in one call, and the positions of its tokens and keys."""
+    """Describes an activation in one call: its name, its dimensions, and the positions of its tokens and keys."""
 
     name: str
     shape: tuple[str | int, ...]  # B, T, S and numbers

@@ -65,7 +65,7 @@ class Change:
 
 @dataclass(frozen=True, eq=False)
 class Mean:
-    """A change that replaces activations by their mean over tokens; `mean_of` makes it."""
+    """A change that replaces activations by their mean over the tokens of a trace or of texts; `mean_of` makes it."""
 
     source: Trace | Data
 
@@ -91,10 +91,8 @@ def traced(model: Decoder, data: Data, names: Sequence[str]) -> Trace:
 
 def mean_of(source: Trace | Data) -> Mean:
     """Return the change that replaces each vector by the mean of the activation over the tokens of a trace, or of texts
-    (mean ablation).
-
-    The texts are token ids (B, T) or a list of lists; the model runs on them when the edit begins.
-    """
+    (mean ablation). The texts are token ids (B, T) or a list of lists of ids; the model runs on them when the edit
+    begins."""
     return Mean(source)
 
 

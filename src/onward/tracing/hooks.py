@@ -28,7 +28,7 @@ OUTSIDE_BLOCKS = "embed", "logits"  # activations that callers may compute outsi
 
 @dataclass(frozen=True)
 class Activation:
-    """One activation of a decoder: the function that adds its hooks, and its shape."""
+    """One activation of a decoder: the function that adds its hooks, its shape, and whether it can be edited."""
 
     site: Attach
     shape: tuple[str | int, ...]  # B, T, S and numbers
@@ -113,8 +113,7 @@ class ModelHooks:
 
     @contextmanager
     def called(self, tokens: Tensor, positions: Tensor | None) -> Iterator[None]:
-        """Record the begin of a call of the model, with tokens (B, T) or embeddings (B, T, D), inside the `with`
-        block."""
+        """Record, inside the `with` block, that the model is called with tokens (B, T) or embeddings (B, T, D)."""
         if not (active := self.active):
             yield
             return
@@ -134,7 +133,7 @@ class ModelHooks:
         return FORWARDS.get({}).get(self) or self.new_forward()
 
     def new_forward(self) -> Forward:
-        """Create the record of a new call of the model in this context, and return it."""
+        """Create the record of a new call of the model in this context, in place of the last one, and return it."""
         forward = Forward()
         FORWARDS.set({**FORWARDS.get({}), self: forward})
         return forward

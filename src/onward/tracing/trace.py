@@ -25,7 +25,7 @@ from onward.tracing.sites import activations
 
 @dataclass(eq=False)
 class Call:
-    """The activations of one call of a model, by name: `call["blocks.3.out"]`."""
+    """The recorded activations of one call of a model, by name: `call["blocks.3.out"]`."""
 
     rows: tuple[Row, ...] = ()  # whose the rows are; () unless an engine calls the model
     positions: Tensor | None = None  # (B or 1, T), of the tokens in their texts
@@ -40,7 +40,7 @@ class Call:
         return full_name(name) in self.activations
 
     def grad(self, name: str) -> Tensor:
-        """Return the gradient of an activation, in its shape, after `backward`."""
+        """Return the gradient of an activation, in its shape, after `backward`. Raises a UserError if it has none."""
         gradient = self.retained[full_name(name)]() if full_name(name) in self.retained else None
         if gradient is None:
             raise UserError(
@@ -112,7 +112,7 @@ class Trace:
 
     @property
     def call(self) -> Call:
-        """The call of the model, if there was exactly one."""
+        """The call of the model. Raises a UserError unless there was exactly one."""
         if len(self.calls) != 1:
             raise UserError(
                 f"the model was called {len(self.calls)} times: name the call, as in trace.calls[-1]"
@@ -128,7 +128,8 @@ class Trace:
         return bool(self.calls) and name in self.call
 
     def grad(self, name: str) -> Tensor:
-        """Return the gradient of an activation of the only call, after `backward`."""
+        """Return the gradient of an activation of the only call, after `backward`. Raises a UserError if it has
+        none."""
         return self.call.grad(name)
 
     def of(self, request: object) -> list[dict[str, Tensor]]:

@@ -143,7 +143,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
 
     @checked
     def peak_learning_rate(self, d_model: int) -> float:
-        """Return the learning rate after the warm-up."""
+        """Return the learning rate after the warm-up; if none is given, it follows from the model's width `d_model`."""
         usual = (1.0 if self.optimizer == "muon" else 0.5) / (self.mup or d_model)
         return usual if self.learning_rate is None else self.learning_rate
 

@@ -69,7 +69,8 @@ def terminate(*_: object) -> NoReturn:
 
 
 def in_one_sentence(error: BaseException, rank: int) -> BaseException:
-    """Return an error of the user or of the connection as a UserError that names the rank, others unchanged."""
+    """Return an error of the user or of the connection between processes as a UserError that names the rank; any other
+    error unchanged."""
     if isinstance(error, UserError):
         return UserError(f"rank {rank}: {error}")
     if isinstance(error, DistError) or "gloo" in str(error):
@@ -79,7 +80,8 @@ def in_one_sentence(error: BaseException, rank: int) -> BaseException:
 
 
 def first_failure(store: Any, processes: Processes, error: BaseException, patience: float) -> tuple[int, int]:
-    """Return the rank that failed first, and the rank that reports it."""
+    """Return the rank of the process that failed first, and the rank of the process that reports it; waits up to
+    `patience` seconds for the cause of an error of the connection."""
     failed, until = processes.rank, time.monotonic() + patience
     if isinstance(error, Terminated | RuntimeError):  # of a connection whose other end is gone, perhaps
         while not store.check(["failure"]) and time.monotonic() < until:

@@ -28,7 +28,8 @@ SHAPE: dict[str, Any] = {"attention": SelfAttention(qk_norm="head"), "norm": RMS
 
 
 def decoder(preset: str, vocab_size: int, changes: dict[str, Any]) -> DecoderConfig:
-    """Return a release, or Qwen 3's architecture in a size of PRESETS, for a vocabulary, with some fields changed."""
+    """Return the decoder of a release, or Qwen 3's architecture in a size of PRESETS, for a vocabulary, with some
+    fields changed."""
     if preset in PRESETS:
         base = DecoderConfig(vocab_size=vocab_size, **SHAPE, **PRESETS[preset])
     else:
@@ -65,7 +66,8 @@ def resize(config: DecoderConfig, changes: dict[str, Any]) -> DecoderConfig:
 def merge(
     base: dict[str, Any], over: dict[str, Any], where: str = "", owner: type[fields.Part] | None = None
 ) -> dict[str, Any]:
-    """Merge the tables `over` into `base`. `owner` is the class of the part that both tables describe.
+    """Return the table `base`, merged with the table `over`, which takes precedence. `owner` is the class of the part
+    that both describe.
 
     A part in `over` that names its kind keeps the other fields of the part in `base`, if both have the same kind or its
     class is a subclass. Of several parts in `base` it keeps the fields they have in common. A table without a kind
@@ -119,7 +121,8 @@ def inherited(there: Any, value: Any, path: str, kinds: Mapping[str, type[fields
 
 
 def tables(value: Any, path: str) -> Any:
-    """Return one part or several, given as text or as Python objects, as tables of the fields that were named."""
+    """Return one part or several, given as text or as Python objects, as tables (dicts) of the fields that were
+    named."""
     if isinstance(value, str):
         return fields.parse(value, path)
     if isinstance(value, fields.Part):
@@ -130,7 +133,7 @@ def tables(value: Any, path: str) -> Any:
 
 
 def plain_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes of a decoder in the form that is written to JSON: parts become tables of their named fields."""
+    """Return changes of a decoder in the form that is written to JSON: parts become tables of their named fields."""
     return {
         name: value if isinstance(value, str) else fields.plain(tables(value, f"model.{name}"))
         for name, value in changes.items()

@@ -17,7 +17,7 @@ STORES: list[distributed.Store] = []  # of the process group that was joined
 
 
 def leave() -> None:
-    """Leave the process group."""
+    """Leave torch's process group."""
     STORES.clear()
     distributed.destroy_process_group()
 
@@ -59,7 +59,7 @@ class Processes:
         return cls(distributed.get_rank(), count, STORES[-1] if STORES else None)
 
     def wait(self) -> None:
-        """Wait until all processes are here."""
+        """Wait until all processes have called this method."""
         self.sum([0.0])
 
     @contextmanager
@@ -88,7 +88,7 @@ class Processes:
             )
 
     def check_same(self, facts: dict[str, object]) -> None:
-        """Raise a UserError in all processes if a process has another value for a fact than rank 0."""
+        """Raise a UserError in all processes if a process has another value for a fact, by name, than rank 0."""
         if self.count == 1:
             return
         of_ranks: list[Any] = [None] * self.count

@@ -40,11 +40,11 @@ FINETUNING = Stage(prepare_examples, open_examples, begin, lambda config: config
 
 
 def stage_of(config: RunConfig) -> Stage:
-    """Return the stage of a configuration."""
+    """Return the stage of a configuration: fine-tuning for a FinetuneConfig, else pre-training."""
     return FINETUNING if isinstance(config, FinetuneConfig) else PRETRAINING
 
 
 def inputs_of(folder: Path) -> Inputs:
-    """Return the inputs of a run. File sizes are verified; checksums are not."""
+    """Return the inputs of the run in a folder. File sizes are verified; checksums are not."""
     config = read_config(folder)
     return stage_of(config).open(config, folder, "size")

@@ -73,8 +73,8 @@ def quantize_tensor(weight: Tensor, precision: Precision) -> tuple[Tensor, Tenso
 
 
 class DequantizedLinear(torch.autograd.Function):
-    """Multiply x (..., I) by a quantized weight, plus a bias, with a gradient of x only. The backward dequantizes the
-    weight again instead of keeping it."""
+    """The autograd function that multiplies x (..., I) by a quantized weight and adds a bias, with a gradient of x
+    only. The backward dequantizes the weight again instead of keeping it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
@@ -157,7 +157,7 @@ def choose_layers(model: nn.Module, precision: str) -> tuple[dict[str, Precision
 
 @dataclass(frozen=True)
 class LayerError:
-    """The quantization error of one layer's weight."""
+    """The relative quantization error of one layer's weight, and its precision."""
 
     layer: str
     precision: Precision

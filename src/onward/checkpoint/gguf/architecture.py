@@ -110,8 +110,8 @@ class Architecture:
             yield f"{their}.ffn_gate_inp_shexp.weight", f"{our}.mlp.shared.share.weight", share
 
     def tensors(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of a file, one by one, from the parameters of a decoder. On the meta device they have
-        shapes only."""
+        """Yield (name, tensor) of a file's tensors, one by one, computed from the parameters of a decoder. On the meta
+        device they have shapes only."""
         yield from to_theirs(self, c, ours)
 
     def stored(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -145,7 +145,7 @@ class Architecture:
 
 
 def sizes_of(keys: Keys) -> Parts:
-    """Read the sizes of a decoder, as fields of DecoderConfig."""
+    """Read the sizes of a decoder, as fields of DecoderConfig by name."""
     embedding = keys.header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise UserError("the file has no matrix token_embd.weight: get it again")
@@ -171,12 +171,14 @@ def sizes_of(keys: Keys) -> Parts:
 
 
 def rms(keys: Keys, offset: float = 0.0) -> Parts:
-    """Read the RMSNorm of all layers, as a field of DecoderConfig."""
+    """Read the RMSNorm of all layers from the keys of a file, as a field of DecoderConfig; `offset` is a field of
+    RMSNorm."""
     return {"norm": RMSNorm(eps=keys.number("attention.layer_norm_rms_epsilon"), offset=offset)}
 
 
 def layer_norm(keys: Keys, bias: bool = True) -> Parts:
-    """Read the LayerNorm of all layers, as a field of DecoderConfig."""
+    """Read the LayerNorm of all layers from the keys of a file, as a field of DecoderConfig; `bias` is a field of
+    LayerNorm."""
     return {"norm": LayerNorm(keys.number("attention.layer_norm_epsilon"), bias)}
 
 
@@ -187,7 +189,8 @@ def self_attention(keys: Keys, **changes: Any) -> SelfAttention:
 
 
 def experts(keys: Keys, renormalize: bool, **changes: Any) -> Experts:
-    """Read a mixture of experts with softmax routing; `changes` are its other fields."""
+    """Read a mixture of experts with softmax routing; `renormalize` is a field of its routing, `changes` are other
+    fields of Experts."""
     router = SoftmaxRouting(renormalize=renormalize, scale=keys.number("expert_weights_scale", 1.0) or 1.0)
     count, used = keys.number("expert_count"), keys.number("expert_used_count")
     width = keys.number("expert_feed_forward_length", 0)

@@ -103,6 +103,7 @@ def matching(
 ) -> Plan:
     """Return the plan, in fp32, for the first architecture of llama.cpp that computes the same as a decoder with the
     parameters `ours`, except for accepted differences. The architecture of `family`, a model_type, is tried first.
+    `name` is the model's name in the file.
 
     Raises a UserError that names the fields of the decoder that differ from the nearest architecture.
     """
@@ -139,7 +140,8 @@ def accepted(difference: str) -> set[str]:
 
 
 def outlined(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor], name: str) -> Plan:
-    """Return the plan of a decoder with the keys and names of an architecture, without a check that they fit."""
+    """Return the plan of a decoder with the keys and names of an architecture, without a check that they fit. `name` is
+    the model's name in the file."""
     constants = rope_tensors(c)
     tensors = {**constants, **dict(kind.tensors(c, parameters(kind, c, ours)))}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -154,13 +156,13 @@ def parameters(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor])
 
 
 def infos(plan: Plan) -> dict[str, TensorInfo]:
-    """Return the tensors of a plan, in the form in which a header lists them."""
+    """Return the names and locations of a plan's tensors, in the form in which a header lists them."""
     return {name: TensorInfo(Path(), 0, outline.type, outline.shape) for name, outline in plan.outlines.items()}
 
 
 def size_label(outlines: Mapping[str, Outline]) -> str:
-    """Return the number of parameters as the reference converter writes it; for a mixture of experts, experts x
-    parameters with one expert: 8x7.2B."""
+    """Return the number of parameters as text, as the reference converter writes it; for a mixture of experts, experts
+    x parameters with one expert: 8x7.2B."""
     experts = [own.shape[0] for name, own in outlines.items() if is_expert(name, own)]
     shares = (math.prod(own.shape) // (own.shape[0] if is_expert(name, own) else 1) for name, own in outlines.items())
     total = sum(shares)
@@ -176,7 +178,8 @@ def is_expert(name: str, outline: Outline) -> bool:
 
 
 def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:
-    """Return the keys of a file, except those of its tokenizer and its type."""
+    """Return the keys of a file of this architecture for a decoder, except those of its tokenizer and its type. `name`
+    is the model's name."""
     norm = at(c.norm, 0)
     own: dict[str, Any] = {
         "context_length": c.context_length,

@@ -60,7 +60,7 @@ class Header:
 
     @cached_property
     def architecture(self) -> str:
-        """The name of the architecture in llama.cpp. Raises a UserError if the file has none."""
+        """The name of the architecture in llama.cpp, such as llama. Raises a UserError if the file has none."""
         name = self.keys.get("general.architecture")
         if not isinstance(name, str):
             raise UserError(f"{self.path} has no general.architecture, the name of its kind of decoder: get it again")
@@ -156,7 +156,7 @@ class Reader:
         return keys, tensors
 
     def outline(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Read the entry of a tensor: its name, shape, type code and offset."""
+        """Read the next entry in the list of tensors; return the tensor's name, shape, type code and offset."""
         name, count = self.text(), self.number("I")
         if count > MOST_DIMENSIONS:
             raise self.broken(f"tensor {name:.60} has {count} dimensions")

@@ -29,7 +29,8 @@ SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
 
 @dataclass(frozen=True)
 class LatentArchitecture(Architecture):
-    """An architecture with latent attention."""
+    """An architecture with latent attention: splits the projection from the latent into the two tensors of a file, and
+    joins them."""
 
     def projections(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
         part = at(c.attention, layer)

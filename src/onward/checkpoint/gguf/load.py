@@ -28,7 +28,7 @@ class GGUFFile(ModelSource):
 
     @cached_property
     def architecture(self) -> Architecture:
-        """The architecture that llama.cpp computes for the file."""
+        """The architecture whose name is in the file's header, which says how llama.cpp computes the model."""
         return architecture(self.header)
 
     def outline(self) -> Outline:

@@ -314,7 +314,8 @@ def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str
 
 
 def check_alone(model: Decoder, full: Mapping[str, Tensor], folder: Path) -> None:
-    """Raise a UserError if fully trained modules would change the base of other adapters."""
+    """Raise a UserError, which names `folder`, if the fully trained tensors `full` of an adapter, or those already in
+    the model, would change the base of other adapters."""
     others = [name for name, p in model.named_parameters() if p.requires_grad and "_lora." not in name]
     if adapter_names(model) and (full or others):
         what = f"{folder} has" if full else "the adapter that is loaded has"
@@ -324,7 +325,8 @@ def check_alone(model: Decoder, full: Mapping[str, Tensor], folder: Path) -> Non
 
 
 def check_base_layers(model: Decoder, kind: Family, bases: dict[str, Tensor], folder: Path) -> None:
-    """Raise a UserError if weights of the base in an adapter's file differ from the model's by more than rounding."""
+    """Raise a UserError, which names `folder`, if weights of the base in an adapter's file (`bases`, by the family's
+    names) differ from the model's by more than rounding."""
     for their, our, part in by_our_names(model, kind, bases, folder):
         weight = model.get_parameter(our).detach().float()
         if not torch.allclose(part.float(), weight, rtol=1e-2, atol=1e-2 * weight.abs().mean().item()):
@@ -334,8 +336,9 @@ def check_base_layers(model: Decoder, kind: Family, bases: dict[str, Tensor], fo
 def by_our_names(
     model: Decoder, kind: Family, tensors: dict[str, Tensor], folder: Path
 ) -> Iterator[tuple[str, str, Tensor]]:
-    """Remove the tensors that hold parameters of a model from `tensors`; yield for each parameter the family's name,
-    our name and its tensor. Raises a UserError for a tensor of another shape."""
+    """Remove the tensors that hold parameters of a model from `tensors`, a dict by the family's names; yield for each
+    parameter the family's name, our name and its tensor. Raises a UserError, which names `folder`, for a tensor of
+    another shape."""
     own = dict(model.named_parameters(remove_duplicate=False))
     rows = [(their, [our] if isinstance(our, str) else our, fix) for their, our, *fix in kind.names(model.config)]
     rows += [(name, [name], []) for name in own]
@@ -353,7 +356,8 @@ def by_our_names(
 
 
 def load_full(model: Decoder, kind: Family, full: dict[str, Tensor], folder: Path) -> None:
-    """Copy fully trained modules into a model, and make them trainable."""
+    """Copy the tensors of fully trained modules, `full` by the family's names, into a model, and make them trainable.
+    Raises a UserError, which names `folder`, if the model lacks one of them."""
     for _, our, part in by_our_names(model, kind, full, folder):
         if model.config.tied and our in ("embed.weight", "head.weight"):
             untie(model)

@@ -20,7 +20,7 @@ CONFIG, BASE = "adapter_config.json", "base.json"
 
 @dataclass(frozen=True)
 class BaseModel:
-    """The content of base.json: the base of an adapter."""
+    """The content of base.json: the folder, the checksum and the labels of an adapter's base."""
 
     folder: str  # where it was
     checksum: str  # of its weights, see `weights_checksum`; "": unknown
@@ -28,7 +28,8 @@ class BaseModel:
 
 
 def weights_checksum(folder: Path) -> str:
-    """Compute a checksum of the weights of a model, independent of the files that hold them."""
+    """Compute a checksum of the weights of a model, 16 hexadecimal digits, independent of the files that hold them;
+    reads all weights."""
     integers = {"F64": torch.int64, "F32": torch.int32, "F16": torch.int16, "BF16": torch.int16}
     facts = []
     for name, tensor in sorted(open_source(folder).stored().items()):
@@ -44,7 +45,8 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_of(folder: Path) -> BaseModel:
-    """Read the base for which an adapter was trained."""
+    """Read base.json, or else the base's name in adapter_config.json, in the folder of an adapter. Raises a UserError
+    if the folder holds no adapter."""
     if (folder / BASE).exists():
         record = read_json(folder / BASE)
         labels = tuple(map(str, record.get("labels") or ()))
@@ -72,7 +74,8 @@ def check_adapter_folder(folder: Path) -> None:
 
 
 def check_base(adapter_folder: Path, base: Path) -> None:
-    """Raise a UserError if the weights in the folder `base` are not those for which an adapter was trained."""
+    """Raise a UserError if the weights in the folder `base` do not have the checksum of the base for which an adapter
+    was trained."""
     wanted = base_of(adapter_folder)
     if wanted.checksum and (actual := weights_checksum(base)) != wanted.checksum:
         raise UserError(

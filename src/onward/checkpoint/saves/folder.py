@@ -82,7 +82,8 @@ def show(folder: Path, run: Path) -> None:
 
 
 def damage(folder: Path) -> str:
-    """Say which file of a save is missing or differs from its checksum; "" if the save is undamaged."""
+    """Say which file of a save is missing or differs from its checksum; "" if the save is undamaged. Reads all files of
+    the save."""
     name = CHECKSUMS
     try:
         sums = read_json(folder / name)

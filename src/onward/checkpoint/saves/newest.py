@@ -21,7 +21,7 @@ from onward.model.decoder import Decoder
 
 @dataclass(frozen=True)
 class SavedState(TrainerState):
-    """The trainer state and the model read from a save."""
+    """The trainer state and the model read from a save, with the messages about damaged saves."""
 
     folder: Path  # of the save
     model: Decoder  # with the weights that are trained, not their average

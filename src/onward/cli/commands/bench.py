@@ -65,7 +65,8 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward bench`."""
+    """Run `onward bench`: measure how fast a model generates or is trained, and print that with the machine's
+    limits."""
     options = parse(Options, argv, prog="onward bench", about=ABOUT)
     batches = numbers(options.batch or ("8" if options.train else "1,16"))
     import torch
@@ -204,7 +205,7 @@ def train(options: Options, batches: Sequence[int]) -> None:
 
 
 def words(text: str, known: Sequence[str], name: str) -> list[Any]:
-    """Split a text such as `a,b` into words. Raises a UserError for a word that is not `known`; `name` is the
+    """Split a text such as `a,b` at its commas. Raises a UserError for a word that is not in `known`; `name` is the
     option."""
     from onward.fields import nearest
 
@@ -216,7 +217,7 @@ def words(text: str, known: Sequence[str], name: str) -> list[Any]:
 
 
 def numbers(text: str) -> list[int]:
-    """Parse a list of numbers of rows, such as `1,16`."""
+    """Parse an option that lists numbers of rows, such as `1,16`."""
     values = [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")]
     if not all(1 <= number <= 4096 for number in values):
         raise UserError(f"batch is {text!r}: write numbers of rows from 1 to 4096, such as 1,16")

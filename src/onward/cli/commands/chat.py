@@ -63,7 +63,7 @@ class Options(Settings, Compiling, Loading):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward chat`."""
+    """Run `onward chat`: hold a conversation with a model, line by line, until the input ends."""
     options = parse(Options, argv, prog="onward chat", about=ABOUT)
     if options.context < 2:
         raise UserError(f"context is {options.context}: it must be at least 2")
@@ -176,7 +176,7 @@ class Conversation:
         return left(0)
 
     def command(self, line: str) -> None:
-        """Execute a line that begins with a slash."""
+        """Execute a line that begins with a slash: /help, /reset, /undo, /set. Raises a UserError for any other."""
         kinds = fields.hints(Settings)
         names = [name for name, kind in kinds.items() if not fields.only_in_python(kind) and name not in OF_TEXTS]
         match line.split(maxsplit=2):

@@ -45,7 +45,8 @@ class Options(VariantOptions):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward compare`; returns the exit status."""
+    """Run `onward compare`: train variants of a run and print whether they differ by more than noise; returns the exit
+    status."""
     values = read_values(Options, argv, "onward compare", ABOUT)
     given = values.pop("sources", [])
     files, sources = [name for name in given if name.endswith(".toml")], [n for n in given if not n.endswith(".toml")]

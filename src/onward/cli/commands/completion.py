@@ -58,7 +58,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward completion`."""
+    """Run `onward completion`: print the script by which a shell completes commands, options and their values."""
     shell = parse(Options, argv, prog="onward completion", about=ABOUT).shell
     print(fish() if shell == "fish" else script(*SHELLS[shell]))
 

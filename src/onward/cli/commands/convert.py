@@ -59,7 +59,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward convert`."""
+    """Run `onward convert`: write a model as a GGUF file or as a Hugging Face folder."""
     options = parse(Options, argv, prog="onward convert", about=ABOUT)
     out, gguf = Path(options.out), options.view == "gguf"
     if gguf and out.is_dir():

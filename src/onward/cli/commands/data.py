@@ -67,7 +67,7 @@ class Options(Cleaning):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward data`."""
+    """Run `onward data`: prepare texts for training, list or download corpora, or print examples."""
     options = parse(Options, argv, prog="onward data", about=ABOUT)
     {"prepare": prepare, "list": list_corpora, "get": get, "show": show}[options.action](options)
 
@@ -173,7 +173,7 @@ def show(options: Options) -> None:
 
 
 def get(options: Options) -> None:
-    """Download a corpus."""
+    """Download a corpus, and print its path."""
     from onward.cli.shared.progress import progress_bars
 
     if len(options.sources) != 1:

@@ -81,7 +81,8 @@ LIMITS = "seconds", "gigabytes", "html", "json"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward doctor`; returns the exit status."""
+    """Run `onward doctor`: check a model or texts, and print the findings; returns the exit status, 1 if a check
+    failed."""
     options = parse(Options, argv, prog="onward doctor", about=ABOUT)
     if options.text and options.batches:
         raise UserError("text and batches are both given, and a trained model predicts one of them: choose one")

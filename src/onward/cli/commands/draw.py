@@ -45,7 +45,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward draw`."""
+    """Run `onward draw`: print the picture of an idea or write it to a file; without an idea, list the ideas."""
     options = parse(Options, argv, prog="onward draw", about=ABOUT)
     from onward.planning.descriptions import sentence
     from onward.planning.releases import find

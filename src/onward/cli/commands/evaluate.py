@@ -67,7 +67,7 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward evaluate`."""
+    """Run `onward evaluate`: print the figures of a model on a text, on tasks or on examples."""
     options = parse(Options, argv, prog="onward evaluate", about=ABOUT + TASKS)
     if options.tasks:
         of_tasks(options)
@@ -95,7 +95,7 @@ Measure = Callable[["LanguageModel"], Any]
 
 
 def of_text(options: Options, lm: "LanguageModel") -> Measure:
-    """Evaluate a language model on the given texts, or on the validation text of its run."""
+    """Return the function that evaluates a language model on the given texts, or on the validation text of its run."""
     from onward.cli.shared.sources import announce
     from onward.data.sources import documents
     from onward.evaluation.text import evaluate_texts
@@ -113,7 +113,7 @@ def of_text(options: Options, lm: "LanguageModel") -> Measure:
 
 
 def of_tasks(options: Options) -> None:
-    """Evaluate models on tasks."""
+    """Evaluate models on the tasks of --tasks, and print their scores."""
     from onward.cli.shared.tasks import Exam, evaluate_tasks
     from onward.evaluation.tasks.task import COMMAS, Task, tasks_of
 
@@ -140,7 +140,8 @@ def of_tasks(options: Options) -> None:
 
 
 def of_examples(options: Options, lm: "LanguageModel") -> Measure:
-    """Evaluate a classifier or a reward model on the given examples, or on the held-out examples of its run."""
+    """Return the function that evaluates a classifier or a reward model on the given examples, or on the held-out
+    examples of its run."""
     from onward.data.shapes import Records
     from onward.evaluation.heads import evaluate_head, examples_of
 

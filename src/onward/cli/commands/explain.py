@@ -38,7 +38,7 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward explain`."""
+    """Run `onward explain`: print the forward pass of a model on a text, step by step, or write it as a page."""
     options = parse(Options, argv, prog="onward explain", about=ABOUT)
     from onward.reports.explain.page import explain
 

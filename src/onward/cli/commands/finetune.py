@@ -46,7 +46,7 @@ Each line of a .jsonl, or row of a .csv, .parquet or .json, is an example (Share
 
 @dataclasses.dataclass(frozen=True)
 class Options(FinetuneConfig):
-    """A run's configuration, or where to read it from."""
+    """The options of `onward finetune`: a run's configuration, or where to read it from."""
 
     positional: ClassVar[tuple[str, ...]] = ("base", "sources")
     part: ClassVar[type[Method] | None] = SFT  # the method, whose fields are options
@@ -113,7 +113,7 @@ def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward finetune`; returns the exit status."""
+    """Run `onward finetune`: train a model on examples, or print examples; returns the exit status."""
     return in_processes(lambda: run(*configure(argv)))
 
 

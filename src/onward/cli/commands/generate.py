@@ -96,7 +96,7 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward generate`."""
+    """Run `onward generate`: print the model's continuations of prompts."""
     given = read(Options, argv, prog="onward generate", about=ABOUT)
     options = made(Options, given | schema(given), "onward generate")
     for one, other in ("beams", "alpha"), ("draft", "lookup"):
@@ -241,7 +241,7 @@ def likely(logprobs: "Sequence[TokenLogprob]", tokenizer: "Tokenizer") -> Iterat
 
 
 def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
-    """Print how many answers ended because they reached their maximal length."""
+    """Print on standard error how many answers ended because they reached their maximal length, if any."""
     cut = [answer for answer in answers if answer.finish_reason == "length"]
     if cut:
         subject = "the answer was" if len(answers) == 1 else f"{len(cut):,} of {len(answers):,} answers were"

@@ -130,7 +130,7 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward inspect`."""
+    """Run `onward inspect`: print a view of a model that reads a text, such as its attention, or write it to a file."""
     options = parse(Options, argv, prog="onward inspect", about=ABOUT)
     check(options)
     if options.view == "names":
@@ -152,7 +152,8 @@ def check(options: Options) -> None:
 
 
 def show_names(options: Options, pattern: str = "*") -> None:
-    """List the activations of the model with their shapes: B sequences, T tokens in a call, S keys."""
+    """Print the activations of the model that match a glob pattern, with their shapes: B sequences, T tokens in a call,
+    S keys."""
     from onward.tracing.names import activation_names, unknown
 
     known = activation_names(load(options.model, options).model)

@@ -31,7 +31,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward merge`."""
+    """Run `onward merge`: write an adapter and its base as one model."""
     options = parse(Options, argv, prog="onward merge", about=ABOUT)
     import torch
 

@@ -35,7 +35,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward models`."""
+    """Run `onward models`: print the published decoders, the parts of one, or the changes from one to another."""
     options = parse(Options, argv, prog="onward models", about=ABOUT)
     from onward.planning.releases import catalog, step
 
@@ -93,7 +93,7 @@ def cached() -> list[dict[str, Any]]:
 
 
 def show_cached(models: list[dict[str, Any]]) -> None:
-    """Print the models in the cache of the hub."""
+    """Print the models in the cache of the hub, as rows from `cached`."""
     if models:
         print_table([{**model, "bytes": size_of(model["bytes"])} for model in models])
     else:

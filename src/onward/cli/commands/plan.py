@@ -71,7 +71,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward plan`."""
+    """Run `onward plan`: print the memory, operations, speed and cost of a decoder before it exists."""
     options = parse(Options, argv, prog="onward plan", about=ABOUT)
     from onward.planning.flops import part_sizes
     from onward.planning.parameters import active_parameters, parameters
@@ -140,7 +140,7 @@ def plan(options: Options) -> "Planned":
 
 
 def show(planned: "Planned", lines: "Sequence[Line]") -> None:
-    """Print a plan as tables: the parts, then each section."""
+    """Print a plan as tables: first the parts of the model, then `lines`, by section."""
     from onward.planning.flops import part_sizes
 
     parts = part_sizes(planned.config)

@@ -36,7 +36,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward push`."""
+    """Run `onward push`: upload a model and its card to the Hugging Face hub, or with --dry-run list the files."""
     options = parse(Options, argv, prog="onward push", about=ABOUT)
     folder, model = Path(options.folder), HubName.of(options.name)
     if model is None or "/" not in model.name:

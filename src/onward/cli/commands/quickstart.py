@@ -38,7 +38,8 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward quickstart`; returns the exit status."""
+    """Run `onward quickstart`: train a small model on the built-in text, and print samples and figures; returns the
+    exit status."""
     options = parse(Options, argv, prog="onward quickstart", about=ABOUT)
     from onward.quickstart import make_room, pretraining
 

@@ -37,7 +37,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward report`."""
+    """Run `onward report`: write the page of a run or a model."""
     options = parse(Options, argv, prog="onward report", about=ABOUT)
     out = Path(options.out) if options.out else None
     if out and out.is_dir():

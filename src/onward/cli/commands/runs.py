@@ -32,7 +32,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward runs`."""
+    """Run `onward runs`: print the runs in a folder, with their figures."""
     options = parse(Options, argv, prog="onward runs", about=ABOUT)
     folder = Path(options.folder)
     if not folder.is_dir() and options.folder != Options.folder:

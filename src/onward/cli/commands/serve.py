@@ -40,7 +40,7 @@ class Options(Listening, EngineOptions, Compiling, Loading):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward serve`."""
+    """Run `onward serve`: serve models behind the API of OpenAI until interrupted."""
     options = parse(Options, argv, prog="onward serve", about=ABOUT)
     if not options.models:
         raise UserError("there is no model: name a folder, such as onward serve runs/quickstart")

@@ -41,7 +41,8 @@ class Options(VariantOptions):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward sweep`; returns the exit status."""
+    """Run `onward sweep`: train a run for each value of an option, and print and draw their losses; returns the exit
+    status."""
     values = read_values(Options, argv, "onward sweep", ABOUT)
     own, length = take(values, Options)
     axes = swept(values, own.get("sweep", ()))

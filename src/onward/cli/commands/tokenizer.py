@@ -57,7 +57,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward tokenizer`."""
+    """Run `onward tokenizer`: train a tokenizer, compare tokenizers, or print the pieces of a text."""
     options = parse(Options, argv, prog="onward tokenizer", about=ABOUT)
     if options.vocab_size != Options.vocab_size and options.kind != "bpe":
         raise UserError(

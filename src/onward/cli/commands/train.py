@@ -53,7 +53,7 @@ class Options(RunConfig):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward train`; returns the exit status."""
+    """Run `onward train`: train a model on texts, or resume a run; returns the exit status."""
     return in_processes(lambda: run_command(*configure(argv)))
 
 

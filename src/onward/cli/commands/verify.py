@@ -36,7 +36,8 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward verify`; returns the exit status."""
+    """Run `onward verify`: measure a model's promises of exactness, and print them; returns the exit status, 1 if one
+    does not hold."""
     options = parse(Options, argv, prog="onward verify", about=ABOUT)
     lm = load(options.model, options)
     from onward.inspection.verify import verify
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def readable(value: float | bool) -> str:
-    """Format a measurement, or whether a property holds."""
+    """Format a measurement as text, or whether a property holds as yes or no."""
     return ("yes" if value else "NO") if isinstance(value, bool) else f"{value:.1e}"
 
 

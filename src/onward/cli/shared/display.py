@@ -60,7 +60,7 @@ class Display:
             self.live.stop()
 
     def show(self, event: Event) -> None:
-        """Show an event."""
+        """Update the display with an event of the run: a step or a validation."""
         if isinstance(event, Step):
             self.step = event.step
             self.losses.append(event.loss)

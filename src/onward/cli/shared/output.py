@@ -59,7 +59,7 @@ def shortened(message: str) -> str:
 
 
 def warn_of_unknown(tokenizer: "Tokenizer | None", texts: Iterable[str]) -> None:
-    """Print how many characters the tokenizer does not know, if any."""
+    """Print a warning with the number of characters that the tokenizer does not know, if any."""
     if tokenizer is not None and tokenizer.unknown_id is not None:
         count = sum(tokenizer.encode(text).count(tokenizer.unknown_id) for text in texts)
         if count:

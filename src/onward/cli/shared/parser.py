@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-(\.?\d|inf$|nan$)")  # argparse's own knows no -1e-3
 
     def error(self, message: str) -> NoReturn:
-        """Raise a UserError with argparse's message."""
+        """Raise a UserError with argparse's message, as one sentence."""
         raise UserError(f"{message} (see {self.prog} --help)")
 
     def _print_message(self, message: str, file: Any = None) -> None:

@@ -13,7 +13,8 @@ from onward.errors import UserError
 
 
 def announce(sources: Iterable[str]) -> None:
-    """Print the sources for whose input the command waits: pipes, and standard input on a terminal."""
+    """Print on standard error the sources for whose input the command waits: pipes, and standard input on a
+    terminal."""
     for source in sources:
         if is_pipe(source):
             console.print(f"reading the pipe {source} until it is closed", markup=False, soft_wrap=True)

@@ -21,7 +21,7 @@ Results = dict[str, "TaskResult"]  # by task
 
 @dataclass(frozen=True)
 class Exam:
-    """Tasks, and how their questions are asked."""
+    """The tasks to run, those of lm-evaluation-harness by name, and the numbers of examples and of questions."""
 
     tasks: Sequence[Task]
     foreign: Sequence[str]  # of lm-evaluation-harness
@@ -90,7 +90,7 @@ def row(result: TaskResult) -> dict[str, Any]:
 
 
 def compared(ours: Results, other: str, theirs: Results) -> list[dict[str, Any]]:
-    """Return by how much another model is better than ours at each task, with an interval of 95 %, McNemar's
+    """Return a row for each task: by how much another model is better than ours, with an interval of 95 %, McNemar's
     p-value corrected for the number of tasks (Holm), and the smallest difference that so many questions show."""
     from onward.evaluation.significance import bootstrap, holm, mcnemar, smallest_difference
 

@@ -10,7 +10,7 @@ from onward.evaluation.tasks.task import Question, Task
 
 @dataclass(frozen=True)
 class Arithmetic(Task, kind="arithmetic"):
-    """A sum or a difference, and four numbers of near size, of which one is the result."""
+    """A task: a sum or a difference, and four numbers of near size, of which one is the result."""
 
     digits: Annotated[int, Range(1, 9)] = 1  # of each number
 

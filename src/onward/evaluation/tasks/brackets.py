@@ -11,7 +11,7 @@ PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
 @dataclass(frozen=True)
 class Brackets(Task, kind="brackets"):
-    """Brackets, some of them closed, and four closing ones, of which one closes the innermost that is open."""
+    """A task: brackets, some of them closed, and four closing ones, of which one closes the innermost that is open."""
 
     length: Size = 8  # brackets of the context
 

@@ -10,7 +10,7 @@ from onward.evaluation.tasks.task import Question, Task, text_of
 
 @dataclass(frozen=True)
 class Cloze(Task, kind="cloze"):
-    """A passage of a text, its next words, and the next words of three other passages."""
+    """A task: a passage of a text, its next words, and the next words of three other passages."""
 
     file: str  # a text file
     before: Size = 40  # words of the passage

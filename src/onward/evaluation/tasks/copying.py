@@ -14,7 +14,7 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Copying(Task, kind="copying"):
-    """A random sequence of words, its beginning again, and four of its words, of which one is next."""
+    """A task: a random sequence of words, its beginning again, and four of its words, of which one is next."""
 
     words: Size = 8  # of the sequence, at most 20
 

@@ -16,7 +16,8 @@ from onward.text.numbers import same_number
 
 @dataclass(frozen=True)
 class Choices(Task, kind="choices"):
-    """Rows with a question, choices, and the right choice as its text, its index from 0, or its letter."""
+    """A task from a file of rows with a question, choices, and the right choice as its text, its index from 0, or its
+    letter."""
 
     file: str  # .jsonl, .json or .csv with question, choices (in CSV separated by |) and answer
 
@@ -41,7 +42,7 @@ class Choices(Task, kind="choices"):
 
 @dataclass(frozen=True)
 class Answers(Task, kind="answers"):
-    """Rows with a question and its answer, which the model writes: up to the end of a line."""
+    """A task from a file of rows with a question and its answer, which the model writes: up to the end of a line."""
 
     file: str  # .jsonl, .json or .csv with question and answer
     match: Literal["exact", "contains", "number", "regex"] = (

@@ -13,7 +13,8 @@ COUNTS = 0, 1, 2, 4, 8  # of examples
 
 @dataclass(frozen=True)
 class Mapping(Task, kind="mapping"):
-    """Four words with a partner each, new ones in each question, shown as examples; the partner of one is asked for.
+    """A task: four words with a partner each, new ones in each question, shown as examples; the partner of one is asked
+    for.
 
     Without `shots` it is five tasks with 0 to 8 examples: their scores are the curve of learning in context. Four
     examples show each pair once, and eight twice.

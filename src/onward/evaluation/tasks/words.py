@@ -11,7 +11,7 @@ from onward.evaluation.tasks.task import Question, Task, text_of
 
 @dataclass(frozen=True)
 class Words(Task, kind="words"):
-    """Three words with their plurals, a fourth word, and four plurals, of which one is its own."""
+    """A task: three words with their plurals, a fourth word, and four plurals, of which one is its own."""
 
     file: str  # a text file
 

@@ -234,7 +234,7 @@ class Engine:
 
 
 def row_of(request: Request, tokens: int) -> Row:
-    """Return the label of a cache row for tracing: it processes the next `tokens` tokens of a request."""
+    """Return the label of a cache row for tracing: its request, and the `tokens` tokens that are processed next."""
     return Row(request, tokens, len(request.tokens), request.start + request.num_cached)
 
 

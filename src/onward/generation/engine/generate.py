@@ -30,7 +30,8 @@ class EngineOptions(TypedDict, total=False):
 def generate(
     model: Decoder, requests: Sequence[Request], **options: Unpack[EngineOptions]
 ) -> Iterator[tuple[Request, int]]:
-    """Continue requests with a new Engine with these options; yields (request, token) for each token.
+    """Continue requests with a new Engine with these options; yields (request, token) for each token as it is
+    generated.
 
     Once all requests are done, raises the error of the first that failed.
     """

@@ -19,7 +19,8 @@ PADDING = 1.25  # prompts are prefilled together where padding makes the call at
 
 @dataclass(frozen=True)
 class Schedule:
-    """The requests and tokens that the model processes in one step."""
+    """The requests that the model processes in one step: those that decode, with the room for draft tokens of each, and
+    those that prefill, with their tokens."""
 
     decode: list[Request]  # row i decodes request i
     room: list[int]  # the most draft tokens of each of them
@@ -27,15 +28,15 @@ class Schedule:
 
 
 class Pace:
-    """When the next piece of a prompt is prefilled while other requests decode: once their steps have taken as long as
-    the piece before, in seconds."""
+    """Decides when the next piece of a prompt is prefilled while other requests decode: once their steps have taken as
+    long as the piece before, in seconds."""
 
     def __init__(self) -> None:
         self.debt = 0.0  # time that decoding has to catch up
         self.decoding = 0.0  # time of the last step that only decoded
 
     def add(self, seconds: float, decoding: bool, prefilling: bool) -> None:
-        """Count a step."""
+        """Count a step of `seconds`, which was `decoding` requests, `prefilling` a piece of a prompt, or both."""
         if not decoding:
             self.debt = 0.0
         elif prefilling:

@@ -26,7 +26,7 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A finished continuation of a prompt, with its score."""
+    """A continuation of a prompt that beam search returns, with its score."""
 
     tokens: list[int]  # without the stop token
     score: float  # (logprob - diversity penalties) / (number of tokens, stop token included) ** length_penalty
@@ -36,7 +36,7 @@ class Hypothesis:
 
 @dataclass
 class Beam:
-    """A hypothesis that the search still extends."""
+    """A hypothesis that the search still extends, with its row in the cache."""
 
     row: int  # its row of the cache or, until the rows are reordered, the row of the beam that it continues
     tokens: list[int]

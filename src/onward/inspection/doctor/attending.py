@@ -54,12 +54,14 @@ def stacked(layer: Layer, name: str) -> Tensor:
 
 
 def variation(x: Tensor, dim: int) -> float:
-    """Return the variation of a tensor along a dimension, relative to its largest absolute value."""
+    """Return the largest difference of a tensor's elements from the first along a dimension, relative to its largest
+    absolute value."""
     return largest(x - x.narrow(dim, 0, 1)) / max(1e-12, largest(x))
 
 
 def rows_of(outputs: Sequence[Tensor], T: int) -> Tensor | None:
-    """Concatenate the outputs of some projections for each token, (T, ...); None if they are unknown."""
+    """Concatenate the outputs of some projections for each of T tokens, (T, ...); None if there are none, or one has no
+    dimension of size T."""
     turned = [x.movedim(x.shape.index(T), 0).flatten(1).double() for x in outputs if T in x.shape]
     return torch.cat(turned, 1) if outputs and len(turned) == len(outputs) else None
 

@@ -30,7 +30,7 @@ LOOKUPS = "embedding", "index", "index_select"
 
 @dataclass(eq=False)
 class Linear:
-    """A recorded product of a tensor with a weight."""
+    """A recorded product of a tensor with a weight: both, the result and the module."""
 
     given: Tensor
     weight: Tensor
@@ -163,7 +163,8 @@ class Operations(TorchDispatchMode):
         self.scores, self.twice = None, False
 
     def follow(self, name: str, floats: list[Tensor], out: Tensor) -> None:
-        """Record from which projections the result of any other operation is made."""
+        """Record, for the result `out` of any other operation (`name`) of the tensors `floats`, the projections from
+        which it is made."""
         T, known = self.length, [x for x in floats if not self.is_weight(x)]
         if out.shape[-2:] == (T, T):
             descends = any(id(x) in self.soft for x in known)

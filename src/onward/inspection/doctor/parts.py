@@ -103,7 +103,8 @@ def experts(s: Subject) -> Outcome:
 
 
 def replaced(s: Subject, module: nn.Module, items: nn.ModuleList, value: float) -> Tensor | None:
-    """Return the result of a module in which each of the submodules `items` returns the constant `value`."""
+    """Run the model on the subject's tokens with each of the submodules `items` returning the constant `value`; return
+    the first result of `module`, or None if it is not called or returns no tensor."""
     inputs: list[Tensor] = []
     fill = lambda item, args, result: torch.full_like(result, value)
     record = lambda module, args, result: inputs.append(result[0] if isinstance(result, tuple) else result)

@@ -169,7 +169,8 @@ class Subject:
         return batch[0].to(self.device), batch[1].to(self.device)
 
     def attribute(self, *names: str) -> Any:
-        """Return the first attribute of the model or its config with one of these names; None if there is none."""
+        """Return the first attribute of the model or its config with one of these names, in their order; None if there
+        is none."""
         holders = self.model, getattr(self.model, "config", None)
         return next((getattr(h, name) for name in names for h in holders if getattr(h, name, None) is not None), None)
 

@@ -50,7 +50,7 @@ def padded(s: Subject) -> Outcome:
 
 
 def changes_loss(s: Subject, token: int) -> bool:
-    """Return whether targets with this token change the user's loss; True without a loss."""
+    """Return whether targets with this token change the user's loss (False if it ignores them); True without a loss."""
     if not s.about.get("loss"):
         return True
     rows = s.tokens.clone()
@@ -130,8 +130,8 @@ class Watch:
         return hook
 
     def step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Compare the gradients that the optimizer receives with those of the backward passes, before each step. Raises
-        a ReachedError after STEPS steps."""
+        """Compare the gradients that the optimizer receives with those of the backward passes: a hook called before
+        each step. Raises a ReachedError after STEPS steps, which ends the training."""
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not held & {id(p) for p in self.trained.values()}:
             return

@@ -52,14 +52,14 @@ def write(width: int, dtype: str, paged: bool) -> Emit:
 
 
 def block_of(code: Code, given: Values, row: Any, column: Any) -> Any:
-    """Emit code for the block that a row's block table has in a column."""
+    """Emit code that reads the block in a row and a column of the block table, from the kernel's arguments `given`."""
     return code.scalar(given.table, "int64", code.add(code.mul(row, given.columns), column))
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of attention: a window in positions (0: all), a scale, a cap of the scores, and whether there are
-    sinks."""
+    """The options of attention: a window in positions (0: all), a scale, a cap of the scores (None: no cap), and
+    whether there are sinks."""
 
     window: int
     scale: float
@@ -292,7 +292,8 @@ def attention(
 
 
 def pieces(width: int) -> list[tuple[int, int, int]]:
-    """Divide a value of `width` numbers into pieces (start, width, lanes) that fit into registers."""
+    """Divide a value vector of `width` numbers into pieces (start, width, lanes) that fit into registers; a piece is
+    read `lanes` numbers at a time."""
     full_end = width - width % LANES
     most = 4 * LANES
     vectors = [(start, min(most, full_end - start), LANES) for start in range(0, full_end, most)]

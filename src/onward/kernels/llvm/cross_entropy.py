@@ -17,8 +17,8 @@ CrossEntropyArguments = arguments("CrossEntropyArguments", "losses", "gradient",
 @cache
 def cross_entropy(width: int, dtype: str, ignored: int) -> Callable[..., None]:
     """Compile the kernel with the fields of CrossEntropyArguments, for logits of `width` tokens. An item is a row: the
-    kernel writes its loss and the gradient of the losses' sum, (N, width) in the dtype of the logits; both are 0
-    where the target is `ignored`."""
+    kernel writes its loss and the gradient of the losses' sum, (N, width) in the dtype of the logits; both are 0 where
+    the target is the number `ignored`."""
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         gradient, logits = given.gradient, given.logits

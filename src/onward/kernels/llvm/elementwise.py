@@ -193,7 +193,7 @@ def gather(rows: Layout, index_dtype: str) -> Emit:
 
 
 def like(code: Code, value: Value, number: Value) -> Value:
-    """Return `number` in the shape of `value`: unchanged for a scalar, repeated for a vector."""
+    """Return `number` in the form of `value`: unchanged if that is a scalar, repeated if it is a vector."""
     if isinstance(number, int | float):
         return ir.Constant(FLOATS, [float(number)] * LANES) if value.type == FLOATS else value.type(number)
     return code.repeat(number) if value.type == FLOATS else number

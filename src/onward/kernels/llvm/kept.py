@@ -24,7 +24,7 @@ FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no symlink
 
 
 class NotKept(UserWarning):
-    """Warns that machine code cannot be kept in a folder."""
+    """Warns that machine code cannot be kept in a folder, and gives the reason."""
 
 
 def private_folder(folder: str | Path) -> Path | None:

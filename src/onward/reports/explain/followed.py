@@ -57,7 +57,8 @@ class Followed:
         return self.t[f"blocks.{layer}.attn.weights"][0, :, self.p, : self.p + 1].float().cpu()
 
     def guess(self, layer: int) -> str:
-        """Return, as text, the next token that the logit lens predicts from the residual stream after block `layer`."""
+        """Return a sentence with the next token that the logit lens predicts from the residual stream after block
+        `layer`."""
         with torch.inference_mode():
             x = self.t[f"blocks.{layer}.out"][:, self.p : self.p + 1]
             p = self.model.logits(self.model.norm(x))[0, 0].float().softmax(-1)
@@ -82,8 +83,8 @@ class Followed:
         )
 
     def of_heads(self, title: str, x: Tensor, scale: Scale | None = None, reading: str = "") -> Panel:
-        """Return a table with a row per head and a column for each of the last KEYS tokens up to the followed token,
-        from `x` (H, p + 1). `reading` is the sentence for the cell under the pointer."""
+        """Return a panel of cells with a row per head and a column for each of the last KEYS tokens up to the followed
+        token, from `x` (H, p + 1). `reading` is the sentence for the cell under the pointer."""
         shown = slice(max(0, self.p + 1 - KEYS), self.p + 1)
         rows = [f"head {h}" for h in range(min(len(x), 2 * HEADS))]
         values = x[: len(rows), shown].numpy()

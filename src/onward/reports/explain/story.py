@@ -16,7 +16,7 @@ from onward.reports.pictures.picture import PANEL_STYLE, Panel, Picture, Theme, 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the forward pass."""
+    """One step of the forward pass: its title, shape, formula, text and panels."""
 
     title: str
     shape: str  # of the result, for all tokens of the text
@@ -27,7 +27,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Story:
-    """The steps of one token through a decoder."""
+    """The steps of one token through a decoder, to be read in a terminal or as a page."""
 
     title: str
     steps: Sequence[Step]

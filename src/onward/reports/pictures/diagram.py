@@ -257,7 +257,7 @@ def drawn(rows: Sequence[Row]) -> tuple[str, float, float]:
 
 
 def lines(rows: Sequence[Row]) -> list[str]:
-    """Return the rows as lines for a terminal."""
+    """Return the rows as lines of text for a terminal."""
     starts = {"stream": "│ ", "enter": "├─► ", "branch": "│   ", "add": "+ ◄─┘", "title": ""}
     texts: list[str] = []
     for row in rows:

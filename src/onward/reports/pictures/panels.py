@@ -323,7 +323,7 @@ def words(
 
 
 def unique(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
-    """Return values by name; repeated names are numbered."""
+    """Return values by name; a repeated name gets a number, such as `the (2)`."""
     named: dict[str, float] = {}
     for name, value in zip(names, values):
         count = sum(other == name or other.startswith(f"{name} (") for other in named)

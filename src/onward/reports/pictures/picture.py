@@ -69,7 +69,7 @@ class Picture:
 
     @property
     def legends(self) -> list[Scale]:
-        """Return the distinct scales of the panels that have a legend."""
+        """The distinct scales of the panels that have a legend."""
         return legends(panel.scale for panel in self.panels)
 
     def write(self, path: Path, theme: Theme = "auto") -> None:

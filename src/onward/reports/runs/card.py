@@ -72,7 +72,8 @@ def properties(license: str, model_type: str, base: str, sources: Sequence[Any])
 
 
 def lead(record: Record, model: Decoder, model_type: str) -> str:
-    """Return the first paragraph: the number of parameters, the training time and the base model."""
+    """Return the first paragraph of the card, in Markdown: the number of parameters, the training time and the base
+    model."""
     figures, count = record.figures(), sum(p.numel() for p in model.parameters())
     kind = "decoder" if model_type == "onward" else f"decoder of the architecture `{model_type}`"
     trained = f", trained for {duration(figures.seconds)}" if figures.seconds else ""
@@ -121,8 +122,8 @@ def usage(name: str, model_type: str, model: Decoder, tokenizer: Tokenizer | Non
 
 
 def training(record: Record) -> Iterator[str]:
-    """Yield the sections on the training of a run: command, data, losses, evaluation. Yields nothing for a model
-    without a run."""
+    """Yield the Markdown sections on the training of a run: command, data, losses, evaluation. Yields nothing for a
+    model without a run."""
     if not record.options:
         return
     yield "## How it was trained\n\n" + block("sh", [" ".join(map(quote, command(record.options)))])

@@ -16,7 +16,7 @@ LARGEST = 1e100
 
 @dataclass(frozen=True)
 class Metrics:
-    """The rows of metrics.jsonl, in the order in which the run wrote them."""
+    """The rows of metrics.jsonl, in the order in which the run wrote them, and those of rollbacks."""
 
     rows: list[dict[str, float]]  # the finite numbers of each step and each validation
     rollbacks: list[dict[str, Any]]  # each with the failed_step, the reason, and the step of the save it went back to

@@ -23,8 +23,8 @@ Rows = list[tuple[str, str]]
 
 
 def shown(value: object) -> str | None:
-    """Return an object as HTML for a notebook; None if it cannot be described, such as an incomplete part: the notebook
-    then prints its repr."""
+    """Return an object as HTML for a notebook, as `html` does; None if it cannot be described, such as an incomplete
+    part: the notebook then prints its repr."""
     try:
         return html(value)
     except UserError:
@@ -33,13 +33,14 @@ def shown(value: object) -> str | None:
 
 @singledispatch
 def html(value: object) -> str:
-    """Return an object as HTML; one registered function per type of object."""
+    """Return an object as HTML tables and pictures; one registered function per type of object."""
     raise NotImplementedError(type(value))
 
 
 @html.register
 def of_config(config: DecoderConfig) -> str:
-    """Return a table of a decoder's sizes, parts and parameters, and of the memory of its weights and its cache."""
+    """Return an HTML table of a decoder's sizes, parts and parameters, and of the memory of its weights and its
+    cache."""
     count = parameters(config)
     weights = f"{size_of(4 * count)} in fp32, {size_of(2 * count)} in bf16"
     return table("DecoderConfig", [*described(config), ("memory of the weights", weights), cached(config)])
@@ -47,12 +48,12 @@ def of_config(config: DecoderConfig) -> str:
 
 @html.register
 def of_decoder(model: Decoder) -> str:
-    """Return a table of a decoder, including the memory that its weights occupy."""
+    """Return an HTML table of a decoder's parts and parameters, and of the memory that its weights occupy."""
     return table(type(model).__name__, rows_of(model))
 
 
 def of_model(model: Decoder, tokenizer: Tokenizer | None) -> str | None:
-    """Return the table of a LanguageModel; None if its model cannot be described."""
+    """Return the HTML table of a LanguageModel's decoder and tokenizer; None if its model cannot be described."""
     vocabulary = "none" if tokenizer is None else f"{tokenizer.vocab_size:,} tokens"
     try:
         return table("LanguageModel", [*rows_of(model), ("tokenizer", vocabulary)])
@@ -62,7 +63,7 @@ def of_model(model: Decoder, tokenizer: Tokenizer | None) -> str | None:
 
 @html.register
 def of_figures(figures: Figures) -> str:
-    """Return a table of the figures of a run or a model."""
+    """Return an HTML table of the figures of a run or a model: its state, losses, tokens and times."""
     steps = f" of {figures.steps:,}" if figures.steps else ""
     values = {
         "state": figures.state,
@@ -79,7 +80,7 @@ def of_figures(figures: Figures) -> str:
 
 @html.register
 def of_record(record: Record) -> str:
-    """Return a table of the figures of a folder, followed by the loss curve if it is a run."""
+    """Return an HTML table of the figures of a folder, followed by the picture of the loss curve if it is a run."""
     drawn = of_figures(record.figures())
     if record.metrics.steps:
         guesses = record.guesses(find(f"{record.folder}/")[1].vocab_size)
@@ -89,12 +90,13 @@ def of_record(record: Record) -> str:
 
 @html.register
 def of_run(run: Run) -> str:
-    """Return the figures and the loss curve of a run up to now."""
+    """Return the figures and the loss curve of a run up to now, as HTML."""
     return of_record(Record(run.folder))
 
 
 def rows_of(model: Decoder) -> Rows:
-    """Return the table rows of a model: its parts, its parameters, and the device and dtype of its weights."""
+    """Return the table rows (name, value) of a model: its parts, its parameters, and the device and dtype of its
+    weights."""
     tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}.values()
     dtypes = dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in model.parameters())
     trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
@@ -104,14 +106,14 @@ def rows_of(model: Decoder) -> Rows:
 
 
 def described(config: DecoderConfig) -> Rows:
-    """Return the table rows of a decoder's parts and its parameters."""
+    """Return the table rows (name, value) of a decoder's parts and its parameters."""
     count, active = parameters(config), active_parameters(config)
     used = f", of which a token uses {active:,}" if active < count else ""
     return [*describe_parts(config), ("parameters", f"{count:,}{used}")]
 
 
 def cached(config: DecoderConfig) -> tuple[str, str]:
-    """Return the table row for the bytes of KV cache per token."""
+    """Return the table row (name, value) for the bytes of KV cache per token."""
     return "memory of the cache", f"{size_of(cache_bytes_per_token(config))} per token, in 16 bits"
 
 

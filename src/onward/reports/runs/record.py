@@ -109,7 +109,7 @@ class Record(Shown):
 
     @property
     def state(self) -> State:
-        """Return whether the run is training, was stopped, or is finished and evaluated."""
+        """The state of the folder: "running", "stopped", "finished" (trained and evaluated) or "no run"."""
         if not (self.folder / "run.json").exists():
             return "no run"
         if (self.folder / "result.json").exists():
@@ -126,7 +126,7 @@ class Record(Shown):
             return None
 
     def figures(self) -> Figures:
-        """Collect all figures of the folder."""
+        """Return the figures of the run or the model in the folder."""
         steps, final, validations = self.metrics.steps, self.result, self.metrics.validations
         last = validations[-1] if validations else {}
         loss = final.get("loss", last.get("validation_loss"))

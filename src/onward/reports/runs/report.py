@@ -123,8 +123,8 @@ def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tok
 
 
 def why_they_differ(record: Record) -> str:
-    """Explain why the last point of the validation curve differs from the final validation loss; "" if they are
-    equal."""
+    """Explain in a sentence why the last point of the validation curve differs from the final validation loss; "" if
+    they are equal."""
     final = record.result
     for last in record.metrics.validations[-1:] if "loss" in final else ():
         if f"{last['validation_loss']:.4f}" != f"{final['loss']:.4f}":
@@ -213,7 +213,8 @@ def data_rows(data: Mapping[str, Any]) -> list[list[str]]:
 
 
 def rollbacks(metrics: Metrics) -> str:
-    """Return a sentence for each rollback: the failed step, the reason, and the step from which the run continued."""
+    """Return an HTML list with a sentence for each rollback: the failed step, the reason, and the step from which the
+    run continued; "" without any."""
     items = ""
     for row in metrics.rollbacks[:ROLLBACKS]:
         sentence = f"Step {row['failed_step']:,} failed ({row['reason']}): the run went back to step {row['step']}"

@@ -48,7 +48,7 @@ class Result:
         return stdev(self.values) if len(self.values) > 1 else None
 
     def verdict(self, first: Result) -> str:
-        """Say in words how this variant compares with the variant `first`."""
+        """Say in words how this variant compares with the variant `first`, such as better, worse or within noise."""
         if self is first:
             return "the others are compared with it"
         if not self.values or not first.values:

@@ -24,7 +24,7 @@ def time_left(limit: float, spent: float) -> float:
 
 @dataclass(frozen=True)
 class Costs:
-    """The measured seconds of each kind of work in a run, such as a step or a validation."""
+    """The measured seconds of each kind of work in a run: a step, a validation, the end and the start."""
 
     step: float
     validation: float = 0.0  # of a part of the validation text, with the save and the sample that come with it
@@ -85,7 +85,7 @@ class Budget:
 
     @property
     def seconds_left(self) -> float:
-        """Return the remaining seconds for steps and for their validations before the last one."""
+        """The remaining seconds for steps and for their validations before the last one."""
         return self.end - self.clock() - self.costs.validation - self.costs.end
 
     def last_step(self, step: int, config: RunConfig) -> int:

@@ -90,7 +90,8 @@ def effective(tokens: float, unique: int) -> float:
 
 @dataclass(frozen=True)
 class Compression:
-    """How well a training text is compressed by bz2 and by the tokenizer: a measure of how hard it is to predict."""
+    """The bits per byte of a training text compressed by bz2, a measure of how hard it is to predict, and its bytes per
+    token."""
 
     bits_per_byte: float  # as bz2 compresses it
     bytes_per_token: float

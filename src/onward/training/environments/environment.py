@@ -25,7 +25,7 @@ class Environment(Part):
 
     @classmethod
     def shorthand(cls, value: Any) -> Mapping[str, Any] | None:
-        """FILE.py:FUNCTION stands for the function of a file."""
+        """Return the table of an environment that is written as FILE.py:FUNCTION; None for others."""
         file, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
         return {"kind": "function", "file": file, "name": name} if colon and file.endswith(".py") else None
 
@@ -42,7 +42,7 @@ class Environment(Part):
 
 @dataclass(frozen=True)
 class Talk(Environment, kind=""):
-    """The base class of environments, with the fields that all have."""
+    """The base class of environments, with the most turns of a completion and the role of replies."""
 
     turns: Annotated[int, Range(1, 1000)] = 4  # the most turns of the model in a completion
     role: str = ""  # the role of a reply, such as tool, which the chat template writes; "": the text as it is

@@ -68,7 +68,7 @@ def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
 
 
 def weights_folder(config: RunConfig) -> Path:
-    """Return the folder of the weights beneath all adapters."""
+    """Return the folder of the model beneath all adapters, which is downloaded if it is on the hub."""
     folder = locate(config.base)
     return base_folder(folder) if is_adapter(folder) else folder
 
@@ -96,8 +96,8 @@ def with_merged_base(config: RunConfig, folder: Path) -> RunConfig:
 
 
 def base_model(folder: Path, config: RunConfig, labels: Sequence[str]) -> Callable[[], Decoder] | None:
-    """For a run that saves only adapters, a function that makes its model with new adapters and, given labels, a new
-    head; else None."""
+    """Return, for a run that saves only adapters, a function that makes its model with new adapters and, given labels,
+    a new head; None for other runs."""
 
     def make() -> Decoder:
         model, _ = load_base(config)
@@ -126,7 +126,7 @@ def base_checksum(config: RunConfig) -> str:
 
 
 def base_of(config: FinetuneConfig) -> Base:
-    """Return the model that a run begins from, for the loss of its method."""
+    """Return functions that load the model that a run begins from, and its tokenizer, for the loss of its method."""
     return Base(lambda: load_base(config)[0], lambda: base_tokenizer(config), config.device)
 
 

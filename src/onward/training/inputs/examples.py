@@ -42,7 +42,7 @@ LONGEST = 4096  # tokens of an example, where the context is longer
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleInputs(Inputs):
-    """The inputs of fine-tuning: tokenized examples."""
+    """The inputs of fine-tuning: tokenized examples to train on, and held-out examples for validation."""
 
     examples: Examples
     held_out: Examples | None
@@ -54,18 +54,18 @@ class ExampleInputs(Inputs):
         return list(first.tokens[: max(1, first.trained.index(True))])
 
     def packed(self, examples: Examples, context_length: int, seed: int | None) -> PackedExamples:
-        """Rows of examples."""
+        """Return examples as packed rows, shuffled by the seed or, if it is None, in order."""
         c, method = self.config, self.config.method
         packed = c.packed and not method.samples_itself
         length = row_length(c, context_length)
         return PackedExamples(examples, length, seed, packed=packed, by_example=method.by_example)
 
     def windows(self, config: Any, context_length: int) -> PackedExamples:
-        """Rows of the training examples."""
+        """Return the training examples as packed rows, in the order of the run's seed."""
         return self.packed(self.examples, context_length, config.seed)
 
     def validation_windows(self, config: Any, context_length: int) -> PackedExamples | None:
-        """Rows of the held-out examples; None if there are none."""
+        """Return the held-out examples as packed rows, in order; None if there are none."""
         return None if self.held_out is None else self.packed(self.held_out, context_length, None)
 
     def validation_sets(self, config: Any, context_length: int) -> dict[str, PackedExamples]:
@@ -99,14 +99,15 @@ def short_names(sources: Sequence[str]) -> list[str]:
 
 
 def row_length(config: FinetuneConfig, context_length: int) -> int:
-    """Return the largest number of tokens in a sequence."""
+    """Return the largest number of tokens in a sequence: the option `length` or, if it is 0, the context length, at
+    most LONGEST. Raises a UserError if `length` exceeds the context."""
     if config.length > context_length:
         raise UserError(f"length is {config.length}, and the model's context has {context_length} tokens")
     return config.length or min(context_length, LONGEST)
 
 
 def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
-    """Make the examples of a run in its folder, and write inputs.json."""
+    """Make the examples of a run in its folder, and write them and inputs.json; return the tokenizer."""
     tokenizer = base_tokenizer(config)
     method, context_length = config.method, config.decoder(1).context_length
     if isinstance(method, Distill):
@@ -158,7 +159,8 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
 
 
 def check_teacher(teacher: str, base: str, tokenizer: Tokenizer) -> None:
-    """Raise a UserError if the teacher does not have the vocabulary of the base, or has too few embeddings for it."""
+    """Raise a UserError if the model `teacher` of a distillation does not have the vocabulary of the base, or has too
+    few embeddings for it."""
     source = open_source(locate(teacher))
     if source.required_tokenizer().inner.get_vocab() != tokenizer.inner.get_vocab():
         raise UserError(f"the teacher {teacher} has another vocabulary than {base}: take one with the same tokenizer")
@@ -170,7 +172,7 @@ def check_teacher(teacher: str, base: str, tokenizer: Tokenizer) -> None:
 
 
 def check_labels(examples: Examples, config: FinetuneConfig) -> None:
-    """Raise a UserError if all examples have the same label."""
+    """Raise a UserError if all examples have the same label, for a method that learns from labels."""
     labels = examples.numbers.get("label")
     if labels is not None and len(np.unique(labels)) == 1:
         raise UserError(
@@ -180,7 +182,8 @@ def check_labels(examples: Examples, config: FinetuneConfig) -> None:
 
 
 def with_reference(examples: Examples, config: FinetuneConfig) -> Examples:
-    """Add the log-probabilities of each sequence under the base model."""
+    """Return the examples with the log-probability of each sequence under the base model, for losses that compare with
+    it."""
     loss: Any = config.method.loss(base_of(config))
     model, size = load_base(config)[0].eval().to(choose_device(config.device)), config.batch_size
     rows = [[i] for i in range(len(examples))]

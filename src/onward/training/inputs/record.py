@@ -36,7 +36,7 @@ class Record:
 
 
 def read_record(folder: Path) -> Record:
-    """Return the content of a run's inputs.json. A UserError names a key that is missing or of another type."""
+    """Return the content of a run's inputs.json. Raises a UserError for a key that is missing or of another type."""
     path = folder / "inputs.json"
     record = fields.build(Record, read_json(path), str(path))
     for name in {*(name for name, _ in record.train), record.validation} - {""}:
@@ -58,7 +58,7 @@ def read_config(folder: Path) -> RunConfig:
 
 
 def same_tokens(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """Options for training on the prepared tokens of another run's folder."""
+    """Return the options with which a run trains on the prepared tokens of another run's folder."""
     record = read_record(folder)
     validation = str(folder / record.validation) if record.validation else config.validation
     sources = dict.fromkeys(str(folder / name) for name, _ in record.train)
@@ -71,7 +71,8 @@ def index_of(data: Path) -> Path:
 
 
 def check_inputs(folder: Path, model: DecoderConfig) -> None:
-    """Return a UserError that lists the inputs that have changed since the run was started."""
+    """Raise a UserError that lists the inputs (tokens, tokenizer, model) that have changed since the run was started;
+    reads all their files."""
     record = read_record(folder)
     differ = [
         f"the tokens in {name}" + ("" if index.exists() else " (which are gone)")

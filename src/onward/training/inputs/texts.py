@@ -33,7 +33,7 @@ MOST_HELD_OUT = 1 << 22  # the most tokens of a source for validation; more woul
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tokens of a run."""
+    """The inputs of a run as tokens: training tokens of each source, and validation tokens."""
 
     train: tuple[Tokens, ...]  # of each source
     validation: Tokens | None
@@ -50,7 +50,8 @@ class Inputs:
         return sum(map(len, self.train))
 
     def opening(self, tokenizer: Tokenizer) -> str | list[int]:
-        """Return the first words of the validation text, as a prompt for samples during training."""
+        """Return the first words of the validation text, or else of the training text, as a prompt for samples during
+        training."""
         tokens = self.train[0] if self.validation is None else self.validation
         return " ".join(tokenizer.decode(tokens[:64].tolist()).split()[:4])
 
@@ -60,7 +61,7 @@ class Inputs:
         return Windows(self.train, context_length, config.seed, weights=config.weights, pack=config.pack)
 
     def validation_windows(self, config: RunConfig, context_length: int) -> HeldOutWindows | None:
-        """Return the windows of the whole validation text."""
+        """Return the windows of the whole validation text; None without one."""
         return None if self.validation is None else ValidationWindows(self.validation, context_length, config.pack)
 
     def validation_sets(self, config: RunConfig, context_length: int) -> Mapping[str, HeldOutWindows]:
@@ -82,7 +83,7 @@ class Inputs:
 
 
 def spread(tokens: Tokens, count: int, context_length: int) -> Tokens:
-    """About `count` tokens in evenly spread pieces of eight windows; all tokens if there are no more.
+    """Return about `count` tokens in evenly spread pieces of eight windows; all tokens if there are no more.
 
     The first token of a piece is predicted from the end of another piece, which hardly changes a mean.
     """
@@ -95,7 +96,8 @@ def spread(tokens: Tokens, count: int, context_length: int) -> Tokens:
 
 
 def prepare_inputs(config: RunConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
-    """Prepare the texts of a run in its folder, and write inputs.json. Prepared sources stay in their own folders."""
+    """Prepare the texts of a run as tokens in its folder, and write inputs.json; return the tokenizer. Prepared sources
+    stay in their own folders."""
     options: dict[str, Any] = {"field": config.field, "encoding": config.encoding, "cleaning": AS_IT_IS}
     named = [] if config.validation == "none" or share(config.validation) else [config.validation]
     with stored_streams(config.sources, folder / ".streams", progress) as sources:

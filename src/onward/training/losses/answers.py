@@ -25,14 +25,15 @@ REFERENCE = "reference/"  # the numbers of an example: log-probabilities under t
 
 @dataclass(frozen=True)
 class Logprobs:
-    """The log-probabilities of the trained tokens of each sequence of a batch."""
+    """The sum of the log-probabilities of the trained tokens of each sequence of a batch, and the number of these
+    tokens."""
 
     total: Tensor  # (S,), their sum
     count: Tensor  # (S,), the number of tokens
 
     @property
     def mean(self) -> Tensor:
-        """The mean over tokens, (S,)."""
+        """The mean log-probability over the tokens of each sequence, (S,)."""
         return self.total / self.count.clamp(min=1)
 
 
@@ -47,17 +48,17 @@ class Answers:
 
     @property
     def ratio(self) -> Tensor:
-        """Compute log p(answer) - log p_ref(answer), (M,)."""
+        """log p(answer) - log p_ref(answer), (M,)."""
         return self.logprob - self.reference
 
     @property
     def mean_logprob(self) -> Tensor:
-        """Compute the mean of log p over the tokens of each answer, (M,)."""
+        """The mean of log p over the tokens of each answer, (M,)."""
         return self.logprob / self.count.clamp(min=1)
 
     @property
     def mean_ratio(self) -> Tensor:
-        """Compute the mean of log p - log p_ref over the tokens of each answer, (M,)."""
+        """The mean of log p - log p_ref over the tokens of each answer, (M,)."""
         return self.ratio / self.count.clamp(min=1)
 
 
@@ -112,14 +113,14 @@ def target_logprobs(model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
 
 
 class Frozen:
-    """A frozen model that `load` loads at its first use."""
+    """A frozen model that is loaded at its first use, by the function `load`."""
 
     def __init__(self, load: Callable[[], Decoder]) -> None:
         self.load = load
         self.model: Decoder | None = None
 
     def on(self, device: torch.device) -> Decoder:
-        """Return the model on a device."""
+        """Return the model on a device; loads it the first time."""
         if self.model is None:
             self.model = self.load().eval().requires_grad_(False)
         return self.model.to(device)
@@ -245,7 +246,8 @@ class PairLoss(ReferencedLoss):
 
 
 def preference_figures(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
-    """Sums over pairs, from the rewards (M,) of both answers; a tie counts as half correct."""
+    """Compute the figures of pairs to report (such as accuracy and margin) as sums over pairs, from the rewards (M,) of
+    both answers; a tie counts as half correct."""
     right = (chosen > rejected).float() + 0.5 * (chosen == rejected)
     return {
         "accuracy": right.sum(),

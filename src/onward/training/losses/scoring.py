@@ -42,8 +42,8 @@ class RewardLoss(Loss):
         return loss, loss.detach(), figures | calibration_bins(gap.abs().sigmoid(), right)
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
-        """Return the figures, with the calibration error of the larger of the probabilities s(r - r') of both
-        answers."""
+        """Return the means to report, with the bins replaced by the calibration error of the larger of the
+        probabilities s(r - r') of both answers."""
         return calibration_error(figures)
 
 
@@ -71,5 +71,6 @@ class ClassLoss(Loss):
         return loss, loss.detach(), figures
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
-        """Return the figures, with the calibration error of the probability of the likeliest class."""
+        """Return the means to report, with the bins replaced by the calibration error of the probability of the
+        likeliest class."""
         return calibration_error(figures)

@@ -24,7 +24,8 @@ BelowOne = Annotated[float, Range(0, 0.999999)]
 
 @dataclass(frozen=True)
 class Base:
-    """The model that a run begins from, for losses that need it again."""
+    """The model that a run begins from, as a function that loads another copy, for losses that need it again; with its
+    tokenizer."""
 
     load: Callable[[], Decoder]  # another copy of the model
     tokenizer: Callable[[], Tokenizer]  # with the chat template of the run

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def log_sigmoid(x: Tensor) -> Tensor:
-    """log s(x), elementwise, without overflow."""
+    """Compute log s(x), the log of the logistic sigmoid, elementwise, without overflow."""
     return -x.neg().logaddexp(x.new_zeros(()))
 
 
@@ -49,7 +49,7 @@ class PairMethod(Method, kind=""):
         return preferred(encoder, records)
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
-        """The loss of each pair, (M,)."""
+        """Compute the loss of each pair, (M,)."""
         raise NotImplementedError
 
     def loss(self, base: Base) -> PairLoss:

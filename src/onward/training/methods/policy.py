@@ -100,7 +100,7 @@ class PolicyMethod(Method, kind=""):
         raise NotImplementedError
 
     def further_loss(self, outputs: PolicyOutputs, rollouts: Rollouts) -> Tensor | float:
-        """Further losses of tokens, (N, T); by default none."""
+        """Compute further losses of tokens, (N, T), which are added to those of `surrogate`; by default none."""
         return 0.0
 
 

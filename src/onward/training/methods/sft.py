@@ -39,6 +39,6 @@ class SFT(Method, kind="sft"):
         return CrossEntropy(self.z_loss, self.label_smoothing, self.loss_chunk)
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
-        """As a term beside losses of pairs: minus the mean log-probability of the chosen answer's tokens (Pang et al.
-        2024, equation 2), (M,)."""
+        """Compute the loss as a term beside losses of pairs: minus the mean log-probability of the chosen answer's
+        tokens (Pang et al. 2024, equation 2), (M,)."""
         return -chosen.mean_logprob

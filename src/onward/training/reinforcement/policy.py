@@ -130,8 +130,8 @@ class PolicyGradient(Loss):
         return [self.rollout(model, batch, groups[end - size : end]) for batch, size, end in zip(batches, sizes, ends)]
 
     def ask(self, model: Decoder, questions: Sequence[Question], seeds: Sequence[int]) -> list[Group]:
-        """Sample completions of each question and reward them. The seeds of a question's completions are consecutive
-        from its own in `seeds`."""
+        """Sample completions of each question and reward them; return a group for each question. The seeds of a
+        question's completions are consecutive from its own in `seeds`."""
         m = self.method
         owners = [question for question in questions for _ in range(m.samples)]
         prompts, own = [q.prompt for q in owners], [seed + i for seed in seeds for i in range(m.samples)]
@@ -217,7 +217,8 @@ class PolicyGradient(Loss):
         return new.changed(share=max(1, share), **m.advantages(new, sampled))
 
     def state(self) -> dict[str, Tensor]:
-        """Return the completions that further steps use, the number of these steps, and the prompts to replay."""
+        """Return the tensors to save with a run: the completions that further steps use, the number of these steps, and
+        the prompts to replay."""
         tensors = {"remaining": torch.tensor(self.remaining)}
         if self.replay.size:
             tensors["replay"] = torch.tensor(list(self.replay.state().encode()), dtype=torch.uint8)
@@ -227,7 +228,7 @@ class PolicyGradient(Loss):
         return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-        """Restore a `state`."""
+        """Restore the tensors that `state` returned."""
         self.remaining = int(tensors.get("remaining", 0))
         if "replay" in tensors:
             self.replay.load_state(bytes(tensors["replay"].tolist()).decode())
@@ -283,8 +284,9 @@ class PolicyGradient(Loss):
         return total, total.detach(), sums
 
     def gap(self, gap: float, share: int) -> float:
-        """This batch's share of the largest difference between the engine's and the trainer's log-probabilities. The
-        shares of a step's batches, summed and divided by their divisors, give the largest difference."""
+        """Return this batch's share of the largest difference between the engine's and the trainer's log-probabilities,
+        given its own largest difference and its divisor (`share`). The shares of a step's batches, summed and divided
+        by their divisors, give the largest difference."""
         before = self.largest_gap * self.gap_share
         self.largest_gap, self.gap_share = max(self.largest_gap, gap), self.gap_share + share
         return self.largest_gap * self.gap_share - before

@@ -98,13 +98,14 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float) -> Tensor:
-    """PPO's loss of values, elementwise: half the larger squared error, of a value and of one clipped to old ± clip."""
+    """Compute PPO's loss of values, elementwise: half the larger squared error, of a value and of one clipped to old ±
+    clip."""
     clipped_values = old + (values - old).clamp(-clip, clip)
     return 0.5 * (values - returns).square().maximum((clipped_values - returns).square())
 
 
 def whitened(advantages: Tensor, mask: Tensor) -> Tensor:
-    """Advantages (N, T) with mean 0 and variance 1 over the masked tokens."""
+    """Return advantages (N, T) shifted and scaled to mean 0 and variance 1 over the masked tokens."""
     count = mask.sum().clamp(min=1)
     mean = (advantages * mask).sum() / count
     variance = ((advantages - mean).square() * mask).sum() / count

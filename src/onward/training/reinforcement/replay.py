@@ -44,10 +44,10 @@ class Replay:
         return drawn
 
     def state(self) -> str:
-        """Return the prompts as JSON."""
+        """Return the kept prompts and deviations as JSON text."""
         return json.dumps([[q.prompt, q.answer, q.columns, d] for q, d in self.deviations.items()])
 
     def load_state(self, text: str) -> None:
-        """Restore a `state`."""
+        """Restore the text that `state` returned."""
         rows: Sequence[Any] = json.loads(text or "[]")
         self.deviations = {Question(tuple(p), tuple(a), columns): d for p, a, columns, d in rows}

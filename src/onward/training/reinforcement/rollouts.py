@@ -43,7 +43,7 @@ class Rollouts(Batch):
 
     @property
     def mask(self) -> Tensor:
-        """(N, T), 1 for the tokens of completions in the loss, else 0."""
+        """A mask (N, T): 1 for the tokens of completions that count in the loss, else 0."""
         mask = (self.targets != IGNORE_INDEX).float()
         return mask if self.used is None else mask * self.used[:, None]
 
@@ -55,7 +55,8 @@ def largest(differences: Tensor, mask: Tensor) -> float:
 
 @dataclass(frozen=True)
 class PolicyOutputs:
-    """The outputs of a model for targets, each (N, T), 0 at other positions."""
+    """The outputs of a model for targets, such as log-probabilities and entropies, each (N, T), 0 at other
+    positions."""
 
     logprobs: Tensor  # log-probabilities, with logits divided by the temperature
     entropy: Tensor  # of these distributions, without gradient

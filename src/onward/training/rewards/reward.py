@@ -82,7 +82,7 @@ class Reward(Part):
         return [self.score(completion) for completion in completions]
 
     def score(self, completion: Completion) -> float:
-        """The score of one completion."""
+        """Return the score of one completion."""
         raise NotImplementedError
 
 

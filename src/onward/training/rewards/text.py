@@ -158,7 +158,7 @@ class JsonSchema(Reward, kind="json_schema"):
 
 
 def json_score(conforms: Callable[[Any], bool], text: str) -> float:
-    """1 for JSON that conforms, 0.1 for other JSON, else 0."""
+    """Return 1 for JSON that conforms, 0.1 for other JSON, else 0."""
     try:
         return 1.0 if conforms(json.loads(text)) else 0.1
     except (ValueError, RecursionError):

@@ -29,19 +29,19 @@ TEXTS = "prompts", "completions", "answers"
 
 
 class NoAnswer(Exception):
-    """Raised when a process does not answer, with the reason."""
+    """Raised when a process ends or takes too long instead of answering; the message is the reason."""
 
 
 class Worker:
-    """A process that calls a function of a Python file. The file is executed there. Raises a UserError if it cannot be,
-    or has no such function."""
+    """A process that executes a Python file and calls the function `name` in it, with a time limit. Raises a UserError
+    if the file cannot be executed, or has no such function."""
 
     def __init__(self, file: str, name: str) -> None:
         self.file, self.name = file, name
         self.start()
 
     def start(self) -> None:
-        """Start the process, and wait until it has loaded the function."""
+        """Start the process, and wait until it has loaded the function. Raises a UserError if it cannot."""
         self.connection, theirs = Pipe()
         self.process = subprocess.Popen(
             [*COMMAND, str(os.getpid()), str(theirs.fileno()), self.file, self.name],
@@ -61,7 +61,7 @@ class Worker:
             raise UserError(error)
 
     def receive(self, seconds: float) -> Any:
-        """Return the next answer of the process. NoAnswer if it takes longer than `seconds`, or ends."""
+        """Return the next answer of the process. Raises NoAnswer if it takes longer than `seconds`, or ends."""
         try:
             if self.connection.poll(seconds):
                 return self.connection.recv()
@@ -172,8 +172,8 @@ async def awaited(result: Any) -> list[Any]:
 
 
 def number(value: Any) -> Any:
-    """Return a number of any library as float, a text or None as it is, and the notation of any other value, since it
-    may not fit into a message."""
+    """Return a number of any library as float, and a text or None as it is. Any other value is returned as text, its
+    repr, since it may not fit into a message."""
     try:
         return value if isinstance(value, str | bytes | None) else float(value)
     except (TypeError, ValueError):

@@ -31,7 +31,7 @@ class Rollback:
 
 @dataclass(frozen=True)
 class Notice:
-    """Event: a message for the user, such as that a save failed."""
+    """Event: a message for the user, such as that a save has failed."""
 
     step: int
     sentence: str
@@ -85,7 +85,7 @@ class EventLog:
             self.samples.write({"step": step, **sample, "trained": True})
 
     def write_row(self, row: dict[str, Any]) -> None:
-        """Write a row of metrics.jsonl, with null for infinite and NaN values."""
+        """Write a row to metrics.jsonl, with null for infinite and NaN values, and to the trackers."""
         row |= {key: None for key, value in row.items() if isinstance(value, float) and not isfinite(value)}
         if self.active:
             self.metrics.write(row)

@@ -33,7 +33,7 @@ from onward.transforms.heads import add_head
 
 @dataclass(frozen=True)
 class Prepared:
-    """The parts of a run, new or resumed."""
+    """The parts of a run, new or resumed: configuration, model, tokenizer, inputs, loss and time budget."""
 
     config: RunConfig
     model: Decoder
@@ -48,8 +48,8 @@ class Prepared:
 
 
 def chosen_base(config: RunConfig, model: Decoder | None) -> tuple[RunConfig, Decoder | None, dict[str, Any]]:
-    """Return the configuration, the model to begin from (given, or named by the configuration, or None), and its
-    config.json."""
+    """Return the configuration, the model to begin from, and its config.json. The model is the given one, or that in
+    `config.base`, which is loaded; None, with {}, for a run from new weights."""
     hf: dict[str, Any] = {}
     for module in config.imports:
         fields.import_parts(module)

@@ -46,7 +46,8 @@ MAX_FAILURES = 3  # steps that fail without a good save between them end a run
 
 
 class Diverged(UserError):
-    """Raised when steps fail three times in a row, on different windows."""
+    """Raised when three steps in a row fail on different windows: the loss or the gradient is not finite, or the loss
+    is a spike (see `health.Spikes`)."""
 
 
 class Run(Shown):
@@ -145,7 +146,7 @@ class Run(Shown):
         """Train to the last step, or until `stop()` is true; write metrics and saves, and yield each event.
 
         `save()` returns true to request a save after the present step. Raises a UserError if the last step cannot be
-        saved, or if steps fail three times in a row.
+        saved, and Diverged if steps fail three times in a row.
         """
         lock = nullcontext() if self.processes.rank else run_lock(self.folder, again=True)
         with lock, self.log.tracked(self.config.track, fields.plain(self.config)):
@@ -197,7 +198,8 @@ class Run(Shown):
                         break
 
     def train_step(self, plan: StepPlan) -> Step:
-        """Make an optimizer step. The step also fails if a save is due and its weights are not finite."""
+        """Make an optimizer step; see `Trainer.train_step`. The step also fails if a save is due and its weights are
+        not finite."""
         due = self.config.due(self.step + 1)
         step = self.trainer.train_step(replace(plan, measure_update=due))
         if due and not step.failure and not self.trainer.finite():

@@ -15,13 +15,13 @@ from onward.training.config import TRACKERS
 
 
 class Tracker(Protocol):
-    """A destination for copies of the rows of metrics.jsonl."""
+    """The interface of a destination for copies of the rows of metrics.jsonl, such as TensorBoard."""
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Record a row."""
+        """Record a row of metrics.jsonl."""
 
     def close(self) -> None:
-        """Write the buffered rows."""
+        """Write the buffered rows, and close the destination."""
 
 
 class Trackers:
@@ -63,7 +63,7 @@ class Trackers:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise a UserError if the library of a tracker is missing."""
+    """Raise a UserError if the library of a named tracker is not installed."""
     for name in names:
         if find_spec(name) is None:
             raise UserError(f"tracking with {name} needs its library: pip install 'onward[track]'")

@@ -42,7 +42,7 @@ class Average:
 
     @torch.no_grad()
     def put(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy weights, by parameter name, into the model."""
+        """Copy weights, given by parameter name, into the model's trainable parameters."""
         for name, parameter in trainable(self.model):
             parameter.copy_(tensors[name])
 

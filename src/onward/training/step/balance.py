@@ -42,7 +42,8 @@ class Balance:
                 router.scoring.register_forward_hook(self.watch_shares)
 
     def watch(self, counts: Tensor, has_loss: bool, router: nn.Module, _: Any, output: tuple[Tensor, Tensor]) -> None:
-        """Count the expert assignments of one forward."""
+        """Count the expert assignments of one forward of a router, in `counts` and, with `has_loss`, for the auxiliary
+        loss; a forward hook."""
         if learning(router):
             assignments = torch.bincount(output[1].flatten(), minlength=len(counts))
             counts += assignments
@@ -50,7 +51,7 @@ class Balance:
                 self.assignments.append(assignments)
 
     def watch_shares(self, module: nn.Module, _: Any, shares: Tensor) -> None:
-        """Record the mean of a softmax's output (N, X) over the tokens."""
+        """Record the mean of a softmax's output (N, X) over the tokens; a forward hook."""
         if learning(module):
             self.shares.append(shares.mean(0))
 

@@ -51,7 +51,7 @@ class Loss:
 
     @property
     def samples(self) -> Sequence[Mapping[str, Any]]:
-        """Return texts of the last step for the run's samples.jsonl; by default none."""
+        """Texts of the last step for the run's samples.jsonl; by default none."""
         return ()
 
     def state(self) -> Mapping[str, Tensor]:
@@ -136,7 +136,7 @@ class Means:
 
 @torch.inference_mode()
 def mean_figures(model: Decoder, batches: Iterable[Batch], loss: Loss, precision: str = "fp32") -> Means:
-    """Compute the means over all batches, without dropout."""
+    """Compute the means of a loss and of its figures over all batches, without dropout."""
     total, count, figures = 0.0, 0, defaultdict[str, float](float)
     for batch in batches:
         with without_dropout(model), autocast(precision, model.device):
@@ -157,8 +157,8 @@ def mean_loss(model: Decoder, batches: Iterable[Batch], precision: str = "fp32")
 
 
 class InChunks(torch.autograd.Function):
-    """Computes a loss chunk by chunk: the gradients of a chunk are computed in the forward, so that its logits can be
-    freed."""
+    """The autograd function of a loss that is computed chunk by chunk: the gradients of a chunk are computed in the
+    forward, so that its logits can be freed."""
 
     @staticmethod
     def forward(

@@ -48,7 +48,7 @@ class Watch:
 
 
 class TimedForward(nn.Module):
-    """A LossModule whose calls are timed."""
+    """A LossModule whose calls are timed by a Watch."""
 
     def __init__(self, module: nn.Module, watch: Watch) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class TimedProcesses(Processes):
     watch: Watch | None = None
 
     def sum_gradients(self, model: nn.Module) -> None:
-        """Note the end of the backward."""
+        """Note the end of the backward; a single process has nothing to sum."""
         assert self.watch is not None
         self.watch.note("backward")
 

@@ -28,8 +28,8 @@ from onward.training.step.precision import autocast, grad_scaler
 @named
 @dataclass(frozen=True)
 class StepPlan:
-    """The input of one optimizer step, such as its batches. It is a value, so it can be made ahead, in another
-    thread."""
+    """The input of one optimizer step: its batches, and the numbers of their windows. It is a value, so it can be made
+    ahead, in another thread."""
 
     batches: Sequence[Batch]  # of this process; their gradients are accumulated
     numbers: Sequence[int] = ()  # of the step's windows, in all processes
@@ -39,7 +39,8 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class Step:
-    """The result of one optimizer step. If the step failed, `failure` is the reason."""
+    """The result of one optimizer step: its loss, gradient norm, tokens and seconds. If the step failed, `failure` is
+    the reason."""
 
     step: int  # counted from 1
     loss: float  # mean over the targets; of the cross-entropy, nats per token
@@ -54,7 +55,7 @@ class Step:
 @named
 @dataclass(frozen=True)
 class StepConfig:
-    """The settings of an optimizer step, such as its precision."""
+    """The settings of an optimizer step: the limit of the gradient norm, and the precision."""
 
     clip: float = 0.0  # the largest norm of the gradient; 0: no limit
     precision: str = "fp32"  # of matrix products: fp32, bf16 or fp16
@@ -194,11 +195,11 @@ class Trainer:
         return self.loss.summarize({name: value / count for name, value in zip(names, sums)}), max(1, targets)
 
     def finite(self) -> bool:
-        """Return whether all weights are finite."""
+        """Return whether all weights are finite, that is neither NaN nor infinite."""
         return all(bool(p.isfinite().all()) for p in self.model.parameters())
 
     def checksum(self) -> str:
-        """Compute a hash of the weights that changes if any bit does."""
+        """Compute a hash of the weights, in hexadecimal, that changes if any bit does."""
         integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         bits = (p.detach().contiguous().view(integers[p.element_size()]) for p in self.model.parameters())
         sums = [int(tensor.sum(dtype=torch.int64)) for tensor in bits]

@@ -14,7 +14,7 @@ from onward.training.step.trainer import Trainer
 
 @dataclass(frozen=True)
 class Validation:
-    """How well the model predicts text it was not trained on, and measurements of its layers."""
+    """The loss and the bits per byte of a validation during a run, and measurements of the model's layers."""
 
     step: int
     validation_loss: float  # nats per token

@@ -37,7 +37,7 @@ START = 0.6  # seconds that a run takes beside its steps and its evaluation
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the grid: a model width, its number of steps and its batch."""
+    """One run of the grid: a model width, the number of its parameters, its batch and its number of steps."""
 
     width: int
     parameters: int

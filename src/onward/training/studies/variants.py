@@ -84,7 +84,8 @@ class Length:
         return next(text for text, given in zip(texts, vars(self).values()) if given)
 
     def steps_of(self, config: RunConfig, model: DecoderConfig) -> int:
-        """Compute the number of steps of a variant; 0 if the length is a time."""
+        """Compute the number of steps of a variant; 0 if the length is a time. Raises a UserError if the length is less
+        than a step."""
         if self.time or self.steps:
             return self.steps
         tokens = tokens_per_step(config, model)
@@ -288,6 +289,7 @@ def share_done(run: Run) -> float:
 
 
 def outcome(variant: Variant, runs: Sequence[Path]) -> Outcome:
-    """Collect the figures of finished runs."""
+    """Return the runs of a variant with the figures in their result.json; None where a run has none, since it
+    diverged."""
     figures = (read_json(run / RESULT) if (run / RESULT).exists() else None for run in runs)
     return Outcome(variant, tuple(runs), tuple(figures))

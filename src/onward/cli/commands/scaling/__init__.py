@@ -59,7 +59,8 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> int | None:
-    """Run `onward scaling`; returns the exit status."""
+    """Run `onward scaling`: print the best sizes for an amount of computation, fit a law to runs, or train runs and fit
+    their law. Returns the exit status; None for success."""
     if argv[:1] == ["run"]:
         from onward.cli.commands.scaling import run
 
@@ -145,7 +146,7 @@ def show_optimum(result: dict[str, Any], options: Options) -> None:
 
 
 def fit(options: Options) -> dict[str, Any]:
-    """Fit a law to runs; return its constants and the forecast."""
+    """Fit a law to the runs of a file, draw it if --out names a picture; return its constants and the forecast."""
     from onward.cli.shared.laws import fit_with_picture, show_fit
     from onward.planning.tables import read_table
     from onward.reports.runs.record import finished_runs

@@ -60,7 +60,8 @@ class Options(RunConfig):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward scaling run`; returns the exit status."""
+    """Run `onward scaling run`: train a grid of small runs, fit their law and forecast a larger run; returns the exit
+    status."""
     values = read(Options, argv, prog="onward scaling run", about=ABOUT)
     in_one_process("onward scaling run")
     given = {name: values.pop(name, None) for name in ("budget", "grid_flops", "check", "json", "config")}
