@@ -151,8 +151,8 @@ field_types: Callable[[type], dict[str, Any]] = functools.cache(read_field_types
 
 
 def check_fields(value: Any, prefix: str = "") -> None:
-    """Check the fields of a dataclass instance and convert them by `as_declared`, in place; to call in
-    `__post_init__`."""
+    """Check the fields of a dataclass instance and convert them by `as_declared`, in place; to call in `__post_init__`.
+    Raises a UserError for a wrong field; `prefix` precedes its name in the message."""
     for name, read in check(field_types(type(value)), vars(value), prefix).items():
         object.__setattr__(value, name, read)
 

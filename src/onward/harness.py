@@ -124,7 +124,8 @@ def run_harness(
     lm: LanguageModel, tasks: Sequence[str], *, examples: int, limit: int, progress: Progress = silent
 ) -> list[dict[str, Any]]:
     """Run tasks of lm-evaluation-harness, by name or as .yaml files; returns a row for each task and metric. `limit` is
-    the most questions of a task. Raises a UserError for an unknown name."""
+    the most questions of a task, `examples` the number of solved ones before each. Raises a UserError for an unknown
+    name."""
     manager = TaskManager()
     known = set(manager.all_tasks)
     if unknown := [task for task in tasks if task not in known and not task.endswith((".yaml", ".yml"))]:

@@ -87,11 +87,12 @@ def locate(
     say: Say = print_message,
 ) -> Path:
     """Return the path of a model: `name` itself if it exists, else the folder in the cache of `huggingface_hub` to
-    which the model of this name is downloaded.
+    which the model of this name is downloaded, in its `revision` (a branch, tag or commit; "": main). `only` restricts
+    the download, by default to all files that a model needs; "pickles" takes .bin weights in place of safetensors.
+    `say` is called with a message before a download.
 
-    `only` restricts the download, by default to all files that a model needs; "pickles" takes .bin weights in place of
-    safetensors. `say` is called with a message before a download. An existing path takes precedence over a name on the
-    hub; hf://NAME is always a name on the hub. Raises a UserError if there is no such model.
+    An existing path takes precedence over a name on the hub; hf://NAME is always a name on the hub. Raises a UserError
+    if there is no such model.
     """
     text = str(name)
     address = ADDRESS.fullmatch(text)
@@ -189,8 +190,9 @@ def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
 
 
 def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> tuple[list[str], dict[str, RepoFile]]:
-    """Return the paths of a model's files that match `files`, and the hub's entries for those that are not in the
-    cache."""
+    """Return the paths of a model's files at a commit that match `files`, and the hub's entries for those that are not
+    in the cache. With `offline` only the cache is read. Raises a UserError if files are then missing, or if they are
+    not a model that Onward reads."""
     from huggingface_hub import HfApi, RepoFile, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -217,8 +219,8 @@ def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> 
 
 
 def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list[str]:
-    """Return the weight files that the index of a model's weights names. `entries` are the files of the model on the
-    hub."""
+    """Return the weight files that the index of a model's weights at a commit names; downloads the index. `entries` are
+    the files of the model on the hub."""
     index = cached(model.name, INDEX, commit)
     if not index:
         index = str(download(model, commit, [INDEX], {INDEX: entries[INDEX]}) / INDEX)

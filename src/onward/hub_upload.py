@@ -25,11 +25,9 @@ def model_files(folder: Path) -> list[str]:
 def upload(
     model: HubName, files: Mapping[str, Path | bytes], *, private: bool = False, say: Say = print_message
 ) -> str:
-    """Upload files, by their paths on the hub, as one commit to a model, which is created if it does not exist; return
-    the address of the commit. The commit also deletes the weights that the files replace.
-
-    A card given as bytes was generated, and does not replace an existing card. Raises a UserError if the upload fails.
-    """
+    """Upload files, by their paths on the hub, as one commit to a model, which is created, `private` or not, if it does
+    not exist; return the address of the commit. The commit also deletes the weights that the files replace. A card
+    given as bytes was generated, and does not replace an existing card. Raises a UserError if the upload fails."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api, new = HfApi(library_name="onward"), dict(files)

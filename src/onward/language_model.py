@@ -238,7 +238,8 @@ class LanguageModel(TextModel):
         variables: Mapping[str, Any] | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> Generator[str, None, str]:
-        """Yield the answer that `chat` returns, in pieces; the generator returns its finish_reason."""
+        """Yield the answer that `chat` returns, in pieces; the generator returns its finish_reason. Arguments as of
+        `chat`."""
         chat = chat_of(self.text())
         options, rest = split({**keywords, "max_new_tokens": max_new_tokens}, EngineKeywords, DEFAULT)
         options = replace(options, stop=(*chat.stop, *options.stop))

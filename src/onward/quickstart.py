@@ -81,7 +81,7 @@ def make_room(config: RunConfig, *, assistant: bool) -> None:
 
 
 def options_of(folder: Path) -> dict[str, Any]:
-    """Return the options of the run in a folder; {} if the folder holds no run."""
+    """Read the options of the run in a folder; {} if the folder holds no run."""
     options: dict[str, Any] = read_json(folder / "run.json") if (folder / "run.json").exists() else {}
     return options
 

@@ -165,8 +165,8 @@ def to_ours(
 def stored_codes(
     stored: Callable[[int, int], tuple[Tensor, Tensor]], into: Change, outputs: int, device: torch.device
 ) -> Callable[[int, int], tuple[Tensor, Tensor]]:
-    """Return a function that reads codes and scales of rows (start, end) from stored integers and scales, with their
-    rows reordered by `into`."""
+    """Return a function that reads codes and scales of rows (start, end) from stored integers and scales of `outputs`
+    rows, reordered by `into`."""
     moved = None if into is same else [into(tensor) for tensor in stored(0, outputs)]
 
     def read(start: int, end: int) -> tuple[Tensor, Tensor]:
@@ -185,8 +185,8 @@ def checked_rows(
     start: int,
     end: int,
 ) -> Tensor:
-    """Read rows `start` to `end` of a stored tensor. Raises a UserError if an element is not finite, unless that is
-    allowed."""
+    """Read rows `start` to `end` of a stored tensor. Raises a UserError, which names the tensor by `name`, if an
+    element is not finite, unless `allow_nonfinite`."""
     part = source.rows(start, end).to(device, dtype)
     check(part, name, allow_nonfinite)
     return part
@@ -283,7 +283,8 @@ def copied(
     device: torch.device,
     allow_nonfinite: bool,
 ) -> Tensor:
-    """Copy tensors of the same shape, in pieces, into a stack allocated by `make`."""
+    """Copy tensors of the same shape, given by name, in pieces into a stack allocated by `make`. Raises a UserError if
+    an element is not finite, unless `allow_nonfinite`."""
     stack = make(len(sources), *next(iter(sources.values())).shape, dtype=dtype, device=device)
     for (name, source), tensor in zip(sources.items(), stack):
         step = max(1, COPY_BYTES // tensor[0].nbytes)
@@ -324,7 +325,8 @@ def aligned(tensor: Tensor) -> bool:
 
 
 def check(tensor: Tensor, name: str, allow_nonfinite: bool) -> None:
-    """Raise a UserError if an element is not finite, unless `allow_nonfinite`; makes no copy."""
+    """Raise a UserError, which names the tensor by `name`, if an element is not finite, unless `allow_nonfinite`; makes
+    no copy."""
     if not allow_nonfinite and not all(bound.isfinite() for bound in tensor.aminmax()):
         raise UserError(
             f"tensor {name} has NaN or infinite elements (as {tensor.dtype}): get the weights again, or load them "

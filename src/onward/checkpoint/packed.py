@@ -25,10 +25,9 @@ BITS: dict[Precision, int] = {"int8": 8, "int4": 4}
 def packed_integers(
     name: str, packed: StoredTensor, scales: StoredTensor, shape: StoredTensor, config: Mapping[str, Any]
 ) -> StoredTensor:
-    """Return the weight (O, I) stored as packed integers (O, words), scales (O, G) and its shape (2,).
-
-    Its rows can be read dequantized, and also as integers and scales if Onward computes with this precision.
-    """
+    """Return the weight `name` (O, I), stored as packed integers (O, words), scales (O, G) and its shape (2,). Its rows
+    can be read dequantized, and also as integers and scales if Onward computes with this precision. Raises a UserError
+    if shapes or dtypes do not fit the `config` of the format."""
     check_format(config)
     size = shape.rows(0, 2).tolist() if (shape.dtype, shape.shape) == ("I64", [2]) else []
     outputs, inputs = size if len(size) == 2 and min(size) > 0 else (0, 0)
@@ -69,7 +68,8 @@ def check_format(config: Mapping[str, Any]) -> None:
 
 
 def refusal(name: str, packed: StoredTensor, scales: StoredTensor, kind: str) -> UserError:
-    """Return the UserError for a packed weight whose dtypes or shapes do not match its format."""
+    """Return the UserError for a packed weight whose dtypes or shapes do not match its format, which the message calls
+    `kind`."""
     return UserError(
         f"{name} is stored as {packed.dtype} of {packed.shape} with scales {scales.dtype} of {scales.shape}, which is "
         f"not {kind}: get the files or the config.json again"
@@ -77,7 +77,7 @@ def refusal(name: str, packed: StoredTensor, scales: StoredTensor, kind: str) ->
 
 
 def unpacked(words: Tensor, bits: int, inputs: int) -> Tensor:
-    """Unpack int32 (O, words) to integers (O, I) in int8."""
+    """Unpack int32 (O, words) to integers (O, I) of `bits` bits, in int8; I is `inputs`."""
     integers = words.contiguous().view(torch.uint8)
     if bits == 4:
         integers = torch.stack([integers & 15, integers >> 4], 2).flatten(1)
@@ -85,7 +85,7 @@ def unpacked(words: Tensor, bits: int, inputs: int) -> Tensor:
 
 
 def packed(integers: Tensor, bits: int) -> Tensor:
-    """Pack integers (O, I) into int32 (O, words)."""
+    """Pack integers (O, I) of `bits` bits into int32 (O, words)."""
     words = math.ceil(integers.size(1) * bits / 32)
     codes = integers.new_zeros(len(integers), words * 32 // bits, dtype=torch.uint8)
     codes[:, : integers.size(1)] = integers.view(torch.uint8) + (1 << (bits - 1))

@@ -123,7 +123,7 @@ class RecordedLayer(LayerCache):
 
 @dataclass(frozen=True, eq=False)
 class RecordedEntry(CacheEntry):
-    """A cache entry of a RecordedLayer."""
+    """A cache entry of a RecordedLayer, whose attention is recorded, not computed."""
 
     cache: RecordedLayer
 

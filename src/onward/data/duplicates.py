@@ -98,7 +98,8 @@ class Verdicts:
     def drop_duplicates(self, exact: bool, near: float | None) -> None:
         """Mark the duplicates among the documents that passed the filters; write NUMBER.verdicts.npy of each unit.
 
-        `near` is a MinHash similarity between 0 and 1; None keeps near duplicates.
+        With `exact`, equal documents are duplicates. `near` is a MinHash similarity between 0 and 1 from which on
+        documents are duplicates; None keeps near duplicates.
         """
         continued, head, before = np.flatnonzero(self.verdicts == CONTINUED).tolist(), -1, -1
         if exact:
@@ -116,10 +117,8 @@ class Verdicts:
             write_array(self.folder / f"{unit:05}.verdicts.npy", verdicts)
 
     def drop_near(self, similarity: float) -> None:
-        """Mark documents whose signature equals that of an earlier document in at least this fraction of its columns.
-
-        Candidates are pairs that agree in all columns of a band (locality-sensitive hashing).
-        """
+        """Mark documents whose signature equals that of an earlier document in at least the fraction `similarity` of
+        its columns. Candidates are pairs that agree in all columns of a band (locality-sensitive hashing)."""
         width = band_width(similarity)
         for start in range(0, PERMUTATIONS - width + 1, width):
             for later, first in self.repeats(partial(self.band, slice(start, start + width))):

@@ -81,8 +81,8 @@ class Encoder:
     def answer(
         self, prompt: str | Sequence[Message], completion: str | Sequence[Message], tools: Any = None
     ) -> TokenSequence:
-        """Return a prompt and its trained completion, as two texts or as two lists of messages. A completion that is a
-        text ends with the end token."""
+        """Return a prompt and its trained completion, as two texts or as two lists of messages; `tools` are for the
+        chat template. A completion that is a text ends with the end token."""
         if isinstance(prompt, str) and isinstance(completion, str):
             before = self.tokenizer.encode(prompt) or self.tokenizer.begin([])
             whole = self.tokenizer.encode(prompt + completion) or self.tokenizer.begin([])
@@ -98,7 +98,7 @@ class Encoder:
         return self.conversation([*prompt, *completion], len(prompt), tools)
 
     def prompt(self, prompt: str | Sequence[Message], tools: Any = None) -> list[int]:
-        """Return the tokens of a prompt, a text or messages, as in generation."""
+        """Return the tokens of a prompt, a text or messages, as in generation; `tools` are for the chat template."""
         if isinstance(prompt, str):
             check_text(prompt, "prompt")
             return self.tokenizer.encode(prompt)
@@ -111,8 +111,8 @@ class Encoder:
         return self.chat.encode(prompt, tools=tools or None)
 
     def conversation(self, messages: Sequence[Message], given: int = 0, tools: Any = None) -> TokenSequence:
-        """Return a conversation as one sequence. The assistant's messages after the first `given` messages are
-        trained."""
+        """Return a conversation as one sequence; `tools` are for the chat template. The assistant's messages after the
+        first `given` messages are trained. Raises a UserError if no token is."""
         if self.chat is None:
             raise UserError(NO_TEMPLATE)
         check_roles(messages)
@@ -134,7 +134,7 @@ def check_tools(tokenizer: Tokenizer, tools: Any) -> None:
 
 
 def check_text(text: str, name: str) -> None:
-    """Raise a UserError if a text is empty."""
+    """Raise a UserError, which calls the text `name`, if a text is empty."""
     if not text:
         raise UserError(f"the {name} is empty: give it words, or remove the example")
 

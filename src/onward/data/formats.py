@@ -110,7 +110,8 @@ def suffixes(name: str) -> tuple[str, str]:
 
 
 def read_file(path: Path, name: str, field: str, encoding: str, sizes: Sizes) -> Iterator[Piece]:
-    """Yield the pieces of a file, whose format follows from its `name`."""
+    """Yield the pieces of a file, whose format follows from its `name`. `field` is the column of the text in a table,
+    `encoding` that of a text file."""
     content, _ = suffixes(name)
     if content in ARCHIVES:
         raise UserError(f"{name} is an archive: unpack it, and name its files or their folder")
@@ -230,8 +231,8 @@ def decode_blocks(name: str, stream: BinaryIO, encoding: str, block_bytes: int) 
 
 
 def record_text(name: str, number: int, line: str, field: str) -> str:
-    """Return the text of line `number` of a .jsonl file: the `field` of its object. Raises a UserError if it has
-    none."""
+    """Return the text of line `number` of the .jsonl file `name`: the `field` of its object. Raises a UserError if it
+    has none."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -246,7 +247,8 @@ def record_text(name: str, number: int, line: str, field: str) -> str:
 
 
 def pyarrow(name: str) -> Any:
-    """Import the library pyarrow, which reads .parquet and .zst. Raises a UserError if it is not installed."""
+    """Import the library pyarrow, which reads .parquet and .zst. Raises a UserError, which names the file, if it is not
+    installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -256,7 +258,8 @@ def pyarrow(name: str) -> Any:
 
 
 def parquet_pieces(name: str, file: IO[bytes], field: str) -> Iterator[Piece]:
-    """Yield the pieces of a .parquet file."""
+    """Yield the pieces of a .parquet file, with the texts in the column `field`. Raises a UserError if it has no such
+    column."""
     arrow = pyarrow(name)
     try:
         opened = arrow.parquet.ParquetFile(file, buffer_size=1 << 20)  # without a buffer, row groups are read whole
@@ -273,7 +276,8 @@ def parquet_pieces(name: str, file: IO[bytes], field: str) -> Iterator[Piece]:
 def table_pieces(
     name: str, schema: "Schema", batches: Iterable[Any], rows: int, size: int, field: str
 ) -> Iterator[Piece]:
-    """Yield the pieces of a table of `rows` rows and `size` bytes. A row without a text is an empty document."""
+    """Yield the pieces of a table of `rows` rows and `size` bytes, with the texts in the column `field`. A row without
+    a text is an empty document. Raises a UserError if the table has no such column."""
     columns = ", ".join(map(ascii, schema.names))
     if schema.names.count(field) != 1:
         count = "two columns" if field in schema.names else "no column"

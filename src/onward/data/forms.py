@@ -108,7 +108,7 @@ def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return a prompt, its chosen and its rejected answer. If both answers are whole conversations, the prompt is their
-    common prefix."""
+    common prefix. Raises a UserError if an answer is missing, or both are equal."""
     if "chosen" not in values or "rejected" not in values:
         raise missing(values, "chosen and rejected, with a prompt")
     prompt, chosen, rejected = values.get("prompt"), values["chosen"], values["rejected"]
@@ -129,7 +129,7 @@ def margin(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def number(value: Any, name: str) -> float:
-    """Return a field of a record as a number."""
+    """Return the field `name` of a record as a number. Raises a UserError if it is none."""
     if not isinstance(value, int | float) or not np.isfinite(value):
         raise UserError(f"{name} is {value!r}: it must be a finite number")
     return float(value)
@@ -222,5 +222,5 @@ def placed(record: Record) -> Iterator[None]:
 
 
 def missing(values: Mapping[str, Any], wanted: str) -> UserError:
-    """Return the error for a record without a field that the method needs."""
+    """Return the error for a record without a field that the method needs; `wanted` are these fields in words."""
     return UserError(f"it has {', '.join(map(repr, values)) or 'no fields'}, and needs {wanted}")

@@ -33,7 +33,7 @@ def joined(tables: Sequence[Examples]) -> Examples:
 
 def weighted(examples: Examples, weights: Sequence[float], seed: int) -> Examples:
     """Return as many examples as `examples` has, with the share of each table in proportion to `weights`. A table with
-    fewer examples than its share is repeated: in whole passes, then by a random part of it."""
+    fewer examples than its share is repeated: in whole passes, then by a part of it that the seed draws."""
     generator, sets, total = np.random.default_rng(seed % 2**64), examples.numbers[SET], len(examples)
     chosen = []
     for index, weight in enumerate(weights):
@@ -45,6 +45,6 @@ def weighted(examples: Examples, weights: Sequence[float], seed: int) -> Example
 
 
 def one_set(examples: Examples, index: int) -> Examples:
-    """Return the examples of one table."""
+    """Return the examples of one of the joined tables, by its index."""
     kept = examples.select(np.flatnonzero(examples.numbers[SET] == index))
     return replace(kept, numbers={name: values for name, values in kept.numbers.items() if name != SET})

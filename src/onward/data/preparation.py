@@ -79,7 +79,7 @@ class Preparation:
         return named_encoder(self.tokenizer)
 
     def part(self, unit: Unit, suffix: str) -> Path:
-        """Return the path of a file that a worker writes for a unit."""
+        """Return the path of a file that a worker writes for a unit: parts/NUMBER and `suffix`."""
         return self.folder / "parts" / f"{unit.number:05}{suffix}"
 
     def units(self) -> Iterator[Unit]:

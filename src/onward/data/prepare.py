@@ -134,7 +134,7 @@ def run(
     progress: Progress,
     measured: Measured,
 ) -> None:
-    """Do the remaining work in FOLDER.unfinished, and write the index last."""
+    """Do the remaining work in FOLDER.unfinished with `workers` processes, and write the index last."""
     folder, resumed, times = preparation.folder, any((preparation.folder / "parts").glob("[0-9]*")), [perf_counter()]
     total = sum(provenance(source)["size"] for source in preparation.sources)
     workers = workers if total > preparation.sizes.serial_bytes else 1

@@ -84,13 +84,14 @@ def documents(
 def passages(
     sources: Sequence[Source], *, field: str = "text", encoding: str = "utf-8", size: int = 1 << 16
 ) -> Iterator[str]:
-    """Yield all documents in passages of at most `size` characters, from which a tokenizer can be learned."""
+    """Yield all documents in passages of at most `size` characters, from which a tokenizer can be learned. Arguments as
+    of `documents`."""
     for _, text in texts(sources, field, encoding, SIZES):
         yield from split(text, size)
 
 
 def texts(sources: Sequence[Source], field: str, encoding: str, sizes: Sizes) -> Iterator[tuple[Piece, str]]:
-    """Yield (piece, text) for the texts of all pieces of all sources."""
+    """Yield (piece, text) for the texts of all pieces of all sources. Arguments as of `documents`."""
     check_named(sources)
     for source in sources:
         blank = True
@@ -126,7 +127,7 @@ def download_corpora(sources: Sequence[Source], progress: Progress) -> None:
 
 
 def pieces(source: Source, field: str, encoding: str, sizes: Sizes = SIZES) -> Iterator[Piece]:
-    """Yield the pieces of a source, in order. The lines of a .jsonl are not parsed yet."""
+    """Yield the pieces of a source, in order. The lines of a .jsonl are not parsed yet. Arguments as of `documents`."""
     if isinstance(source, Stored):
         yield from read_file(source.path, stream_name(source), field, encoding, sizes)
     elif source == "embedded":
@@ -177,8 +178,8 @@ def stored_streams(sources: Sequence[Source], folder: Path, progress: Progress =
 
 
 def store(source: str, path: Path, progress: Progress, most: int | None = None) -> Stored:
-    """Copy a stream of up to `most` bytes, by default half of the free space, to a file. Waits until its writer closes
-    it."""
+    """Copy the stream `source`, of up to `most` bytes (by default half of the free space), to a file. Waits until its
+    writer closes it. Raises a UserError if it is longer."""
     name, done = stream_name(source), 0
     with written_whole(path) as new, open(new, "wb") as file:
         most = shutil.disk_usage(new.parent).free // 2 if most is None else most
@@ -197,7 +198,7 @@ def store(source: str, path: Path, progress: Progress, most: int | None = None) 
 
 
 def blocks(source: str) -> Iterator[bytes]:
-    """Yield the content of a stream in blocks."""
+    """Read a stream, standard input or a pipe, and yield its content in blocks of COPY_BYTES."""
     with reading(stream_name(source)):
         if source == "-":
             yield from iter(lambda: sys.stdin.buffer.read(COPY_BYTES), b"")

@@ -104,7 +104,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of token ids, as listed in data.json."""
+    """A file of token ids, with its numbers and checksums, as listed in data.json."""
 
     file: str  # of the token ids
     tokens: Annotated[int, Range(0, MOST)]  # number of token ids
@@ -115,7 +115,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """A source of a preparation, as listed in data.json."""
+    """A source of a preparation, with its numbers and its shards, as listed in data.json."""
 
     name: str  # as it was given
     documents: Annotated[int, Range(0, MOST)]  # number of documents
@@ -163,7 +163,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Index:
-    """The content of data.json."""
+    """The content of data.json: the dtype of ids, the sources, a report and the settings."""
 
     dtype: Literal["uint16", "uint32"]  # of the token ids
     sources: tuple[Mapping[str, Any], ...]  # a `SourceRecord` and the provenance of each source
@@ -270,7 +270,8 @@ def spans(folder: Path, shards: Sequence[Shard], dtype: np.dtype[Any], verify: s
 
 @lru_cache(maxsize=4096)  # operating systems allow some ten thousand mapped files per process
 def memory_map(path: Path, dtype: np.dtype[Any], sha256: str) -> np.ndarray:
-    """Map a file into memory as an array. The checksum is part of the cache's key, since a file can be replaced."""
+    """Map a file into memory as an array. The checksum `sha256` is part of the cache's key, since a file can be
+    replaced."""
     try:
         return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
     except OSError as error:

@@ -169,8 +169,8 @@ class ValidationWindows:
 
 
 def cut(segments: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Batch:
-    """Return the windows that begin at `segments`, pairs (text, start). Beyond the end of a text they are padded with
-    token 0 and IGNORE_INDEX."""
+    """Return the windows of `length` tokens that begin at `segments`, pairs (text, start). Beyond the end of a text
+    they are padded with token 0 and IGNORE_INDEX. `pack` is that of `Windows`."""
     tokens = np.zeros((len(segments), length), np.int64)
     targets = np.full((len(segments), length), IGNORE_INDEX)
     for row, (text, start) in enumerate(segments):
@@ -189,7 +189,8 @@ def cut(segments: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> B
 
 
 def shares(weights: Sequence[float], sources: int) -> NDArray[np.int64]:
-    """Compute the number of windows of each source in BLOCK windows, by largest remainders."""
+    """Compute the number of windows of each of `sources` sources in BLOCK windows, by largest remainders. Raises a
+    UserError for weights that do not fit."""
     if len(weights) != sources:
         raise UserError(f"there are {len(weights)} weights for {sources} sources: give one for each")
     if not min(weights) * BLOCK > sum(weights):  # false for nan, too

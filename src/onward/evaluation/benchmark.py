@@ -73,7 +73,8 @@ def chosen(
     report: Callable[[int, int], None],
 ) -> tuple[list[bool], float]:
     """Return whether the likeliest choice of each question is right, and the share that is right if log-probabilities
-    are divided by the bytes of the choice. `before` are the solved examples in front of each question."""
+    are divided by the bytes of the choice. `before` are the solved examples in front of each question; `report` is
+    called with the number of choices done, and of all."""
     pairs = [pair_of(tokenizer, before + one.context, choice) for one in questions for choice in one.choices]
     scored = iter(score_continuations(model, pairs, lambda done: report(done, len(pairs))))
     right, by_length = [], []

@@ -32,7 +32,8 @@ def outputs(model: Decoder, sequences: Sequence[Sequence[int]]) -> Tensor:
 
 
 def calibration_bins(confidence: Tensor, right: Tensor) -> dict[str, Tensor]:
-    """Compute, for each bin of confidence, the sum over answers of confidence minus correctness, from both (M,)."""
+    """Compute, for each bin of confidence, the sum over answers of confidence minus correctness, from the confidence
+    and whether the answer is right (1 or 0), both (M,). The sums are named bin/NUMBER."""
     index = (confidence * BINS).long().clamp(max=BINS - 1)
     sums = confidence.new_zeros(BINS).index_add(0, index, confidence - right)
     return {f"bin/{i}": value for i, value in enumerate(sums.unbind())}

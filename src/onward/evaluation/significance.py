@@ -55,8 +55,9 @@ def t_share(angle: float, freedom: int) -> float:
 
 
 def bootstrap(one: Sequence[float], other: Sequence[float], level: float = 0.95, rounds: int = 2000) -> Difference:
-    """Compute the mean of `one` minus `other`, pair by pair, with the percentile interval of the bootstrap (Efron and
-    Tibshirani 1993, 13.3): the means of `rounds` samples of the pairs, drawn with replacement from a fixed seed."""
+    """Compute the mean of `one` minus `other`, pair by pair, with the percentile interval of the bootstrap at this
+    confidence level (Efron and Tibshirani 1993, 13.3): the means of `rounds` samples of the pairs, drawn with
+    replacement from a fixed seed."""
     differences = [a - b for a, b in zip(one, other, strict=True)]
     rng, count = random.Random(0), len(differences)
     means = sorted(fmean(rng.choices(differences, k=count)) for _ in range(rounds))

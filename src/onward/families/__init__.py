@@ -225,7 +225,7 @@ def mentions(message: str, value: Any) -> bool:
 
 def variants(hf: HF, prefix: str = "") -> Iterator[tuple[str, Any, HF]]:
     """Yield, for each key of a config.json except model_type, inner tables included: the dotted key, its value, and a
-    copy of the config.json without it."""
+    copy of the config.json without it. `prefix` precedes the keys."""
     for key, value in hf.items():
         if key != "model_type":
             yield prefix + key, value, {k: v for k, v in hf.items() if k != key}

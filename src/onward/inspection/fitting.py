@@ -24,8 +24,8 @@ RATE = 0.6  # the learning rate at the start, times the width of the activation
 
 
 def windows_of(model: Decoder, tokens: Tokens, seed: int = 0) -> Windows:
-    """Return windows of a text to train on, of at most WINDOW tokens. Raises a UserError for a text without two
-    tokens."""
+    """Return windows of a text to train on, of at most WINDOW tokens, shuffled by the seed. Raises a UserError for a
+    text without two tokens."""
     if len(tokens) < 2:
         raise UserError("there is no text to train on: name a longer one")
     return Windows([tokens], min(WINDOW, model.config.context_length, len(tokens) - 1), seed)
@@ -84,7 +84,8 @@ def fit_features(
     watch: Callable[[Step], None] = silent,
 ) -> tuple[SparseAutoencoder, str]:
     """Train a sparse autoencoder of an activation ("": the residual stream after the middle block) on a text with
-    `fit`; `watch` is called after each step. Returns it with the full name of the activation."""
+    `fit`, for at most about `seconds` seconds; `watch` is called after each step. Returns it with the full name of the
+    activation."""
     name = full_name(activation or f"blocks.{model.config.n_layers // 2}")
     autoencoder = autoencoder_of(model, name)
     for step in fit(autoencoder, ReconstructionLoss(model, name), windows_of(model, tokens), seconds=seconds):

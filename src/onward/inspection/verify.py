@@ -69,12 +69,14 @@ class Subject:
         self.allowed = TOLERANCE[model.dtype] * max(1.0, float(self.plain.abs().max()))
 
     def compare(self, promise: str, logits: Tensor, note: str = "") -> Finding:
-        """Compare logits (2, T, V) with those of the plain forward, and return the finding for `promise`."""
+        """Compare logits (2, T, V) with those of the plain forward, and return the finding for `promise`, with the note
+        `note`."""
         difference = float((logits.float() - self.plain.float()).abs().max())
         return Finding(promise, difference, self.allowed, "a logit", note)
 
     def manager(self, kind: str, chunk: int) -> CacheManager:
-        """Create an empty cache for the two rows, "contiguous" or "paged", for calls of at most `chunk` tokens."""
+        """Create an empty cache for the two rows, of the kind "contiguous" or "paged", for calls of at most `chunk`
+        tokens."""
         length = self.tokens.size(1)
         options: dict[str, Any] = {"device": self.model.device, "dtype": self.model.dtype}
         if kind == "paged":

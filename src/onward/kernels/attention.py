@@ -32,11 +32,11 @@ def plain_attend(
     sinks: Tensor | None,
 ) -> Tensor:
     """Attend in plain PyTorch with queries q (B, T, H, E) at positions (B, T) to the entries of a cache: keys (B, S, K,
-    E) and values (B, S, K, F) or, with a block table (B, P), (blocks, S, K, E) and (blocks, S, K, F). Returns (B, T,
-    H, F).
+    E) and values (B, S, K, F) or, with a block table (B, P), (blocks, S, K, E) and (blocks, S, K, F). Returns (B, T, H,
+    F).
 
-    A query sees the positions up to its own, the last `window` of them (0: all). `softcap` c replaces scores s by c *
-    tanh(s / c); `sinks` (H,) are one more score per head, without a value.
+    A query sees the positions up to its own, the last `window` of them (0: all). `scale` multiplies the scores;
+    `softcap` c replaces scores s by c * tanh(s / c); `sinks` (H,) are one more score per head, without a value.
     """
     if table is None:
         key_positions = positions[:, -1:] - (positions[:, -1:] - torch.arange(keys.size(1))) % keys.size(1)
@@ -79,8 +79,8 @@ def attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Compute `plain_attend` by a kernel, on a CPU, for queries in the dtype of the cache. Raises Unreadable for
-    tensors that the kernel cannot read."""
+    """Compute `plain_attend` by a kernel, on a CPU, for queries in the dtype of the cache; arguments as of
+    `plain_attend`. Raises Unreadable for tensors that the kernel cannot read."""
     (rows, tokens, heads, d_head), threads, dtype = q.shape, torch.get_num_threads(), q.dtype
     slots, kv_heads, d_value = keys.size(1), keys.size(2), values.size(-1)
     positions, q = positions.contiguous(), q.contiguous()

@@ -34,7 +34,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def kernel_for(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., None] | None:
-    """Return the kernel that multiplies x (..., I) with an unquantized weight; None if PyTorch computes the product."""
+    """Return the kernel that multiplies x (..., I) with an unquantized weight and adds the bias, if any; None if
+    PyTorch computes the product."""
     if x.dtype is not weight.dtype or not weight.dim() or not has_few_rows(x):
         return None
     return compiled(DTYPES[x.dtype], x.dtype, bias is not None)
@@ -68,8 +69,8 @@ def run(kernel: Callable[..., None], x: Tensor, weight: int, scales: int, bias: 
 
 @cache
 def compiled(weight_format: str, dtype: torch.dtype, biased: bool) -> Callable[..., None] | None:
-    """Return the kernel for weights of a format (float32, bfloat16, int8 or int4) and x of a dtype; None, with a
-    warning, if this machine cannot compile it."""
+    """Return the kernel for weights of a format (float32, bfloat16, int8 or int4) and x of a dtype, which adds a bias
+    if `biased`; None, with a warning, if this machine cannot compile it."""
     if unavailable():
         return None
     return emitter("products").products(weight_format, DTYPES[dtype], biased)  # type: ignore[no-any-return]

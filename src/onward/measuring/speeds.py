@@ -43,8 +43,9 @@ def generation_speeds(
     revision: str = "",
     watch: Callable[[str], None] = silent,
 ) -> tuple[list[Speed], Limits]:
-    """Measure the speed of a model for each precision and each number of rows, for about `seconds` seconds each. Also
-    returns the limits of the machine. `watch` is called with the name of each case before it is measured."""
+    """Measure the speed of a model, by answers of `new` tokens to prompts of `prompt` tokens, for each precision and
+    each number of rows, for about `seconds` seconds each. Also returns the limits of the machine. `watch` is called
+    with the name of each case before it is measured. A model on the hub is loaded in its `revision`."""
     dtypes = {torch.float32 if precision == "float32" else torch.bfloat16 for precision in precisions}
     limits = Limits(read_bandwidth(device), {dtype: peak_flops(dtype, device) for dtype in dtypes})
     speeds = []

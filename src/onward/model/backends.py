@@ -23,10 +23,8 @@ MAX_DENSE = 1 << 21  # the largest T * S for which the bias of a packed or windo
 
 
 def attention_scores(q: Tensor, k: Tensor, *, scale: float, softcap: float | None = None) -> Tensor:
-    """Return the scores (B, H, T, S), before any mask, of q (B, T, H, E) and k (B, S, K, E).
-
-    `softcap` c replaces scores s by c * tanh(s / c) (Gemma 2).
-    """
+    """Return the scores (B, H, T, S), before any mask, of q (B, T, H, E) and k (B, S, K, E): products times `scale`.
+    `softcap` c replaces scores s by c * tanh(s / c) (Gemma 2)."""
     k = k.permute(0, 2, 3, 1)  # (B, K, E, S)
     folded = (q * scale).unflatten(2, (k.size(1), -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # (B, K, G * T, E)
     scores = (folded @ k).view(q.size(0), q.size(2), q.size(1), k.size(-1))
@@ -84,8 +82,8 @@ def reference(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Compute attention in plain PyTorch: weights, dropout, weighted sum of the values. Supports every option; the
-    other backends agree with it."""
+    """Compute attention in plain PyTorch: weights (see `attention_weights`), `dropout` of them, weighted sum of the
+    values. Supports every option; the other backends agree with it."""
     with torch.autocast(q.device.type, enabled=False):
         k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
         bias = None if mask.causal_only else mask.dense(q.dtype)
@@ -151,7 +149,7 @@ def attend(
     dropout: float = 0.0,
 ) -> Tensor:
     """Compute attention by the fastest backend that supports the options for this shape, dtype and device: q (B, T, H,
-    E), k (B, S, K, E) and v (B, S, K, F) -> (B, T, H, F)."""
+    E), k (B, S, K, E) and v (B, S, K, F) -> (B, T, H, F). The options are those of `reference`."""
     if isinstance(k, CacheEntry) and isinstance(v, CacheEntry):
         y = k.attend(q, v, mask, scale=scale, softcap=softcap, sinks=sinks)
         if y is not None:

@@ -39,15 +39,16 @@ def scaled_frequencies(part: Scaling, plain: Tensor, theta: float, rope_length: 
 
 
 def dynamic(part: DynamicScaling, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
-    """Return the frequencies (B, 1, P) for a theta that grows with the row's length (dynamic NTK)."""
+    """Return the frequencies (B, 1, P) for a theta that grows with the row's length (dynamic NTK). Arguments as of
+    `scaled_frequencies`."""
     longer = rope_length.clamp(min=part.original) / part.original
     base = theta * (part.factor * longer - (part.factor - 1)) ** (plain.numel() / (plain.numel() - 1))
     return base ** (-plain.new_tensor(range(plain.numel())) / plain.numel())
 
 
 def yarn(part: YaRNScaling, plain: Tensor, theta: float) -> Tensor:
-    """Return the frequencies (P,) of YaRN: slow pairs divided by the factor, fast pairs unchanged, with a ramp
-    between."""
+    """Return the frequencies (P,) of YaRN: slow pairs divided by the factor, fast pairs unchanged, with a ramp between.
+    Arguments as of `scaled_frequencies`."""
     pairs = plain.numel()
 
     def pair(rotations: float) -> float:

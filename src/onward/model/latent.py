@@ -61,7 +61,8 @@ class LatentAttentionModule(nn.Module):
         return self.attend(q, k, v, context)
 
     def absorbed(self, q: Tensor, latent: Tensor, rope_key: Tensor, context: AttentionContext) -> Tensor:
-        """Compute the same as `expanded`, with the latents as keys and values of a single head."""
+        """Compute the same as `expanded`, from the same arguments, with the latents as keys and values of a single
+        head."""
         to_k, to_v = (
             adapted(self.kv, "weight").unflatten(0, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_value], 1)
         )

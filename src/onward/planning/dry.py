@@ -142,7 +142,8 @@ def dry_step(
     recompute: bool = False,
 ) -> DryStep:
     """Measure the memory of a step on `rows` texts of `length` tokens in a dry run: the forward or, with a `loss`, the
-    forward and backward of a Trainer. Weights are in fp32, matrix products in the dtype `autocast`, if given."""
+    forward and backward of a Trainer. Weights are in fp32, matrix products in the dtype `autocast`, if given; with
+    `recompute`, only the inputs of blocks are kept for the backward."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)

@@ -62,8 +62,9 @@ class LossFit:
         return 0 < self.law.alpha < 2 and 0 < self.law.beta < 2
 
     def forecast(self, parameters: float, tokens: float, seed: int = 0) -> Forecast:
-        """Predict the loss of a new run. The 95 % interval comes from the laws of resampled runs, each with the
-        residual of a random run added, since a new run scatters about its law too."""
+        """Predict the loss of a new run of a size (`parameters`) on this many tokens. The 95 % interval comes from the
+        laws of resampled runs, each with the residual of a random run added, since a new run scatters about its law
+        too."""
         noise = np.random.default_rng(seed).choice(self.residuals, len(self.resampled))
         n, d = np.float64(parameters), np.float64(tokens)
         with np.errstate(over="ignore"):  # of resampled laws that their runs do not determine
@@ -149,8 +150,9 @@ def objective(x: Array, n: Array, d: Array, loss: Array) -> tuple[Array, Array, 
 
 
 def minima(x: Array, counts: Array, rounds: int, *numbers: Array) -> tuple[Array, Array]:
-    """Find the minima (S, 5) reached from x, and their objectives (S,), by Levenberg-Marquardt steps on all candidates
-    at once. `counts` (S, R) or (1, R) are the weights of the runs."""
+    """Find the minima (S, 5) reached from x, and their objectives (S,), by up to `rounds` Levenberg-Marquardt steps on
+    all candidates at once. `counts` (S, R) or (1, R) are the weights of the runs; `numbers` are the other arguments of
+    `objective`."""
     damping = np.ones(len(x))
     value, error, slopes = objective(x, *numbers)
     value = (counts * value).sum(1)

@@ -27,7 +27,7 @@ LARGER = 10.0  # operations of the run that is forecast, by those of the largest
 
 @dataclass(frozen=True)
 class FittedLaw:
-    """All fits to `runs`, with the warnings that they gave."""
+    """All fits to `runs` (the law, the parabolas, the best sizes, the power), with the warnings that they gave."""
 
     runs: Sequence[Run]
     loss: LossFit

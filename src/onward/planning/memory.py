@@ -105,7 +105,8 @@ def generation_memory(
     holes: float = HOLES,
 ) -> GenerationMemory:
     """Compute the memory of `rows` texts of `length` tokens, as an Engine allocates it: prompts are read in chunks, and
-    each row of the cache has capacity for an additional chunk of the prompt."""
+    each row of the cache has capacity for an additional chunk of the prompt. `quantize` is that of the weights ("int8",
+    "int4" or None), `quantized_cache` keeps the cache as int8, and `holes` is the share of memory lost to gaps."""
     chunk = min(CHUNK, length)
     cache = cache_bytes(config, rows, length, dtype, quantized=quantized_cache, chunk=chunk)
     activations = dry_step(config, 1, chunk).forward.peak * dtype.itemsize / 4
@@ -142,7 +143,8 @@ def training_memory(
     holes: float = HOLES,
 ) -> TrainingMemory:
     """Compute the memory of training with `loss` on batches of `rows` windows of `length` tokens, as a Trainer
-    allocates it. With `recompute`, only the inputs of blocks are kept for the backward."""
+    allocates it in a precision and with an optimizer ("adamw" or "muon"). With `recompute`, only the inputs of blocks
+    are kept for the backward; `holes` is the share of memory lost to gaps."""
     dry = dry_step(config, rows, length, loss=loss, autocast=AUTOCAST[precision], recompute=recompute)
     gradients, transient = 4 * parameters(config), dry.step.peak
     if optimizer == "muon":

@@ -129,7 +129,8 @@ def form_of(response_format: Mapping[str, Any] | None, tools: Tools) -> dict[str
 
 
 def message_of(message: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return a message as chat templates expect it: its content as text, and the arguments of calls as tables."""
+    """Return a message as chat templates expect it: its content as text, and the arguments of calls as tables. Raises
+    an ApiError, which names message `number`, for content other than text."""
     result = {name: value for name, value in message.items() if value is not None}
     content = message.get("content")
     if isinstance(content, list):

@@ -124,7 +124,8 @@ class Chat:
         return ids, mask, str.__getitem__(text, slice(None))
 
     def text(self, given: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]) -> MaskedString:
-        """Render messages by the template. Raises a UserError for malformed messages and for errors of the template."""
+        """Render messages by the template, followed by the beginning of an answer if `add_generation_prompt`. Raises a
+        UserError for malformed messages and for errors of the template."""
         if not isinstance(given, Sequence):
             raise UserError(f"messages are {given!r}: give a text or a list of messages")
         if not given:

@@ -109,7 +109,8 @@ def is_dead(process: str) -> bool:
 
 
 def write_error_file(sentence: str, first: bool) -> None:
-    """Record why this process ended where torchrun looks for it. Of several causes it shows the earliest."""
+    """Record the sentence, why this process ended, in the file that torchrun reads. Of several causes torchrun shows
+    the earliest; `first` says whether this process failed first."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         extra = {"py_callstack": sentence, "timestamp": str(int(time.time()) + (not first))}
         Path(path).write_text(json.dumps({"message": {"message": sentence, "extraInfo": extra}}))

@@ -145,7 +145,8 @@ class Architecture:
 
 
 def sizes_of(keys: Keys) -> Parts:
-    """Read the sizes of a decoder, as fields of DecoderConfig by name."""
+    """Read the sizes of a decoder, as fields of DecoderConfig by name. Raises a UserError if they are missing,
+    contradict the tensors, or are not supported."""
     embedding = keys.header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise UserError("the file has no matrix token_embd.weight: get it again")
@@ -208,8 +209,8 @@ def expert_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def windowed(keys: Keys, part: SelfAttention, period: int, n_layers: int, window: int) -> tuple[SelfAttention, ...]:
-    """Return the attention of each layer: `part` with a sliding window, except in the last of each `period` layers, or
-    by the file's own pattern if it has one."""
+    """Return the attention of each of `n_layers` layers: `part` with a sliding window, except in the last of each
+    `period` layers, or by the file's own pattern if it has one. Raises a UserError if the pattern lacks layers."""
     pattern = keys.get("attention.sliding_window_pattern", period)
     window = keys.number("attention.sliding_window", window)
     if isinstance(pattern, int):

@@ -89,8 +89,9 @@ def gemma(keys: Keys, sizes: Parts) -> Parts:
 
 
 def gemma_layers(keys: Keys, sizes: Parts, largest: int, period: int, window: int, **changes: Any) -> Parts:
-    """Read the fields of Gemma with norms after attention and feed-forward, and with windows. A model of `largest`
-    layers scales its attention scores by its width."""
+    """Read the fields of Gemma with norms after attention and feed-forward, and with windows in all but the last of
+    each `period` layers (`window`: the default length). A model of `largest` layers scales its attention scores by its
+    width."""
     plain = sizes["n_layers"] != largest
     part = self_attention(keys, scale=None if plain else (sizes["d_model"] // sizes["n_heads"]) ** -0.5, **changes)
     layers = windowed(keys, part, period, sizes["n_layers"], window)

@@ -173,7 +173,7 @@ def size_label(outlines: Mapping[str, Outline]) -> str:
 
 
 def is_expert(name: str, outline: Outline) -> bool:
-    """Return whether a tensor holds the matrices (E, ...) of E experts."""
+    """Return whether a tensor, by its name and shape, holds the matrices (E, ...) of E experts."""
     return "_exps." in name and len(outline.shape) > 2
 
 
@@ -243,8 +243,8 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
-    """List in words the fields that differ between a decoder and that of an architecture; parts by layer, without
-    repetition."""
+    """List in words the fields that differ between a decoder (`ours`) and that of an architecture (`theirs`); parts by
+    layer, without repetition. `path` is the name of the compared field; "": both whole configurations."""
     if path == "":
         ours, theirs = fields.plain(ours), fields.plain(theirs)
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):

@@ -27,7 +27,8 @@ def rotary(keys: Keys, sizes: dict[str, Any]) -> Rotary:
 
 
 def scaling(keys: Keys, theta: float, context: int, rope_dim: int) -> Scaling | None:
-    """Read the scaling of the rotary frequencies; None without one."""
+    """Read the scaling of the rotary frequencies; None without one. `theta`, `context` (the context length) and
+    `rope_dim` are those of the decoder. Raises a UserError for an unknown kind."""
     original = keys.number("rope.scaling.original_context_length", context)
     weight = keys.number("rope.scaling.attn_factor", 1.0)
     if keys.has(LONG) and keys.has(SHORT):
@@ -56,7 +57,8 @@ def factors(keys: Keys, name: str) -> tuple[float, ...]:
 
 def llama3(factors: tuple[float, ...], theta: float, context: int, rope_dim: int) -> Scaling:
     """Return the scaling that divides frequencies by `factors`: Llama 3's scaling with its usual constants if these
-    give the same divisors, else LongRoPE's list of factors."""
+    give the same divisors, else LongRoPE's list of factors. `theta`, `context` (the context length) and `rope_dim` are
+    those of the decoder."""
     factor = max(factors)
     for original in (8192, context // max(1, round(factor)), context, 2048, 4096, 16_384):
         guess = Llama3Scaling(factor, 1.0, 4.0, max(1, original))

@@ -57,7 +57,7 @@ def open_map(path: Path) -> mmap.mmap:
 
 
 def mapped(info: TensorInfo, map_of: Callable[[Path], mmap.mmap]) -> Tensor:
-    """Return a tensor that is not quantized, memory-mapped."""
+    """Return a tensor that is not quantized, memory-mapped; `map_of` maps its file."""
     assert info.type.plain is not None
     numbers = math.prod(info.shape)
     return torch.frombuffer(map_of(info.path), dtype=info.type.plain, count=numbers, offset=info.offset).view(

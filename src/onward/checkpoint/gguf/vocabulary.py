@@ -233,7 +233,7 @@ class Spelling:
     unknown: str | None = None
 
     def type(self, i: int, text: str, added: Mapping[int, Any]) -> int:
-        """Return the type code of token `i`. `added` are the added tokens by id."""
+        """Return the type code of token `i` with this text. `added` are the added tokens by id."""
         if text == self.unknown:
             return UNKNOWN
         if i in added:

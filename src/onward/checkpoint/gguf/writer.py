@@ -79,7 +79,8 @@ def header_of(keys: Mapping[str, Any], count: int) -> bytes:
 
 
 def encoded(piece: Tensor, kind: BlockType, name: str) -> np.ndarray:
-    """Convert numbers to the bytes of a type. Raises a UserError if a number is too large for the type."""
+    """Convert numbers of the tensor `name` to the bytes of a type. Raises a UserError, which names the tensor, if a
+    number is too large for the type."""
     raw = kind.encode(piece)
     small = not piece.numel() or max(map(abs, torch.stack(piece.aminmax()).tolist())) < HALF  # and not NaN
     if not (small or kind.name == "F32" or kind.decode(raw).isfinite().all()) and piece.isfinite().all():

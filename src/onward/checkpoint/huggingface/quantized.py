@@ -39,8 +39,9 @@ def dequantized(hf: HF, stored: dict[str, StoredTensor]) -> dict[str, StoredTens
 
 
 def mxfp4(name: str, blocks: StoredTensor, scales: StoredTensor, config: Mapping[str, Any]) -> StoredTensor:
-    """Return a tensor (experts, groups * 32, rows) stored as blocks (experts, rows, groups, 16) of two elements per
-    byte and scales (experts, rows, groups) that are exponents. It is transposed because GPT-OSS computes x @ weight."""
+    """Return the tensor `name` (experts, groups * 32, rows), stored as blocks (experts, rows, groups, 16) of two
+    elements per byte and scales (experts, rows, groups) that are exponents. It is transposed because GPT-OSS computes x
+    @ weight. Raises a UserError for other shapes or dtypes."""
     if (blocks.dtype, scales.dtype) != ("U8", "U8") or len(scales.shape) != 3 or blocks.shape != [*scales.shape, 16]:
         raise refusal(name, blocks, scales, "MXFP4")
     experts, rows, groups = scales.shape
@@ -58,8 +59,8 @@ PAIRS = torch.stack([NUMBERS.repeat(16), NUMBERS.repeat_interleave(16)], -1)  # 
 
 
 def fp8(name: str, weight: StoredTensor, scales: StoredTensor, config: Mapping[str, Any]) -> StoredTensor:
-    """Return a matrix stored as float8_e4m3fn and a matrix of scales, one per block; blocks at the edges may be
-    smaller."""
+    """Return the matrix `name`, stored as float8_e4m3fn and a matrix of scales, one per block; blocks at the edges may
+    be smaller. Raises a UserError for other shapes, dtypes or block sizes."""
     match config.get("weight_block_size", [128, 128]):
         case [int(height), int(width)] if height > 0 < width:
             pass

@@ -201,8 +201,8 @@ def initial_factors(
 
 
 def stacked(weight: Tensor, by_expert: Mapping[int, Adapter]) -> Adapter:
-    """Build the adapter of a stack (X, O, I) from the adapters of its matrices; matrices without an adapter get
-    zeros."""
+    """Build the adapter of a stack (X, O, I) from the adapters of its matrices, by expert; matrices without an adapter
+    get zeros. Raises a ValueError if their ranks or scalings differ, and for DoRA."""
     first = next(iter(by_expert.values()))
     if any((a.a.shape, a.scaling) != (first.a.shape, first.scaling) for a in by_expert.values()):
         raise ValueError("their ranks or factors differ, and those of a stack are the same")

@@ -99,7 +99,7 @@ def load_with_adapters(
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """The content of an adapter's folder, to be written."""
+    """The content of the files in an adapter's folder, to be written: tensors, configuration and base."""
 
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any]

@@ -118,7 +118,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(config: FinetuneConfig | Path, show: int, as_json: bool) -> int:
-    """Print examples, or start or resume a run; return the exit status."""
+    """Print `show` examples or, if it is 0, start or resume a run, with its figures as JSON if `as_json`; return the
+    exit status."""
     if show and isinstance(config, FinetuneConfig):
         from onward.cli.shared.examples import show_examples
 

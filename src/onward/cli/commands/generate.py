@@ -213,7 +213,8 @@ class Printed:
 
 
 def row(request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dict[str, Any]:
-    """Return the tokens, finish reason and figures of an answer as a dict for --json, without its text."""
+    """Return the tokens, finish reason and figures of an answer as a dict for --json, without its text; with those of
+    its draft if `speculative`."""
     values: dict[str, Any] = {
         "tokens": request.tokens,
         "finish_reason": request.finish_reason,
@@ -250,7 +251,8 @@ def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
 
 
 def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float | None) -> None:
-    """Print how many drafted tokens were accepted, and whether speculative decoding pays."""
+    """Print how many drafted tokens were accepted, and whether speculative decoding with `num_draft_tokens` proposals a
+    step pays; `speed_up` is the measured one, None if unknown."""
     from onward.generation.drafts.times import expected_tokens
 
     total = lambda name: sum(getattr(request, name) for request in requests)

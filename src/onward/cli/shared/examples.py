@@ -18,20 +18,21 @@ TRAINED, GIVEN, BETWEEN = "bold green", "dim", "\u2502"
 
 
 def show_examples(config: FinetuneConfig, count: int, as_json: bool = False) -> int:
-    """Print the first `count` examples of the data of a run, as its model reads them; return the exit status."""
+    """Print the first `count` examples of the data of a run, as its model reads them, as colored text or with `as_json`
+    as JSON; return the exit status."""
     return show(config, base_tokenizer(config), count, as_json, tokens=True)
 
 
 def show_without_model(config: FinetuneConfig, count: int, as_json: bool) -> int:
-    """Print the first `count` examples of data as texts, by a plain chat template if the configuration names none;
-    return the exit status."""
+    """Print the first `count` examples of data as texts, by a plain chat template if the configuration names none,
+    colored or with `as_json` as JSON; return the exit status."""
     tokenizer = with_template(train_tokenizer("byte", []), config.template or "plain")
     return show(config, tokenizer, count, as_json, tokens=False)
 
 
 def show(config: FinetuneConfig, tokenizer: Tokenizer, count: int, as_json: bool, tokens: bool) -> int:
     """Print the first `count` examples of data, with a line between tokens or, without `tokens`, between trained and
-    other text; return the exit status."""
+    other text; with `as_json` as JSON. Returns the exit status. Raises a UserError if `count` is below 1."""
     if count < 1:
         raise UserError(f"the number of examples is {count}: give at least 1")
     records, rows = Records(config.sources, config.columns), list[dict[str, Any]]()

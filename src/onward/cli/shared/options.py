@@ -17,7 +17,8 @@ ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # in the texts of ESCAPED options,
 
 
 def parse(cls: type[T], argv: Sequence[str], *, prog: str, about: str) -> T:
-    """Parse command-line words to an instance of the dataclass `cls`; `about` is the text of `--help`."""
+    """Parse command-line words to an instance of the dataclass `cls`; `prog` is the name of the command, `about` the
+    text of `--help`. Raises a UserError for words that do not fit."""
     return made(cls, read(cls, argv, prog=prog, about=about), prog)
 
 
@@ -75,10 +76,9 @@ def unread(cls: type, name: str, value: str | Sequence[str], readers: Sequence[s
 
 
 def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, Any]:
-    """Parse command-line words to the values that are given, as text, by the names of the fields of `cls`.
-
-    The fields named by the class variable `positional` are arguments, all others options.
-    """
+    """Parse command-line words to the values that are given, as text, by the names of the fields of `cls`. The fields
+    named by the class variable `positional` are arguments, all others options. Raises a UserError for words that do not
+    fit."""
     first = Parser(prog=prog, add_help=False, allow_abbrev=False)
     first.add_argument("--import", action="append", default=[], dest="imports")
     for module in first.parse_known_args(argv)[0].imports:

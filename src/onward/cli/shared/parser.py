@@ -61,7 +61,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
-    """Make the parser of a command; its `--help` lists all options if `everything`, else the common ones."""
+    """Make the parser of the command `prog` from the fields of `cls`; its `--help` begins with `about`, and lists all
+    options if `everything`, else the common ones."""
     summary, _, examples = about.partition("\n\n")
     table = list(arguments(cls))
     common = COMMON.get(prog, ())

@@ -42,8 +42,8 @@ def known(source: str) -> bool:
 
 
 def skipped_in(source: str, out: Path) -> str:
-    """Return a sentence on the files of a folder that are not read as texts, with an example of each kind; "" if there
-    are none. The folder `out` is not counted."""
+    """Return a sentence on the files of a source, if it is a folder, that are not read as texts, with an example of
+    each kind; "" if there are none. The folder `out` is not counted."""
     if not Path(source).is_dir():
         return ""
     kinds = []

@@ -30,8 +30,8 @@ class Exam:
 
 
 def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json: bool) -> None:
-    """Evaluate models on tasks and print their scores, and the differences of the others to the first. Raises a
-    UserError, after the other results are printed, if a task failed."""
+    """Evaluate models on tasks and print their scores, as tables or with `as_json` as JSON, and the differences of the
+    others to the first. Raises a UserError, after the other results are printed, if a task failed."""
     failures: dict[str, str] = {}
     foreign: list[dict[str, Any]] = []
     results = {model: run_all(model, loading, exam, failures, foreign) for model in models}
@@ -90,8 +90,9 @@ def row(result: TaskResult) -> dict[str, Any]:
 
 
 def compared(ours: Results, other: str, theirs: Results) -> list[dict[str, Any]]:
-    """Return a row for each task: by how much another model is better than ours, with an interval of 95 %, McNemar's
-    p-value corrected for the number of tasks (Holm), and the smallest difference that so many questions show."""
+    """Return a row for each task: by how much the model `other` is better than ours, with an interval of 95 %,
+    McNemar's p-value corrected for the number of tasks (Holm), and the smallest difference that so many questions
+    show."""
     from onward.evaluation.significance import bootstrap, holm, mcnemar, smallest_difference
 
     both = [task for task in ours if task in theirs]

@@ -43,7 +43,8 @@ def in_processes(command: Callable[[], int]) -> int:
 
 
 def run_command(config: RunConfig | Path, as_json: bool) -> int:
-    """Start or resume a run, and train it; return the exit status. The time of a run counts from this call."""
+    """Start or resume a run, train it, and print its figures, with `as_json` as JSON; return the exit status. The time
+    of a run counts from this call."""
     began = perf_counter()
     if isinstance(config, RunConfig) and os.environ.get("RANK", "0") == "0":
         announce([*config.sources, config.validation])

@@ -76,8 +76,8 @@ class Answers(Task, kind="answers"):
 
 
 def rows(file: str, task: str, needed: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a file, each with its place for messages. A UserError names a row that is no object or lacks a
-    field, and a file without rows."""
+    """Yield the rows of a file, each with its place for messages. A UserError, which names the task, names a row that
+    is no object or lacks a field in `needed`, and a file without rows."""
     text, ending = text_of(file, task), Path(file).suffix
     try:
         if ending == ".csv":

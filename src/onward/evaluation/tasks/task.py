@@ -81,7 +81,7 @@ def tasks_of(text: str) -> list[Task]:
 
 
 def text_of(file: str, task: str) -> str:
-    """Return the text of a file. Raises a UserError if it cannot be read or holds no text."""
+    """Return the text of a file. Raises a UserError, which names the task, if it cannot be read or holds no text."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

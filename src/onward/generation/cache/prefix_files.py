@@ -41,10 +41,8 @@ class PrefixFiles:
         key: str | None = None,
     ) -> int:
         """Load the file with the longest prefix of `tokens` into an allocated row, which holds the first `cached`
-        tokens.
-
-        Returns the number of leading tokens that the row then holds, always fewer than all.
-        """
+        tokens. Returns the number of leading tokens that the row then holds, always fewer than all. `rope_length` is
+        that of the row; `key` names the model and the adapter, by default the model as it is."""
         names, saved = {path.stem for path in self.folder.glob("*.safetensors")}, []
         if not names or (key := key or fingerprint(self.model)) is None:
             return cached
@@ -84,7 +82,8 @@ class PrefixFiles:
         return path
 
     def name_hash(self, manager: CacheManager, rope_length: int, key: str) -> hashlib._Hash:
-        """Return the unfinished hash of a file name, to which the tokens are still to be added."""
+        """Return the unfinished hash of a file name, of the model's `key`, the config, `rope_length` and the layout of
+        the cache; the tokens are still to be added."""
         config, layers = self.model.config, manager.cache.layers
         kinds = [(name, t.dtype, t.shape[2:]) for layer in layers for name, t in layer.entries.items()]
         identity = config, kinds, manager.block_size, rope_key(config, rope_length), key

@@ -20,7 +20,7 @@ class SpeculationTimes:
 
     def add(self, seconds: float, drafting: float, tokens_per_row: float, speculated: bool) -> None:
         """Count a step of `seconds`, `drafting` of them spent by the draft, that gave `tokens_per_row` new tokens per
-        request."""
+        request; `speculated` says whether it had proposals."""
         if speculated:
             self.seconds, self.drafting = self.seconds + seconds, self.drafting + drafting
             self.tokens_per_row, self.steps = self.tokens_per_row + tokens_per_row, self.steps + 1

@@ -216,7 +216,7 @@ class Engine:
         logits: Tensor,
     ) -> list[tuple[Request, int]]:
         """Append the `sampled` tokens to their requests, and fail requests with an exception instead; returns the new
-        tokens as pairs (request, token)."""
+        tokens as pairs (request, token). `logits` (N, V) are those from which the tokens were sampled."""
         new: list[tuple[Request, int]] = []
         row = 0
         for request, proposal, tokens in zip(requests, proposals, sampled):

@@ -70,8 +70,8 @@ def masks(
     like: Tensor,
     errors: dict[int, Exception],
 ) -> Tensor | None:
-    """Return the mask of allowed tokens of each row of logits, (N, V), or one mask (V,) for all rows; `like` gives V
-    and the device.
+    """Return the mask of allowed tokens of each row of logits, (N, V), or one mask (V,) for all rows (None: all are
+    allowed); `like` gives V and the device.
 
     It combines `allowed`, the constraints, and `min_new_tokens`. The exception of a constraint is stored in `errors`
     under its row.

@@ -107,7 +107,8 @@ def rolled_back(s: Subject) -> Outcome:
 
 
 def tensors(value: Any, depth: int = 6) -> dict[int, Tensor]:
-    """Collect the tensors in a value, such as a cache of lists and objects, by the address of their memory."""
+    """Collect the tensors in a value, such as a cache of lists and objects nested up to `depth` times, by the address
+    of their memory."""
     if isinstance(value, Tensor):
         return {value.data_ptr(): value} if value.numel() else {}
     if not depth or isinstance(value, nn.Module | str | type):

@@ -59,8 +59,9 @@ def examine_apart(arguments: Mapping[str, Any], seconds: float, gigabytes: float
 
 
 def main(results: str, gigabytes: str, arguments: str) -> None:
-    """Run all checks in this process. Writes one line of JSON per finding to the file `results`, and a last line that
-    says it is done or holds the error."""
+    """Run all checks in this process, which may use `gigabytes` of memory; `arguments` are those of `examine_apart` as
+    JSON. Writes one line of JSON per finding to the file `results`, and a last line that says it is done or holds the
+    error."""
     from onward.inspection.doctor.checks import examine
     from onward.inspection.doctor.target import subjects_of
 

@@ -159,8 +159,8 @@ def gradients(s: Subject) -> Outcome:
 
 
 def unread(s: Subject, name: str, gradient: Tensor) -> bool:
-    """Return whether a contiguous quarter of the rows or columns of a linear layer's weight gets no gradient, such as
-    the value part of packed projections."""
+    """Return whether a contiguous quarter of the rows or columns of a linear layer's weight (`name`) gets no gradient,
+    such as the value part of packed projections."""
     if not isinstance(s.model.get_submodule(name.rpartition(".")[0]), nn.Linear) or gradient.dim() != 2:
         return False
     if re.search("expert|rout|gate", name):

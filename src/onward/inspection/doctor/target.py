@@ -48,8 +48,8 @@ def subjects_of(
 
     The folder of a run is a model and the texts that it was trained on. FILE.py:NAME and MODULE:NAME name a model, or a
     class or function that is called with `kwargs` (JSON) and returns a fresh model. `adapter`, `loss`, `cache`, `train`
-    and the batches name functions in the same way; `text` and `validation` name texts. Raises a UserError if the target
-    or one of these names cannot be loaded.
+    and the batches name functions in the same way; `text` and `validation` name texts; `frozen`, `vocab_size` and
+    `context_length` are facts of `About`. Raises a UserError if the target or one of these names cannot be loaded.
     """
     about: About = {"vocab_size": vocab_size, "context_length": context_length, "frozen": frozen}
     for name, value in {"adapter": adapter, "loss": loss, "cache": cache, "train": train}.items():

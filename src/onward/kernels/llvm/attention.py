@@ -286,8 +286,8 @@ class Group:
 def attention(
     heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, options: Options, paged: bool
 ) -> Callable[..., None]:
-    """Compile the attention kernel for these sizes and options; return it as a function of the fields of
-    AttentionArguments."""
+    """Compile the attention kernel for these sizes and options and a contiguous or `paged` cache; return it as a
+    function of the fields of AttentionArguments."""
     return callable_kernel(AttentionArguments, attend(Form(heads, kv_heads, d_head, d_value, dtype, options, paged)))
 
 

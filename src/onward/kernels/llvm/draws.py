@@ -169,6 +169,6 @@ def spread(code: Code, value: Any, count: int) -> Any:
 
 @cache
 def draws(dtype: str, masked: bool) -> Callable[..., None]:
-    """Compile the kernel of `emit`; return it as a function of the fields of DrawArguments, the number of rows, and
-    that of threads."""
+    """Compile the kernel of `emit`, arguments as there; return it as a function of the fields of DrawArguments, the
+    number of rows, and that of threads."""
     return callable_kernel(DrawArguments, emit(dtype, masked))

@@ -214,6 +214,7 @@ def emit(weight_format: str, dtype: str, biased: bool, bf16_dots: bool | None = 
 
 @cache
 def products(weight_format: str, dtype: str, biased: bool, cpu: str | None = None) -> Callable[..., None]:
-    """Compile the kernel for weights of a format (float32, bfloat16, int8 or int4), and x, bias and y of a dtype
-    (float32 or bfloat16); return it as a function of the fields of ProductArguments."""
+    """Compile the kernel for weights of a format (float32, bfloat16, int8 or int4), and x, y and, if `biased`, a bias
+    of a dtype (float32 or bfloat16), for a CPU (by default this one); return it as a function of the fields of
+    ProductArguments."""
     return callable_kernel(ProductArguments, emit(weight_format, dtype, biased, False if cpu else None), cpu)

@@ -16,7 +16,7 @@ ZERO = ir.Constant(FLOATS, [0.0] * LANES)
 
 
 class BFloat(ir.Type):
-    """LLVM's type bfloat (bf16), which llvmlite lacks."""
+    """LLVM's type bfloat (bf16) for llvmlite, which lacks it."""
 
     def _to_string(self) -> str:
         return "bfloat"

@@ -101,8 +101,9 @@ def totals(lines: Lines) -> list[list[tuple[float, float]]]:
 
 
 def axis(frame: Frame, values: np.ndarray, log: bool) -> Heights:
-    """Choose the vertical axis for `values`. A linear axis starts at 0 and ends at 3 times the 95th percentile at most;
-    higher values are drawn at the edge. A logarithmic axis starts no lower than a thousandth of the median."""
+    """Choose the vertical axis for `values`, logarithmic if `log`. A linear axis starts at 0 and ends at 3 times the
+    95th percentile at most; higher values are drawn at the edge. A logarithmic axis starts no lower than a thousandth
+    of the median."""
     positive = values[values > 0]
     if log and len(positive):
         low, high = max(positive.min(), np.median(positive) / 1000), positive.max()

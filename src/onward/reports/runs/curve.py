@@ -128,7 +128,8 @@ class Curves:
 
 
 def legend(run: Curves, unit: str, rollbacks: bool, other_name: str) -> str:
-    """Return the SVG text above the plotted area that names the curves."""
+    """Return the SVG text above the plotted area that names the curves: losses in `unit`, the learning rate, the
+    `rollbacks` if there are any, and the run `other_name`."""
     names = [("smooth-name", "&#9644; training (faint: single steps)")]
     names += [("validation-name", "&#9679; validation")] * bool(len(run.validations))
     names += [("", f"&#9650; learning rate, up to {run.rates.max():.3g}")]

@@ -130,7 +130,8 @@ def dial(
     """Choose the open fields among the model's size, the batch size and the optimizer for `limit` seconds of training.
     Returns the configuration, and the choice; None if the given fields leave no possible size.
 
-    Sizes are timed in increasing order, until the forecast becomes worse or a twentieth of the time is spent.
+    Sizes are timed by `timing` in increasing order, until the forecast becomes worse or a twentieth of the time is
+    spent.
     """
     candidates, spent, seconds = list[Candidate](), 0.0, 0.0
     text = compression(tokenizer, inputs)

@@ -75,8 +75,8 @@ def weights_folder(config: RunConfig) -> Path:
 
 def with_merged_base(config: RunConfig, folder: Path) -> RunConfig:
     """Return the configuration of a run in `folder`. If it trains new adapters on a base that is an adapter, and that
-    one is not to be kept beneath them, the base becomes an ordinary model in the folder: it has the first adapter
-    merged, in fp32."""
+    one is not to be kept beneath them, the base becomes an ordinary model, which is written into the folder: it has the
+    first adapter merged, in fp32. Raises a UserError for an option `first` without such a base."""
     if not isinstance(config, FinetuneConfig) or not config.adapters or not config.base:
         return config
     first = locate(config.base)
@@ -120,7 +120,7 @@ def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
 
 
 def base_checksum(config: RunConfig) -> str:
-    """Return a checksum of the weights that a run begins from, including those of an adapter."""
+    """Return a checksum of the weights that a run begins from, which are read, including those of an adapter."""
     checksum, folder = weights_checksum(weights_folder(config)), locate(config.base)
     return f"{checksum} {file_sha256(folder / TENSORS)[:16]}" if is_adapter(folder) else checksum
 

@@ -86,7 +86,7 @@ class FinetuneConfig(RunConfig, ExampleOptions):
 
     @checked
     def peak_learning_rate(self, d_model: int) -> float:
-        """Return the learning rate after the warm-up."""
+        """Return the learning rate after the warm-up, by default the rate of the method divided by `d_model`."""
         return self.method.rate / d_model if self.learning_rate is None else self.learning_rate
 
 

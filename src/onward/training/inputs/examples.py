@@ -69,7 +69,8 @@ class ExampleInputs(Inputs):
         return None if self.held_out is None else self.packed(self.held_out, context_length, None)
 
     def validation_sets(self, config: Any, context_length: int) -> dict[str, PackedExamples]:
-        """Return the rows of the held-out examples of each source by its name, if there are several."""
+        """Return the held-out examples of each source as packed rows, by its name; {} unless there are several
+        sources."""
         if self.held_out is None or SET not in self.held_out.numbers:
             return {}
         present = {int(index) for index in self.held_out.numbers[SET]}

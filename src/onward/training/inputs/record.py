@@ -17,7 +17,7 @@ from onward.training.finetuning.quantization import QuantizationError
 
 @dataclass(frozen=True)
 class Record:
-    """The content of inputs.json."""
+    """The content of inputs.json: the tokens, tokenizer and model of a run, with checksums."""
 
     train: tuple[tuple[str, int | None], ...]  # of each source, its folder and its number there; none: all of them
     validation: str  # the folder of the validation text; "" where it is a share of each source, or none

@@ -155,7 +155,7 @@ class Reference(Frozen):
 
     def totals(self, policy: Decoder, batch: ExampleBatch, tail: float = 1.0) -> Tensor:
         """Return the log-probabilities (S,) of a batch's sequences, without gradient; stored ones if the batch has
-        them."""
+        them. See `logprobs_of` for `tail`."""
         kept = [batch.numbers[name] for name in sorted(batch.numbers) if name.startswith(REFERENCE)]
         if kept:
             return torch.stack(kept, 1).flatten().float()

@@ -96,7 +96,8 @@ def complete(
 
 
 def turn_of(one: Written, sampling: Sampling, most: int, length: int, ends: Collection[int], seed: int) -> Request:
-    """Return the request for the next turn of a completion."""
+    """Return the request for the next turn of a completion, which may have `most` tokens in all; prompt and completion
+    have at most `length`. The turn ends with a token of `ends`."""
     prompt = [*one.prompt, *one.tokens]
     room = min(most - len(one.tokens), max(1, length - len(prompt)))
     return Request(prompt, sampling, room, stop=ends.__contains__, seed=seed, num_logprobs=0)

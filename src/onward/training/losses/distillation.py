@@ -76,7 +76,7 @@ class Distillation(Loss):
         return loss, loss.detach()
 
     def of_hidden(self, model: Decoder, teacher: Decoder, hidden: Tensor, wanted: Tensor) -> Tensor:
-        """Return the sum for hidden states of the student (N, D) and of the teacher."""
+        """Return the sum of the divergences for hidden states (N, D) of the student and of the teacher (`wanted`)."""
         size = min(model.config.vocab_size, teacher.config.vocab_size)
         logits = [model.logits(hidden)[:, :size], teacher.logits(wanted)[:, :size]]
         student, other = (x.to(torch.promote_types(x.dtype, torch.float32)) / self.temperature for x in logits)

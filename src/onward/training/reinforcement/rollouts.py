@@ -65,8 +65,8 @@ class PolicyOutputs:
 
 
 def policy_outputs(model: Decoder, batch: Batch, temperature: float) -> PolicyOutputs:
-    """Return the outputs for the targets of a batch. Logits are computed for targets only, in chunks if there are
-    many."""
+    """Return the outputs for the targets of a batch, with logits divided by `temperature`. Logits are computed for
+    targets only, in chunks if there are many."""
     hidden = model.hidden(batch.tokens, batch.positions)
     inside = batch.targets != IGNORE_INDEX
     states, targets = hidden[inside], batch.targets[inside]

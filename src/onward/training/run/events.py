@@ -73,7 +73,7 @@ class EventLog:
         return event
 
     def notices(self, step: int, failure: UserError | None) -> list[Notice]:
-        """Return the messages since the last call, and `failure`, the failure of a save."""
+        """Return the messages since the last call, and `failure`, the failure of a save, as notices of a step."""
         messages, self.messages = self.messages, []
         if failure:
             messages.append(f"{failure}; training goes on, and the next save tries again")

@@ -39,7 +39,7 @@ class Progress:
             self.write(line(self.run, event), end="\n" if self.run.ended else "")
 
     def write(self, line: str, end: str) -> None:
-        """Print a line over the previous one."""
+        """Print a line over the previous one; `end` is "" or a line break."""
         print(f"\r{line:<{self.width}}", end=end, file=sys.stderr, flush=True)
         self.width = 0 if end else len(line)
 

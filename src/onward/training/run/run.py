@@ -161,7 +161,7 @@ class Run(Shown):
                 self.saver.finish()
 
     def events(self, stop: Callable[[], bool], save: Callable[[], bool]) -> Iterator[Event]:
-        """Yield the events of `train`, while training."""
+        """Yield the events of `train`, with its arguments, while training."""
         began = perf_counter() - self.progress.seconds
         check_ranks(self)
         yield from self.validate()  # a kill may have come between the save and its validation

@@ -26,7 +26,7 @@ class RunProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedProgress(RunProgress):
-    """The content of a save's progress.json."""
+    """The content of a save's progress.json: the position of the run, and the numbers of its trainer."""
 
     step: int
     frozen: tuple[str, ...]  # names of frozen parameters

@@ -89,7 +89,7 @@ def as_loss(loss: Loss | LossFunction) -> Loss:
 
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
-    """The cross-entropy of a batch's targets, in nats, summed."""
+    """The loss of language models: the cross-entropy of a batch's targets, in nats, summed."""
 
     z_loss: float = 0.0  # weight of (log Z)^2, Z being the softmax's denominator (PaLM, Chowdhery et al. 2022)
     label_smoothing: float = 0.0  # share of each target spread over the vocabulary (Szegedy et al. 2016, section 7)

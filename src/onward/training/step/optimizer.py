@@ -54,7 +54,7 @@ def adamw(
     betas: tuple[float, float],
     rates: Mapping[str, float] = {},
 ) -> torch.optim.AdamW:
-    """Make torch's fused AdamW."""
+    """Make torch's fused AdamW for parameters by name; see `optimizers` for `rates`."""
     groups = parameter_groups(parameters, weight_decay, rates)
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
 

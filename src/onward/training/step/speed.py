@@ -34,7 +34,7 @@ TRIAL_TOKENS = 1024  # of a step that calibrates
 
 
 class Watch:
-    """Sums the seconds of each phase of a step."""
+    """A stopwatch that sums the seconds of each phase of a step."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds, self.last = device, defaultdict[str, float](float), perf_counter()

@@ -50,7 +50,7 @@ SPENT = 0.95  # of the time, by which a grid is planned
 
 @dataclass(frozen=True)
 class ScalingStudy:
-    """A planned grid of runs whose tokens are prepared."""
+    """A planned grid of runs whose tokens are prepared, and its configuration."""
 
     config: RunConfig  # of all runs; its `out` is the folder of the study
     sizes: Sizes

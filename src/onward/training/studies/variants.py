@@ -228,12 +228,12 @@ def train_variants(
     stop: Callable[[], bool] = lambda: False,
     limit: float = math.inf,
 ) -> list[Outcome] | None:
-    """Train prepared variants: all with the first seed, then all with the next. Finished runs are not repeated; an
-    interrupted run is resumed, exactly as if it had never stopped.
+    """Train prepared variants, each with `seeds` seeds: all with the first seed, then all with the next. Finished runs
+    are not repeated; an interrupted run is resumed, exactly as if it had never stopped. `watch` is called with each
+    event.
 
-    `watch` is called with each event. Returns None if `stop()` became true, after saving the present run. A diverged
-    run does not stop the others. A run is skipped if, judging by the runs before it, it would not end within `limit`
-    seconds.
+    Returns None if `stop()` became true, after saving the present run. A diverged run does not stop the others. A run
+    is skipped if, judging by the runs before it, it would not end within `limit` seconds.
     """
     first = variants[0].config.seed
     order = [(variant, seed) for seed in range(first, first + seeds) for variant in variants]
