@@ -218,7 +218,8 @@ def part_choices(kind: Any) -> list[type[Part]]:
 
 
 def import_parts(module: str) -> None:
-    """Import a user's module, from the current folder or installed, which registers the parts that it defines."""
+    """Import a user's module, from the current folder or installed, which registers the parts that it defines. Raises a
+    UserError if there is no such module."""
     if os.getcwd() not in sys.path:  # where the command `onward` runs, the current folder is not
         sys.path.append(os.getcwd())
     try:

@@ -115,7 +115,8 @@ def save(
 def save_adapter(lm: LanguageModel, folder: str | Path, base: str | Path, *, name: str = "default") -> None:
     """Write the adapters called `name`, and fully trained modules, as a PEFT folder.
 
-    `base` is the folder that the model was loaded from; its checksum is kept with the adapter.
+    `base` is the folder that the model was loaded from; its checksum is kept with the adapter. Raises a UserError if
+    `base` holds no model.
     """
     if not (Path(base) / "config.json").exists():
         raise UserError(f"base is {base}, where there is no model: give the folder that the model was loaded from")
@@ -136,7 +137,7 @@ def merge(
     `out`. Sums are computed in fp32 and rounded once.
 
     `base` is the folder of the model, by default the one that the adapter names; `dtype` that of the result, by default
-    that of the base.
+    that of the base. Raises a UserError if `out` is the folder of the base.
     """
     base = Path(base) if base else base_folder(Path(adapter_folder))
     if Path(out).exists() and base.exists() and os.path.samefile(out, base):

@@ -60,7 +60,8 @@ class HubName:
     @classmethod
     def of(cls, text: str, revision: str = "") -> HubName | None:
         """Parse the name of a model: org/name, name, org/name@revision, or these after hf:// or as the address of the
-        model's page; None if the text is no such name. `revision` is main by default."""
+        model's page; None if the text is no such name. `revision` is main by default. Raises a UserError if both give a
+        revision."""
         address = ADDRESS.fullmatch(text)
         match = NAME.fullmatch(address[1] if address else text)
         if not match or len(match[1]) > 96 or re.search(r"--|\.\.|\.git$|[.-]$|/[.-]", match[1]):

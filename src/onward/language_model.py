@@ -194,7 +194,8 @@ class LanguageModel(TextModel):
         """Yield the text that `generate` returns for one prompt in pieces, each as soon as no further token can change
         it.
 
-        Arguments as of `complete`, without n. The generator returns the finish_reason of the answer.
+        Arguments as of `complete`, without n. The generator returns the finish_reason of the answer. Raises the error
+        of an answer that failed.
         """
         options, rest = split({**keywords, "max_new_tokens": max_new_tokens}, EngineKeywords, DEFAULT)
         if options.n > 1:
@@ -276,7 +277,7 @@ class LanguageModel(TextModel):
         """Return the continuation of each prompt by contrastive search.
 
         Keyword arguments as of `generation.search.contrastive.contrastive_search` (alpha, k), and the fields of
-        Sampling, with a temperature of 1 by default.
+        Sampling, with a temperature of 1 by default. Raises a UserError for n above 1.
         """
         options, own = split({**keywords, "max_new_tokens": max_new_tokens}, ContrastiveKeywords, UNCHANGED)
         if options.n > 1:
@@ -302,7 +303,8 @@ class LanguageModel(TextModel):
         `generation.engine.Engine`.
 
         For speculative decoding, `draft` is a smaller model with the same vocabulary, or `lookup` the number of tokens
-        to propose from earlier text. `prompt_cache` is a folder that keeps the keys and values of prompts.
+        to propose from earlier text. `prompt_cache` is a folder that keeps the keys and values of prompts. Raises a
+        UserError for a draft with another vocabulary, and if both are given.
         """
         tokenizer = self.text()
         if draft is not None and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():

@@ -62,7 +62,7 @@ def load_source(
     allow_nonfinite: bool = False,
     quantize: str | None = None,
 ) -> tuple[Decoder, dict[str, Any]]:
-    """Load the decoder of a source and its config.json; see `load_model`."""
+    """Load the decoder of a source and its config.json; see `load_model`. Raises a UserError as `load_model` does."""
     try:
         outline = source.outline()
         model, stored, tied = outline.model, outline.stored, outline.config.tied

@@ -53,7 +53,8 @@ def as_safetensors(folder: Path, parent: Path) -> Iterator[Path]:
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a pickle by name, memory-mapped if its format allows that."""
+    """Read the tensors of a pickle by name, memory-mapped if its format allows that. Raises a UserError if it holds
+    anything else."""
     state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]

@@ -149,7 +149,8 @@ def sentence(error: Exception, words: Sequence[str]) -> str | None:
 
 
 def dispatch(words: list[str]) -> int:
-    """Run the command named by the first word with the other words as its arguments; return the exit status."""
+    """Run the command named by the first word with the other words as its arguments; return the exit status. Raises a
+    UserError for an unknown command."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(DATA_FLOW)
         for group, commands in GROUPS.items():

@@ -79,7 +79,8 @@ def write(record: Write, paged: bool, positions: Tensor) -> Call:
 
 
 def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
-    """Return the kernel call that attends to a contiguous or a `paged` cache, from queries at `positions` (B, T)."""
+    """Return the kernel call that attends to a contiguous or a `paged` cache, from queries at `positions` (B, T).
+    Raises NotCompilable for caches of other shapes."""
     rows, tokens, heads, d_head = record.q.shape
     (kv_heads, *key_widths), (value_heads, *value_widths) = record.shapes
     if key_widths != [d_head] or len(value_widths) != 1 or value_heads != kv_heads or heads % kv_heads:
@@ -99,7 +100,8 @@ def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
 
 
 def operation_calls(operation: Operation) -> list[Call]:
-    """Return the kernel calls that compute an operation of PyTorch."""
+    """Return the kernel calls that compute an operation of PyTorch. Raises NotCompilable for an operation or a dtype
+    without a kernel."""
     for tensor in tensors_in(operation.result):
         if tensor.dtype not in DTYPES:
             raise NotCompilable(f"{label(operation)} in {str(tensor.dtype).removeprefix('torch.')}")
@@ -123,7 +125,7 @@ def target_of(operation: Operation) -> Tensor:
 
 def each(key: tuple[Any, ...], formula: Formula, out: Tensor, operands: Sequence[Tensor]) -> Call:
     """Return the call of an elementwise kernel, which writes formula(operands) to `out`. `key` identifies the formula,
-    so that equal kernels are compiled once."""
+    so that equal kernels are compiled once. Raises NotCompilable for a dtype without a kernel."""
     if any(t.dtype not in DTYPES for t in operands):
         raise NotCompilable(f"{key[0]} of {operands[0].dtype}")
     layouts = merged([Layout.of(out), *(Layout.of(t, out.shape) for t in operands)])
@@ -182,7 +184,7 @@ def power(code: Code, x: Any, exponent: float) -> Any:
 
 
 def convert(operation: Operation) -> list[Call]:
-    """Lower a copy to another dtype or layout."""
+    """Lower a copy to another dtype or layout. Raises NotCompilable for a conversion to integers."""
     out = target_of(operation)
     source = operation.arguments[1] if name_of(operation) == "copy_" else operation.arguments[0]
     if out.dtype == torch.int64 and source.dtype != torch.int64:
@@ -203,7 +205,8 @@ def joined(operation: Operation) -> list[Call]:
 
 
 def product(operation: Operation) -> list[Call]:
-    """Lower mm and addmm with a weight."""
+    """Lower mm and addmm with a weight. Raises NotCompilable for products of another form, TooManyRows for more rows
+    than the kernel multiplies fast."""
     bias = operation.arguments[0] if name_of(operation) == "addmm" else None
     x, transposed = operation.arguments[-2:]
     weight, out = transposed.t(), operation.result
@@ -246,7 +249,7 @@ def product_call(
 
 
 def average(operation: Operation) -> list[Call]:
-    """Lower mean over the last dimension."""
+    """Lower mean over the last dimension. Raises NotCompilable for other dimensions."""
     x, *dims = operation.arguments[:2]
     last = dims and dims[0] and [d % x.dim() for d in dims[0]] == [x.dim() - 1]
     if not last or operation.result.dtype != torch.float32:

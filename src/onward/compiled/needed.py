@@ -54,7 +54,8 @@ def is_read(tensor: Tensor, records: Sequence[Record]) -> bool:
 
 
 def needed(recording: Recording, weights: Sequence[Tensor]) -> list[Record]:
-    """Return the records to repeat in each step, in order. `weights` are tensors that may change between steps."""
+    """Return the records to repeat in each step, in order. `weights` are tensors that may change between steps. Raises
+    NotCompilable if a record overwrites a constant."""
     inputs = [recording.tokens, recording.positions, recording.rope_length, *weights]
     changing, constant = memory(inputs), set[int]()
     kept = []

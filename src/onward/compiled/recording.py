@@ -140,7 +140,8 @@ class RecordedEntry(CacheEntry):
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        """Record the attention of q (B, T, H, E) to this entry and the values v; returns (B, T, H, F), not computed."""
+        """Record the attention of q (B, T, H, E) to this entry and the values v; returns (B, T, H, F), not computed.
+        Raises NotCompilable if the mask adds a bias."""
         assert self.cache.recorder is not None
         if mask.slopes is not None:
             raise NotCompilable("a bias of the scores")

@@ -5,7 +5,7 @@ from onward.errors import UserError
 
 def renaming(columns: str) -> dict[str, str]:
     """Parse `prompt=question,completion=answer` to {"prompt": "question", "completion": "answer"}: our name and that of
-    the data's column."""
+    the data's column. Raises a UserError for any other form."""
     pairs = [pair.partition("=") for pair in columns.split(",") if pair.strip()]
     for name, equal, theirs in pairs:
         if not (name.strip() and theirs.strip()):

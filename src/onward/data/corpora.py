@@ -110,8 +110,8 @@ def cache_folder() -> Path:
 
 
 def get(name: str, folder: Path | None = None, progress: Progress = silent) -> Path:
-    """Return the file of a corpus of DOWNLOADS in `folder` (default: `cache_folder()`); downloads it if it is
-    missing."""
+    """Return the file of a corpus of DOWNLOADS in `folder` (default: `cache_folder()`); downloads it if it is missing.
+    Raises a UserError for an unknown name."""
     from onward.fields import nearest
 
     if name not in DOWNLOADS:
@@ -145,7 +145,7 @@ def fetch(wanted: Download, path: Path, progress: Progress = silent) -> Path:
 
 def download(wanted: Download, part: Path, progress: Callable[[int], None]) -> None:
     """Download into the file `part`, after the bytes of an earlier attempt. `progress` is called with the bytes
-    downloaded."""
+    downloaded. Raises a ConnectionError if the connection is closed early; the file then keeps what arrived."""
     done = part.stat().st_size if part.exists() else 0
     if done >= wanted.bytes:
         return

@@ -82,7 +82,8 @@ class Encoder:
         self, prompt: str | Sequence[Message], completion: str | Sequence[Message], tools: Any = None
     ) -> TokenSequence:
         """Return a prompt and its trained completion, as two texts or as two lists of messages; `tools` are for the
-        chat template. A completion that is a text ends with the end token."""
+        chat template. A completion that is a text ends with the end token. Raises a UserError for a text with
+        messages."""
         if isinstance(prompt, str) and isinstance(completion, str):
             before = self.tokenizer.encode(prompt) or self.tokenizer.begin([])
             whole = self.tokenizer.encode(prompt + completion) or self.tokenizer.begin([])
@@ -98,7 +99,8 @@ class Encoder:
         return self.conversation([*prompt, *completion], len(prompt), tools)
 
     def prompt(self, prompt: str | Sequence[Message], tools: Any = None) -> list[int]:
-        """Return the tokens of a prompt, a text or messages, as in generation; `tools` are for the chat template."""
+        """Return the tokens of a prompt, a text or messages, as in generation; `tools` are for the chat template.
+        Raises a UserError for messages without a chat template, and for any other value."""
         if isinstance(prompt, str):
             check_text(prompt, "prompt")
             return self.tokenizer.encode(prompt)
@@ -214,7 +216,7 @@ class Examples:
 
     @classmethod
     def load(cls, path: Path) -> "Examples":
-        """Return the table in a file."""
+        """Return the table in a file. Raises a UserError if the file is damaged."""
         try:
             with safe_open(path, framework="np") as file:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -111,7 +111,7 @@ def suffixes(name: str) -> tuple[str, str]:
 
 def read_file(path: Path, name: str, field: str, encoding: str, sizes: Sizes) -> Iterator[Piece]:
     """Yield the pieces of a file, whose format follows from its `name`. `field` is the column of the text in a table,
-    `encoding` that of a text file."""
+    `encoding` that of a text file. Raises a UserError for an archive or a damaged file."""
     content, _ = suffixes(name)
     if content in ARCHIVES:
         raise UserError(f"{name} is an archive: unpack it, and name its files or their folder")
@@ -166,7 +166,8 @@ def decompressed(name: str, file: BinaryIO) -> BinaryIO:
 
 
 def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iterator[Piece]:
-    """Yield the pieces of a text or a .jsonl, decompressed according to its name."""
+    """Yield the pieces of a text or a .jsonl, decompressed according to its name. Raises a UserError if it is empty, or
+    has a line of a .jsonl that is too long."""
     lines = suffixes(name)[0] == ".jsonl"
     parts: list[bytes] = []
     size, rest, blank, line, begins, offset = 0, "", True, 1, True, 0
@@ -203,7 +204,8 @@ class NotText(UserError):
 
 
 def decode_blocks(name: str, stream: BinaryIO, encoding: str, block_bytes: int) -> Iterator[tuple[str, bool]]:
-    """Yield the text of a stream, `block_bytes` bytes at a time; each with whether it is the last."""
+    """Yield the text of a stream, `block_bytes` bytes at a time; each with whether it is the last. Raises NotText for
+    bytes that the encoding cannot decode, a UserError for an unknown encoding."""
     try:
         with suppress(UnicodeError):
             b" ".decode(encoding)  # raises LookupError for codecs such as base64, which the next call accepts

@@ -27,7 +27,8 @@ def supervised(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]
 
 def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
     """Yield an example of each record's prompt, a text or messages, for the model to answer; the other fields are for
-    the reward. The `answer` is stored after the prompt as trained tokens with an end token."""
+    the reward. The `answer` is stored after the prompt as trained tokens with an end token. Raises a UserError for a
+    record without a prompt."""
     end = encoder.end or encoder.tokenizer.end_ids[:1] or [0]
     for record in records:
         with placed(record):
@@ -86,7 +87,8 @@ def said(encoder: Encoder, prompt: Any, answer: Any, tools: Any = None) -> Token
 
 
 def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
-    """Return the sequence of a record for `supervised`, from its messages, prompt and completion, or text."""
+    """Return the sequence of a record for `supervised`, from its messages, prompt and completion, or text. Raises a
+    UserError if it has none of them."""
     if "messages" in values:
         return encoder.conversation(values["messages"], tools=values.get("tools"))
     if "prompt" in values and "completion" in values:
@@ -140,7 +142,8 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
     pair of a chosen and a rejected answer gives two examples.
 
     The second sequence of an example is its prompt with the completion of the nearest earlier example that has another
-    prompt, wrapping around at the start of the table.
+    prompt, wrapping around at the start of the table. Raises a UserError for a record without these fields, and if all
+    prompts are the same.
     """
     rows: list[tuple[Any, Any, TokenSequence, float, str]] = []
     for record in records:
@@ -167,7 +170,7 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def wanted(label: Any) -> float:
-    """Return the label of an answer: 1 if it is wanted, else 0."""
+    """Return the label of an answer: 1 if it is wanted, else 0. Raises a UserError for any other label."""
     if not isinstance(label, int | float) or label not in (0, 1):
         raise UserError(f"label is {shown(label)}: it is 1 or true for a wanted answer, 0 or false for another")
     return float(label)
@@ -190,7 +193,8 @@ def other_prompts(prompts: Sequence[Any]) -> list[int | None]:
 def classified(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
     """Yield an example from each record: its `text`, followed by a second text if it has a `pair`, with the index of
     its `label` (a text or a whole number) among the classes. The classes are `encoder.labels`; if these are empty, as
-    before the training data is read, all labels of `records`, sorted."""
+    before the training data is read, all labels of `records`, sorted. Raises a UserError for a record without text and
+    label, and for a label that is no class."""
     rows: list[tuple[TokenSequence, Any, str]] = []
     for record in records:
         with placed(record):

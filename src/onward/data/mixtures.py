@@ -15,7 +15,8 @@ SET = "set"  # the number of an example that says which table it comes from
 
 
 def joined(tables: Sequence[Examples]) -> Examples:
-    """Return the examples of all tables in order, each with the index of its table as the number `set`."""
+    """Return the examples of all tables in order, each with the index of its table as the number `set`. Raises a
+    UserError if their examples have different forms."""
     if len({table.per_example for table in tables}) > 1:
         raise UserError("the sources have examples of different forms: train on them in different runs")
     names = dict.fromkeys(name for table in tables for name in table.numbers)

@@ -117,7 +117,8 @@ class Preparation:
             np.savez(new, verdicts=verdicts, hashes=hashes)
 
     def encode(self, unit: Unit) -> None:
-        """Write the shard of a unit, unless all of it is dropped, and then its record (NUMBER.json)."""
+        """Write the shard of a unit, unless all of it is dropped, and then its record (NUMBER.json). Raises a UserError
+        if a source has changed while it was read."""
         start = perf_counter()
         documents = self.documents(unit)
         verdicts = (

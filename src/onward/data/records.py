@@ -55,7 +55,7 @@ def read_records(source: str) -> Iterator[Record]:
 
 
 def jsonl_records(path: Path) -> Iterator[Record]:
-    """Yield the objects in the lines of a .jsonl file."""
+    """Yield the objects in the lines of a .jsonl file. Raises a UserError for a line that is not a JSON object."""
     for piece in utf8_pieces(path):
         for number, line in enumerate(io.BytesIO(piece.text), piece.line):
             if not line.strip():
@@ -71,7 +71,7 @@ def jsonl_records(path: Path) -> Iterator[Record]:
 
 
 def utf8_pieces(path: Path) -> Iterator[Piece]:
-    """Yield the pieces of a .jsonl file, which is UTF-8."""
+    """Yield the pieces of a .jsonl file, which is UTF-8. Raises a UserError if it is in another encoding."""
     try:
         yield from read_file(path, str(path), "", "utf-8", SIZES)
     except NotText as error:
@@ -79,7 +79,7 @@ def utf8_pieces(path: Path) -> Iterator[Piece]:
 
 
 def parquet_records(path: Path) -> Iterator[Record]:
-    """Yield the rows of a .parquet file."""
+    """Yield the rows of a .parquet file. Raises a UserError if it is empty or damaged."""
     arrow = pyarrow(str(path))
     with reading(str(path)), open(path, "rb") as file, seekable(str(path), file) as whole:
         try:
@@ -98,7 +98,7 @@ def parquet_records(path: Path) -> Iterator[Record]:
 
 
 def json_records(path: Path) -> Iterator[Record]:
-    """Yield the objects of an array in a .json file."""
+    """Yield the objects of an array in a .json file. Raises a UserError if it is empty, too large or anything else."""
     with reading(str(path)), open(path, "rb") as file:
         text = decompressed(str(path), file).read(MOST_JSON + 1)
     if len(text) > MOST_JSON:
@@ -121,7 +121,8 @@ def json_records(path: Path) -> Iterator[Record]:
 
 def csv_records(path: Path) -> Iterator[Record]:
     """Yield the rows of a .csv file, whose first line names the columns. Empty cells are left out; lists and objects of
-    JSON, and numbers in `label` and `margin`, are parsed."""
+    JSON, and numbers in `label` and `margin`, are parsed. Raises a UserError, which names the line, for a table of
+    another form."""
     with reading(str(path)), open(path, "rb") as file:
         lines = io.TextIOWrapper(decompressed(str(path), file), "utf-8-sig", newline="")
         rows, number = csv.reader(lines), 0

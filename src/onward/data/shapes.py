@@ -34,7 +34,8 @@ class Shape:
 
 
 def message(value: Any, role: str = "") -> dict[str, Any]:
-    """Make a message of {from, value} or {role, content}, or of a text with a role."""
+    """Make a message of {from, value} or {role, content}, or of a text with a role. Raises a UserError for any other
+    value, and for an unknown role."""
     if isinstance(value, str) and role:
         return {"role": role, "content": value}
     if not isinstance(value, Mapping) or not ({"from", "value"} <= value.keys() or "role" in value):
@@ -52,7 +53,8 @@ def system_message(text: Any) -> list[dict[str, Any]]:
 
 
 def sharegpt(values: dict[str, Any]) -> Values:
-    """Convert `conversations`, perhaps with `system`, with `chosen` and `rejected`, or with a `kto_tag`."""
+    """Convert `conversations`, perhaps with `system`, with `chosen` and `rejected`, or with a `kto_tag`. Raises a
+    UserError for malformed turns."""
     turns, system = values.pop("conversations"), values.pop("system", None)
     if not isinstance(turns, list | tuple):
         raise UserError(f"conversations are {shown(turns)}: write a list of {{'from': 'human', 'value': 'text'}}")
@@ -68,7 +70,7 @@ def sharegpt(values: dict[str, Any]) -> Values:
 
 def alpaca(values: dict[str, Any]) -> Values:
     """Convert `instruction` and `input` with `output` or with `chosen` and `rejected`, perhaps with `system` and
-    `history`, a list of earlier pairs."""
+    `history`, a list of earlier pairs. Raises a UserError for a malformed history."""
     system, earlier = values.pop("system", None), values.pop("history", None) or []
     parts = [values.pop(name, None) for name in ("instruction", "input")]
     talk = system_message(system)

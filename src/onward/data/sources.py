@@ -91,7 +91,8 @@ def passages(
 
 
 def texts(sources: Sequence[Source], field: str, encoding: str, sizes: Sizes) -> Iterator[tuple[Piece, str]]:
-    """Yield (piece, text) for the texts of all pieces of all sources. Arguments as of `documents`."""
+    """Yield (piece, text) for the texts of all pieces of all sources. Arguments as of `documents`. Raises a UserError
+    if all documents of a source are empty."""
     check_named(sources)
     for source in sources:
         blank = True
@@ -290,7 +291,8 @@ def skip_reason(path: Path) -> str:
 
 @lru_cache(maxsize=8)
 def dataset(source: str) -> "Dataset":
-    """Return the memory-mapped dataset of `hf://NAME?split=...`; the options are those of `datasets.load_dataset`."""
+    """Return the memory-mapped dataset of `hf://NAME?split=...`; the options are those of `datasets.load_dataset`.
+    Raises a UserError if it cannot be loaded, or is more than one table."""
     try:
         from datasets import Dataset, load_dataset
     except ImportError:

@@ -251,7 +251,8 @@ def known_fields(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 
 
 def spans(folder: Path, shards: Sequence[Shard], dtype: np.dtype[Any], verify: str) -> Iterator[Span]:
-    """Yield a span for each shard of a source; see `load_tokens` for `verify`."""
+    """Yield a span for each shard of a source; see `load_tokens` for `verify`. Raises a UserError for a shard that is
+    missing or has changed."""
     for number, shard in enumerate(shards):
         ids = folder / Path(shard.file).name
         ends = ids.with_suffix(".ends")
@@ -271,7 +272,7 @@ def spans(folder: Path, shards: Sequence[Shard], dtype: np.dtype[Any], verify: s
 @lru_cache(maxsize=4096)  # operating systems allow some ten thousand mapped files per process
 def memory_map(path: Path, dtype: np.dtype[Any], sha256: str) -> np.ndarray:
     """Map a file into memory as an array. The checksum `sha256` is part of the cache's key, since a file can be
-    replaced."""
+    replaced. Raises a UserError if it cannot be read."""
     try:
         return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
     except OSError as error:

@@ -45,7 +45,8 @@ class Scored:
 def pair_of(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
     """Encode a context and its continuation as lm-evaluation-harness does: spaces at the end of the context belong to
     the continuation, both are encoded as one text, and the tokens after as many as the context alone has are the
-    continuation. An empty context is the token that begins texts, or else the one that ends them."""
+    continuation. An empty context is the token that begins texts, or else the one that ends them. Raises a UserError if
+    the tokenizer has neither, or if context and continuation are one token."""
     stripped = context.rstrip()
     continuation = context[len(stripped) :] + continuation
     if not stripped:

@@ -72,7 +72,8 @@ def read(response: HTTPResponse, seconds: float) -> bytes:
 
 
 def content(body: bytes) -> str:
-    """Return the text of the message in a reply, the JSON body of chat completions."""
+    """Return the text of the message in a reply, the JSON body of chat completions. Raises Repeat for any other
+    reply."""
     try:
         text = json.loads(body)["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError, RecursionError):

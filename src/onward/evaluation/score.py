@@ -82,7 +82,8 @@ def evaluate(model: Decoder, tokens: np.ndarray | Tokens, n_bytes: int, stride: 
 
     By default windows do not overlap: the stride is the context length. With a smaller stride, tokens are predicted
     from more context, which takes longer. `n_bytes` is the length of the text without its first token, which is not
-    predicted. Tokens are read window by window.
+    predicted. Tokens are read window by window. Raises a UserError for a stride out of range, and for fewer than two
+    tokens.
     """
     length = model.config.context_length
     stride = stride or length

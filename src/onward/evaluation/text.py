@@ -34,7 +34,7 @@ def score_text(model: Decoder, tokenizer: Tokenizer, text: str) -> Score:
     """Compute the log-probability of each token of a text that fits into the context.
 
     The first token has a log-probability only if the tokenizer puts a beginning-of-text token before it; see
-    `Tokenizer.begin`.
+    `Tokenizer.begin`. Raises a UserError if the text exceeds the context.
     """
     if not isinstance(text, str):
         raise UserError(f"text is {text!r}: score takes one text")

@@ -11,7 +11,8 @@ LOCAL, FULL = "sliding_attention", "full_attention"
 
 
 def windowed_layers(hf: HF, default: Sequence[bool]) -> list[bool]:
-    """Return whether each layer attends to a window: from the key `layer_types` or, without this key, `default`."""
+    """Return whether each layer attends to a window: from the key `layer_types` or, without this key, `default`. Raises
+    a UserError for other types of layers, and if some are missing."""
     types = hf.get("layer_types") or [LOCAL if local else FULL for local in default]
     if len(types) != len(default) or not {*types} <= {LOCAL, FULL}:
         raise UserError(f"config.json has layer_types {types}: Onward reads {LOCAL} and {FULL}, one for each layer")

@@ -87,7 +87,7 @@ def config(hf: HF) -> DecoderConfig:
 
 def decoder(hf: HF, router: Routing) -> DecoderConfig:
     """Return the decoder of a config.json of DeepSeek V2 or V3 in which missing keys have been given the family's
-    defaults. `router` is the routing of its experts."""
+    defaults. `router` is the routing of its experts. Raises a UserError if a key without a default is missing."""
     only(hf, moe_layer_freq=1)
     for key in "head_dim", "num_key_value_heads":  # latent attention has neither; reading them prevents a warning
         hf.get(key)

@@ -32,7 +32,8 @@ def next_token_distribution(
     `history` are the tokens of each row, of which the first `prompt_lengths` are its prompt (all of them by default);
     `allowed` (V,) or (B, V) is False for tokens that must not be generated. A Sampling is applied in this order:
     logit_bias, repetition_penalty, frequency_penalty and presence_penalty, no_repeat_ngram_size, suppress_tokens,
-    `allowed`, forced_tokens, processors, temperature, top_k, top_p, min_p, typical_p.
+    `allowed`, forced_tokens, processors, temperature, top_k, top_p, min_p, typical_p. Raises a UserError for arguments
+    that do not fit the logits.
     """
     if logits.dim() != 2 or not logits.is_floating_point():
         raise UserError(f"logits are {described(logits)}: give floating-point numbers (B, V)")

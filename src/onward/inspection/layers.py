@@ -73,7 +73,8 @@ def units(
     """Measure the units of an activation (B, T, F), such as blocks.3.mlp.post, over texts of token ids, with the `top`
     texts in which each is most active.
 
-    `encode` turns the activation of a text (T, D) into features (T, F), such as those of a sparse autoencoder.
+    `encode` turns the activation of a text (T, D) into features (T, F), such as those of a sparse autoencoder. Raises a
+    UserError without texts, and for an activation of another shape.
     """
     if not texts:
         raise UserError("there are no texts: give at least one")
@@ -94,7 +95,7 @@ def units(
 
 def singular_values(model: Decoder, pattern: str = "*") -> dict[str, Tensor]:
     """Compute the singular values, in descending order, of each matrix whose name matches a pattern, adapters included;
-    of stacks of experts, (X, values)."""
+    of stacks of experts, (X, values). Raises a UserError if no matrix matches."""
     targets, result = weights(model), dict[str, Tensor]()
     for name, p in model.named_parameters():
         if p.ndim >= 2 and fnmatchcase(name, pattern):

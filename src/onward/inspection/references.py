@@ -97,7 +97,7 @@ def llama_cpp_computes(library: Any, path: Path, tokens: Tensor, model: Decoder)
 
 def read_row(library: Any, path: Path, row: list[int], model: Decoder) -> tuple[Tensor, dict[int, Tensor]]:
     """Compute the logits (T, V) and the residual streams (T, D), by the number of blocks before them, of one row with
-    llama.cpp."""
+    llama.cpp. Raises a UserError if llama.cpp fails."""
     streams: dict[int, Tensor] = {}
     ggml = import_module("llama_cpp._ggml").libggml
     width, blocks = model.config.d_model, model.config.n_layers
@@ -135,7 +135,7 @@ def read_row(library: Any, path: Path, row: list[int], model: Decoder) -> tuple[
 @contextmanager
 def opened(library: Any, path: Path, model: Decoder, length: int, callback: Any) -> Iterator[Any]:
     """Open a llama.cpp context for a text of `length` tokens inside the `with` block; `callback` receives every
-    computed tensor."""
+    computed tensor. Raises a UserError if llama.cpp cannot load the file, or if it holds another model."""
     quiet = library.llama_log_callback(lambda level, text, data: None)
     library.llama_log_set(quiet, None)
     loaded = library.llama_model_load_from_file(str(path).encode(), library.llama_model_default_params())

@@ -104,7 +104,7 @@ def loss_by_position(model: Decoder, windows: Iterable[Tensor]) -> PositionLoss:
     """Compute the mean cross-entropy at each position of windows of T + 1 token ids, given as batches (B, T + 1).
 
     Windows may exceed the context unless positions are learned; the end of the curve then shows how the model
-    extrapolates.
+    extrapolates. Raises a UserError without windows.
     """
     total, count = torch.zeros(0), 0
     for ids in windows:

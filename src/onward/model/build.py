@@ -25,7 +25,7 @@ from onward.model.positions import LearnedPositionModule, SinusoidalPositionModu
 
 def build_position(part: Position, config: DecoderConfig, layer: int = 0) -> nn.Module | None:
     """Build the module from positions (B, T) and a dtype to the vectors (B, T, D) that are added to the embeddings;
-    None for parts that add none."""
+    None for parts that add none. Raises a UserError for a part that adds vectors and has no module."""
     if part.build is not None:
         return part.build(config, layer)
     match part:
@@ -39,7 +39,8 @@ def build_position(part: Position, config: DecoderConfig, layer: int = 0) -> nn.
 
 
 def build_norm(part: Norm, config: DecoderConfig, layer: int = 0, width: int = 0) -> nn.Module:
-    """Build a norm over the last dimension, of size `width`; 0 stands for d_model."""
+    """Build a norm over the last dimension, of size `width`; 0 stands for d_model. Raises a UserError for a part
+    without a module."""
     if part.build is not None:
         return part.build(config, layer, width)
     width = width or config.d_model
@@ -54,7 +55,8 @@ def build_norm(part: Norm, config: DecoderConfig, layer: int = 0, width: int = 0
 
 
 def build_attention(part: Attention, config: DecoderConfig, layer: int = 0) -> nn.Module:
-    """Build the attention module of a layer, from x (B, T, D) and an AttentionContext to (B, T, D)."""
+    """Build the attention module of a layer, from x (B, T, D) and an AttentionContext to (B, T, D). Raises a UserError
+    for a part without a module."""
     if part.build is not None:
         return part.build(config, layer)
     match part:
@@ -66,7 +68,8 @@ def build_attention(part: Attention, config: DecoderConfig, layer: int = 0) -> n
 
 
 def build_mlp(part: FeedForward, config: DecoderConfig, layer: int = 0) -> nn.Module:
-    """Build the feed-forward module of a layer, from x (..., D) to (..., D)."""
+    """Build the feed-forward module of a layer, from x (..., D) to (..., D). Raises a UserError for a part without a
+    module."""
     if part.build is not None:
         return part.build(config, layer)
     match part:
@@ -81,7 +84,7 @@ def build_mlp(part: FeedForward, config: DecoderConfig, layer: int = 0) -> nn.Mo
 
 def build_router(part: parts.Experts, width: int) -> nn.Module:
     """Build the router of a mixture of experts, a module from tokens (N, D) to the weights and the ids of their
-    experts, both (N, K); D is `width`."""
+    experts, both (N, K); D is `width`. Raises a UserError for a routing without a module."""
     router, sizes = part.router, (width, part.count, part.top_k)
     if router.build is not None:
         return router.build(*sizes)
@@ -94,7 +97,8 @@ def build_router(part: parts.Experts, width: int) -> nn.Module:
 
 
 def build_block(part: Block, config: DecoderConfig, layer: int = 0) -> nn.Module:
-    """Build the block of a layer, a module from x (B, T, D) and an AttentionContext to (B, T, D)."""
+    """Build the block of a layer, a module from x (B, T, D) and an AttentionContext to (B, T, D). Raises a UserError
+    for a part without a module."""
     if part.build is not None:
         return part.build(config, layer)
     match part:

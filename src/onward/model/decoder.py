@@ -143,7 +143,7 @@ class Decoder(Shown, nn.Module):
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits (B, T, V) from the hidden states (B, T, D)."""
+        """Return logits (B, T, V) from the hidden states (B, T, D). Raises a UserError for another shape."""
         try:
             return self.logit_softcap(self.logit_scale(self.head(self.embed_out(hidden))))
         except (TypeError, AttributeError, RuntimeError):  # a check before the call would cost time at each step

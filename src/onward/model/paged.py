@@ -36,7 +36,8 @@ class PagedLayerCache(LayerCache):
         return self.table.gather(1, positions // self.slots), positions % self.slots
 
     def slot_indices(self, positions: Tensor) -> SlotIndices:
-        """Return the slots that a call writes and reads; positions (B, T) are consecutive in each row."""
+        """Return the slots that a call writes and reads; positions (B, T) are consecutive in each row. Raises a
+        UserError if a row has no block for a position."""
         block, slot = self.locate(positions)
         size, table = self.slots, self.table
         if positions.device.type == "cpu" and bool((block[:, 0] == NULL_BLOCK).any()):

@@ -64,7 +64,7 @@ class Generation:
 
 def serve(engine: Engine, requests: Sequence[Request], limit: float = float("inf")) -> Generation:
     """Run requests in an engine at the same time. After `limit` seconds they are canceled, once each has LEAST tokens
-    after its first."""
+    after its first. Raises the error of a request that failed."""
     start, times = perf_counter(), {request: list[float]() for request in requests}
     for request in requests:
         engine.add(request)

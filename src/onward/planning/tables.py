@@ -39,8 +39,8 @@ def read_table(path: Path) -> list[Run]:
 
 
 def of_row(row: Mapping[str | None, Any], columns: Mapping[str, str], where: str) -> Run:
-    """Parse a row of a table as a run. `columns` gives the column of each quantity; `where` names the line in
-    errors."""
+    """Parse a row of a table as a run. `columns` gives the column of each quantity; `where` names the line in errors.
+    Raises a UserError for a missing value, or one that is not a number."""
     if None in row:
         raise UserError(f"{where} has more cells than the first line names columns: write numbers without commas")
     numbers = {}

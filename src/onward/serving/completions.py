@@ -68,7 +68,7 @@ def tokens_of(body: CompletionRequest, served: Served) -> list[list[int]]:
 
 def truncated(tokens: list[int], body: SamplingFields, served: Served) -> list[int]:
     """Return the last tokens of a prompt, as many as the field truncate_prompt_tokens says; -1: as many as the context
-    holds beside one answer."""
+    holds beside one answer. Raises an ApiError for any other number."""
     keep = body.truncate_prompt_tokens
     if keep is None:
         return tokens

@@ -39,7 +39,7 @@ class EmbeddingRequest(BaseModel):
 @router.post("/v1/embeddings")
 async def embeddings(body: EmbeddingRequest, http: Request) -> dict[str, Any]:
     """Return the reply as JSON: for each text the mean of the last hidden states over its tokens, in fp32 and not
-    normalized."""
+    normalized. Raises an ApiError for other dimensions than the model's."""
     service = service_of(http)
     served = service.model(body.model)
     check_others(body.model_extra or {})

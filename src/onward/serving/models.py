@@ -94,7 +94,8 @@ def check_weights(folders: Sequence[Path], dtype: torch.dtype | None, quantize: 
 
 def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel | None, room: int) -> Engine:
     """Make an engine with a paged cache, whose blocks requests with a common prefix share. `room` are the bytes that
-    the cache may take if the options give no size."""
+    the cache may take if the options give no size. Raises a UserError if the options ask for a longer context than the
+    model's."""
     length = options.context or lm.config.context_length
     if length > lm.config.context_length:
         raise UserError(f"context is {length:,}, and the model's is {lm.config.context_length:,} tokens: lower it")

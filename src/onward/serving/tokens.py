@@ -38,7 +38,8 @@ class DetokenizeRequest(BaseModel):
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
-    """Return as JSON the token ids of a text or of a conversation, their number and the context length."""
+    """Return as JSON the token ids of a text or of a conversation, their number and the context length. Raises an
+    ApiError unless exactly one of them is given."""
     service = service_of(http)
     served = service.model(body.model)
     tokenizer = served.lm.text()
@@ -65,7 +66,7 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, http: Request) -> dict[str, str]:
-    """Return as JSON the text of token ids."""
+    """Return as JSON the text of token ids. Raises an ApiError for an id outside the vocabulary."""
     served = service_of(http).model(body.model)
     if unknown := [token for token in body.tokens if not 0 <= token < served.lm.config.vocab_size]:
         raise ApiError(

@@ -87,7 +87,8 @@ class Chat:
     ) -> list[int]:
         """Return the token ids of messages, or of one user message given as text. With `add_generation_prompt` the
         beginning of an answer follows; with `continue_final_message` the tokens end with the text of the last message
-        instead. `variables` are passed to the template."""
+        instead. `variables` are passed to the template. Raises a UserError as `text` does, and if the last message
+        cannot be continued."""
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         if not continue_final_message:
             return [i for i, _, _ in self.tokens(self.text(given, add_generation_prompt, variables))]

@@ -62,7 +62,7 @@ PUBLISHED = {  # by the number of ranks
 
 def read_ranks(path: Path) -> dict[bytes, int]:
     """Read the ranks (the order of merges) of a tiktoken file: each line has the bytes of a token in base64 and its
-    rank."""
+    rank. Raises a UserError for a file of another form."""
     ranks: dict[bytes, int] = {}
     try:
         for line in path.read_bytes().splitlines():
@@ -86,7 +86,7 @@ def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str
     """Return the tokenizer of a tiktoken file, and its tokens that begin a text, end a text, and pad, None if unknown.
 
     `pattern` splits texts; it is known for the vocabularies of GPT-2, GPT-4, GPT-4o, Llama 3 and Qwen by the number of
-    ranks.
+    ranks. Raises a UserError if the pattern is unknown.
     """
     ranks = read_ranks(path)
     known = PUBLISHED.get(len(ranks))
@@ -104,7 +104,7 @@ def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str
 
 def ranked_bpe(ranks: Mapping[bytes, int], pattern: str, path: Path, first: int = 0) -> tokenizers.Tokenizer:
     """Make a BPE tokenizer that merges by rank; an id is the rank plus `first`. A token that no two others form is
-    matched directly. `path` is named in errors."""
+    matched directly. `path` is named in errors. Raises a UserError if bytes or ranks are missing."""
     if not all(bytes([byte]) in ranks for byte in range(256)) or sorted(ranks.values()) != list(range(len(ranks))):
         raise UserError(f"{path} does not have every byte and every rank: copy or download it again")
     order = sorted(ranks, key=ranks.__getitem__)
@@ -129,7 +129,7 @@ def add_specials(inner: tokenizers.Tokenizer, specials: Mapping[str, int]) -> No
 
 def load_tekken(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
     """Return the tokenizer of Mistral's tekken.json, and its tokens that begin a text, end a text, and pad. Control
-    tokens have the first ids, the ranks follow."""
+    tokens have the first ids, the ranks follow. Raises a UserError if the file is damaged."""
     try:
         table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         config = table["config"]

@@ -104,7 +104,8 @@ class UnknownField(Exception):
 
 def message(parts: Sequence[bytes], known: Fields, where: str) -> dict[str, list[Any]]:
     """Decode the known fields of a message, given in `parts`: return the list of values of each field, by name. Texts
-    are decoded; `where` names the message in errors."""
+    are decoded; `where` names the message in errors. Raises UnknownField for a field that is not known, a ValueError
+    for a value of a wrong type."""
     entries: dict[str, list[Any]] = {}
     for number, kind, value in (field for part in parts for field in fields_of(part)):
         name, wanted = known.get(number, ("", kind))

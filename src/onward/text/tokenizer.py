@@ -66,7 +66,8 @@ class Tokenizer:
     @checked
     def load(cls, path: str | Path) -> Tokenizer:
         """Load the tokenizer in a folder or a file: tokenizer.json, GPT-2's vocab.json and merges.txt, Mistral's
-        tekken.json, SentencePiece's tokenizer.model, or a .tiktoken file of ranks."""
+        tekken.json, SentencePiece's tokenizer.model, or a .tiktoken file of ranks. Raises a UserError if there is none,
+        or the file is damaged."""
         path = Path(path)
         file = (tokenizer_file(path) or path / "tokenizer.json") if path.is_dir() else path
         if not file.exists():
@@ -217,7 +218,7 @@ def tokenizer_file(folder: Path) -> Path | None:
 
 def read_inner(file: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
     """Read the tokenizer in a file of any format; return it with its tokens that begin a text, end a text, and pad,
-    None where the format has none."""
+    None where the format has none. Raises a UserError if the file holds no tokenizer."""
     if file.name == "vocab.json":
         return byte_level(read_bpe(file.parent), use_regex=True), None, None, None
     if file.name == "tekken.json":
@@ -237,7 +238,7 @@ def read_inner(file: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None
 
 def add_published(inner: tokenizers.Tokenizer, tables: Mapping[str, Mapping[str, Any]], file: Path) -> None:
     """Add the tokens that tokenizer_config.json lists as control tokens, if the vocabulary lacks them or has them as
-    ordinary tokens."""
+    ordinary tokens. Raises a UserError if the files contradict each other."""
     listed = tables.get("tokenizer_config.json", {}).get("added_tokens_decoder")
     for i, token in sorted(listed.items(), key=lambda pair: int(pair[0])) if isinstance(listed, dict) else ():
         options = {name: bool(token.get(name)) for name in ("lstrip", "rstrip", "normalized", "special")}
@@ -294,7 +295,8 @@ def known_ids(value: Any, inner: tokenizers.Tokenizer) -> list[int]:
 
 
 def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Read the chat templates of a folder, by name; a single one is named `default`."""
+    """Read the chat templates of a folder, by name; a single one is named `default`. Raises a UserError if a file is
+    not UTF-8."""
     value = tables.get("tokenizer_config.json", {}).get("chat_template")
     named = value if isinstance(value, list) else [{"name": "default", "template": value}]
     templates = {t.get("name"): t.get("template") for t in named if isinstance(t, dict)}

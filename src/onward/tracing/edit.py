@@ -141,7 +141,8 @@ zero = Change(lambda x, _: torch.zeros_like(x))  # zeros in place of the activat
 
 def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Tensor, Tensor | None]:
     """Return the entries of a value for the positions of x, in the dtype, on the device and in a shape that broadcasts
-    to x; and a mask of the positions for which the value has an entry (None: all)."""
+    to x; and a mask of the positions for which the value has an entry (None: all). Raises a UserError for a value that
+    does not fit."""
     new, known = torch.as_tensor(value, dtype=x.dtype, device=x.device), None
     sizes = (1,) * (x.ndim - new.ndim) + tuple(new.shape)
     letters = location.shape[-x.ndim :]

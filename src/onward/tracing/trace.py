@@ -155,7 +155,8 @@ class Trace:
 
     def mean(self, name: str, index: int | None = None) -> Tensor:
         """Return the mean of an activation (B, T, ...), or of one head, unit or expert, over all tokens of all calls,
-        in at least fp32. For the output of an expert, the mean over the tokens that use the expert."""
+        in at least fp32. For the output of an expert, the mean over the tokens that use the expert. Raises a UserError
+        for an activation without tokens."""
         known, key = self.known[name], name if index is None else f"{name}.{index}"
         if known.shape[:2] != ("B", "T") or self.keep is not None:
             why = f"it is {known}" if self.keep is None else "the trace was made with keep"

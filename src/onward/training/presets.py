@@ -29,7 +29,7 @@ SHAPE: dict[str, Any] = {"attention": SelfAttention(qk_norm="head"), "norm": RMS
 
 def decoder(preset: str, vocab_size: int, changes: dict[str, Any]) -> DecoderConfig:
     """Return the decoder of a release, or Qwen 3's architecture in a size of PRESETS, for a vocabulary, with some
-    fields changed."""
+    fields changed. Raises a UserError if the vocabulary does not fit."""
     if preset in PRESETS:
         base = DecoderConfig(vocab_size=vocab_size, **SHAPE, **PRESETS[preset])
     else:

@@ -32,7 +32,8 @@ class Processes:
 
     @classmethod
     def join(cls) -> "Processes":
-        """Join the process group, if torchrun started several processes: see its RANK and WORLD_SIZE."""
+        """Join the process group, if torchrun started several processes: see its RANK and WORLD_SIZE. Raises a
+        UserError if the processes cannot connect."""
         count = int(os.environ.get("WORLD_SIZE", "1"))
         if count == 1:
             return cls()

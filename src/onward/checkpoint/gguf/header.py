@@ -99,7 +99,7 @@ def read_header(path: Path) -> Header:
 
 
 def read_one(path: Path) -> Header:
-    """Read the header of a single file."""
+    """Read the header of a single file. Raises a UserError as `read_header` does."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             reader = Reader(path, data)
@@ -124,7 +124,8 @@ class Reader:
         return UserError(f"{self.path} is cut off or not a GGUF file ({what}): copy or download it again")
 
     def header(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
-        """Read the keys and the tensors of the file."""
+        """Read the keys and the tensors of the file. Raises a UserError if the file is not GGUF of a version and byte
+        order that Onward reads, or is damaged."""
         if self.data[:4] != MAGIC:
             raise self.broken(f"it begins with {bytes(self.data[:4])!r}")
         version = self.number("I")
@@ -156,7 +157,8 @@ class Reader:
         return keys, tensors
 
     def outline(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Read the next entry in the list of tensors; return the tensor's name, shape, type code and offset."""
+        """Read the next entry in the list of tensors; return the tensor's name, shape, type code and offset. Raises a
+        UserError for an impossible shape."""
         name, count = self.text(), self.number("I")
         if count > MOST_DIMENSIONS:
             raise self.broken(f"tensor {name:.60} has {count} dimensions")
@@ -209,7 +211,7 @@ class Reader:
 
     def value(self, kind: int, name: str) -> Any:
         """Read the value of the key `name`, of the type code `kind`: a float as the shortest number that rounds to it,
-        an array as a list."""
+        an array as a list. Raises a UserError for an unknown type code."""
         if kind == STRING:
             return self.text()
         if kind == ARRAY:
@@ -220,7 +222,7 @@ class Reader:
         return float(str(np.float32(value))) if SCALARS[kind] == "f" else value
 
     def array(self, name: str) -> list[Any]:
-        """Read the array that is the value of the key `name`."""
+        """Read the array that is the value of the key `name`. Raises a UserError for an unknown type code."""
         kind, count = self.number("I"), self.number("Q")
         if kind == STRING:
             return self.texts(count)
@@ -232,7 +234,8 @@ class Reader:
         return np.frombuffer(self.data, dtype, count, self.at - count * dtype.itemsize).tolist()
 
     def texts(self, count: int) -> list[str]:
-        """Read `count` consecutive texts. This loop takes most of the time of a large vocabulary."""
+        """Read `count` consecutive texts. This loop takes most of the time of a large vocabulary. Raises a UserError if
+        the file is cut off."""
         self.room(count, 8, "texts")
         data, at, size = self.data, self.at, self.size
         length_of: Callable[[Any, int], tuple[int]] = struct.Struct("<Q").unpack_from

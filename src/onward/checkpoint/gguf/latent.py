@@ -109,7 +109,7 @@ def deepseek2(keys: Keys, sizes: Parts) -> Parts:
 
 
 def routed(keys: Keys) -> Experts:
-    """Read the experts of a layer that is not dense."""
+    """Read the experts of a layer that is not dense. Raises a UserError for a routing that Onward does not have."""
     width = keys.number("expert_feed_forward_length")
     part = experts(keys, bool(keys.get("expert_weights_norm")), d_shared=keys.number("expert_shared_count") * width)
     groups, kind = keys.number("expert_group_count", 1), keys.number("expert_gating_func", SOFTMAX)

@@ -47,7 +47,7 @@ def scaling(keys: Keys, theta: float, context: int, rope_dim: int) -> Scaling | 
 
 
 def factors(keys: Keys, name: str) -> tuple[float, ...]:
-    """Read the numbers in the tensor of factors `name`."""
+    """Read the numbers in the tensor of factors `name`. Raises a UserError if it is not a list of numbers."""
     info = keys.header.tensors[name]
     if len(info.shape) != 1 or info.shape[0] > MOST or info.type.plain is None:
         raise UserError(f"{name} is {list(info.shape)} {info.type.name}, and no list of factors: get the file again")

@@ -115,7 +115,7 @@ def read_tokenizer(header: Header) -> Tokenizer | None:
 
 def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, int]]) -> Any:
     """Build the byte-level tokenizer of a file. `keys` are its keys without "tokenizer.ggml."; `typed` are its tokens
-    with their type codes."""
+    with their type codes. Raises a UserError for an unknown name of its patterns, and without merges."""
     pre, merges = keys.get("pre", "default"), keys.get("merges")
     if pre not in PRE:
         raise UserError(
@@ -243,7 +243,8 @@ class Spelling:
 
 def byte_level_keys(tokenizer: Tokenizer, table: Mapping[str, Any]) -> Spelling:
     """Return the keys of a byte-level BPE tokenizer: the name of its patterns, and its merges. `table` is the
-    tokenizer's JSON."""
+    tokenizer's JSON. Raises a UserError if llama.cpp has no name for the patterns, or does not normalize texts as the
+    tokenizer does."""
     model, patterns = table["model"], patterns_of(table["pre_tokenizer"])
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
     if patterns == () and not merges:
@@ -282,7 +283,8 @@ NO_MERGE = "\u00ff \u00fe"  # of bytes that no UTF-8 has; the key must be there
 
 def characters(table: Mapping[str, Any]) -> Spelling:
     """Return the keys of a character tokenizer, written as byte-level BPE: merges make one token of the bytes of each
-    character. llama.cpp drops any other character, which is an unknown token here."""
+    character. llama.cpp drops any other character, which is an unknown token here. Raises a UserError for any other
+    WordLevel tokenizer."""
     if table["pre_tokenizer"] != {
         "type": "Split",
         "pattern": {"Regex": r"[\s\S]"},
@@ -301,7 +303,8 @@ def characters(table: Mapping[str, Any]) -> Spelling:
 
 
 def piece_keys(table: Mapping[str, Any]) -> Spelling:
-    """Return the keys of a SentencePiece tokenizer: its scores follow the order of the merges."""
+    """Return the keys of a SentencePiece tokenizer: its scores follow the order of the merges. Raises a UserError if
+    llama.cpp would split texts otherwise."""
     model, normalizer, first = table["model"], table["normalizer"] or {}, table["pre_tokenizer"] or {}
     steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
     scheme = first.get("prepend_scheme", "") if first.get("split") is False else ""

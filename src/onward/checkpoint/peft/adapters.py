@@ -115,7 +115,8 @@ def save_adapter(model: Decoder, folder: Path, hf: HF, base: BaseModel, name: st
 def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default") -> AdapterFiles:
     """Collect the adapters of the name `name`, and all fully trained modules, under PEFT's names.
 
-    If the weights of a fused projection have adapters with different A, their ranks are added.
+    If the weights of a fused projection have adapters with different A, their ranks are added. Raises a UserError for
+    adapters that PEFT cannot name in this family.
     """
     check_adapter(name, adapter_names(model))
     kind = family(describe(model.config, hf)["model_type"])

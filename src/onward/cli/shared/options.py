@@ -156,7 +156,7 @@ def with_flags(message: str, argv: Sequence[str]) -> str:
 
 def nest(values: dict[str, Any]) -> dict[str, Any]:
     """Convert dotted names to nested tables: `{"model.position": "rotary", "model.position.theta": "5e5"}` becomes the
-    table of the key `model`."""
+    table of the key `model`. Raises a UserError for a name inside of several parts."""
     result: dict[str, Any] = {}
     for name, value in sorted(values.items()):  # a part before its fields
         *path, last = name.split(".")

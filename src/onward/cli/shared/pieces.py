@@ -18,7 +18,7 @@ VISIBLE = str.maketrans({" ": "\u00b7", "\n": "\u23ce", "\t": "\u21e5", "\r": "\
 
 def show(names: Sequence[str]) -> dict[str, Any]:
     """Encode a text, the last of `names`, by the tokenizers that the other names give; return the ids, texts and bytes
-    of the tokens."""
+    of the tokens. Raises a UserError for fewer than two names."""
     *models, text = names or ("",)
     if not models:
         raise UserError("onward tokenizer show takes models and a text: onward tokenizer show gpt2 runs/mybook 'Hello'")

@@ -14,7 +14,7 @@ from onward.training.presets import merge
 
 def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[str, Any], Path | None, bool]:
     """Return the options from a command line and its TOML file; the folder of the run to resume, or None; and whether
-    to print figures as JSON."""
+    to print figures as JSON. Raises a UserError if other options are given with --resume."""
     resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))
     if resume:
         values.pop("imports", None)  # which are imported by now
@@ -40,7 +40,7 @@ def join_duration(argv: Sequence[str]) -> list[str]:
 
 def from_toml(path: Path, cls: type[RunConfig]) -> dict[str, Any]:
     """Read the options in a TOML file. Numbers are accepted where text is expected (time = 100), and a text for a list
-    of texts."""
+    of texts. Raises a UserError if the file is missing, is not TOML, or has unknown options."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

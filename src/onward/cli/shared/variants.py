@@ -70,8 +70,8 @@ def no_length(values: Mapping[str, Any], where: str) -> None:
 
 
 def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, Any], "Length"]:
-    """Remove the options of the command itself from `values`; return them, and the length of training that they
-    give."""
+    """Remove the options of the command itself from `values`; return them, and the length of training that they give.
+    Raises a UserError unless they give exactly one."""
     from onward.planning.tables import amount
     from onward.training.studies.variants import Length
 
@@ -92,7 +92,8 @@ def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, A
 
 
 def variant(name: str, values: Mapping[str, Any]) -> "Variant":
-    """Make a Variant from plain values; its name is changed to a valid folder name."""
+    """Make a Variant from plain values; its name is changed to a valid folder name. Raises a UserError, which names the
+    variant, for an invalid option."""
     from onward.training.studies.variants import Variant
 
     plain = re.sub(r"[^\w.=+,()-]+", "-", name).strip(".-") or "variant"

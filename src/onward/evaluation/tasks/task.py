@@ -43,7 +43,8 @@ class Task(Part):
 
     @classmethod
     def shorthand(cls, value: Any) -> Any:
-        """Return the table of a task that is written as KIND:FILE, such as cloze:book.txt; None for others."""
+        """Return the table of a task that is written as KIND:FILE, such as cloze:book.txt; None for others. Raises a
+        UserError for an unknown kind, or a kind that reads no file."""
         kind, colon, rest = value.partition(":") if isinstance(value, str) else (value, "", "")
         if not colon or not kind.isidentifier():
             return None

@@ -242,7 +242,7 @@ def receive(
     request: Request, proposal: Proposal, tokens: Sequence[int], logits: Tensor
 ) -> Iterator[tuple[Request, int]]:
     """Append tokens, sampled from logits (T, V), to a request up to the end of its answer; yields (request, token) for
-    each appended token."""
+    each appended token. Raises a UserError if a forced token breaks the constraint."""
     if request.num_logprobs is not None:
         logprobs = token_logprobs(logits[: len(tokens)], tokens, request.num_logprobs)
     request.steps += 1

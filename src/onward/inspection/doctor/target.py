@@ -78,7 +78,8 @@ def subjects_of(
 
 
 def loaded(path: Path) -> nn.Module:
-    """Load the model in a folder: by Onward, or by transformers if Onward does not support its family."""
+    """Load the model in a folder: by Onward, or by transformers if Onward does not support its family. Raises a
+    UserError if neither can load it."""
     try:
         return load_model(path)[0]
     except UserError as error:

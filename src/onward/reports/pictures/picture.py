@@ -230,7 +230,8 @@ def colors(theme: Theme) -> str:
 
 
 def png_of(svg: str) -> bytes:
-    """Render an SVG in the light or the dark theme as a PNG, at two pixels per SVG unit."""
+    """Render an SVG in the light or the dark theme as a PNG, at two pixels per SVG unit. Raises a UserError if the
+    machine has no fonts."""
     values = dict(re.findall(r"--(\w+): (#\w+)", svg))
     plain = re.sub(r"var\(--(\w+)\)", lambda match: values[match[1]], svg)
 

@@ -36,7 +36,8 @@ class Reading:
         return [readable(self.tokenizer.piece(token), MARKS) for token in tokens]
 
     def next_token(self, text: str, tokens: Sequence[int]) -> int:
-        """Return the id of the token `text` or, if it is "", of the likeliest token after `tokens`."""
+        """Return the id of the token `text` or, if it is "", of the likeliest token after `tokens`. Raises a UserError
+        if the text is not one token."""
         if not text:
             return int(logits(self.model, tokens)[-1].argmax())
         ids = self.tokenizer.encode(text)

@@ -122,7 +122,8 @@ def patch(reading: Reading, *, corrupted: str = "", right: str = "", wrong: str 
     text (activation patching).
 
     The text `corrupted` has as many tokens as the original. `right` is the next token after the original text, `wrong`
-    the one after the corrupted text; by default the likeliest.
+    the one after the corrupted text; by default the likeliest. Raises a UserError without a corrupted text, and if both
+    texts have the same next token.
     """
     if not corrupted:
         raise UserError('patch compares two texts: give the other one with --corrupted "..."')

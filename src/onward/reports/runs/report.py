@@ -158,7 +158,8 @@ def duration(seconds: float) -> str:
 
 
 def comparison(record: Record, figures: Figures, config: DecoderConfig, other: Record) -> str:
-    """Return HTML that shows the figures of two runs side by side, and the options and parts in which they differ."""
+    """Return HTML that shows the figures of two runs side by side, and the options and parts in which they differ.
+    Raises a UserError if the other run has no steps."""
     if not other.metrics.steps:
         raise UserError(f"{other.folder} has no steps on record to compare with: name the folder of a run")
     theirs = find(f"{other.folder}/")[1]

@@ -103,7 +103,7 @@ def plain(result: Result) -> dict[str, Any]:
 
 def comparison_picture(outcomes: Sequence[Outcome], measure: Measure, length: str, axis: str) -> Picture:
     """Draw the validation measure of each variant over tokens or seconds (`axis`): the mean over its seeds, and their
-    range. `length` says in words how long the runs are."""
+    range. `length` says in words how long the runs are. Raises a UserError if no run has validated."""
     name = "validation_loss" if measure == "loss" else measure
     lines = {run.variant.name: [curve(Record(folder).metrics, name, axis) for folder in run.runs] for run in outcomes}
     every = [x for runs in lines.values() for x, _ in runs if len(x)]

@@ -34,7 +34,8 @@ def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
     `base_tokenizer`, and it has the adapters that the run trains, not yet initialized.
 
     Where the base is an adapter, these are its own, beside a frozen copy of them as the reference; or new ones, on top
-    of its own as `config.first` says.
+    of its own as `config.first` says. Raises a UserError for quantized weights to train, and for new tokens of the
+    template that adapters do not train.
     """
     c = config if isinstance(config, FinetuneConfig) else None
     adapters, first = (c.adapters, locate(c.base)) if c else (None, None)
@@ -109,7 +110,8 @@ def base_model(folder: Path, config: RunConfig, labels: Sequence[str]) -> Callab
 
 
 def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
-    """Return the base of a model with adapters, with its checksum; None for other models."""
+    """Return the base of a model with adapters, with its checksum; None for other models. Raises a UserError if the
+    base is not named."""
     if not adapter_names(model):
         return None
     if not config.base:

@@ -196,7 +196,8 @@ def with_reference(examples: Examples, config: FinetuneConfig) -> Examples:
 
 
 def open_examples(config: FinetuneConfig, folder: Path, verify: Literal["size", "sha256"] = "sha256") -> ExampleInputs:
-    """Open the examples named in inputs.json. With "sha256" their checksums are verified."""
+    """Open the examples named in inputs.json. With "sha256" their checksums are verified. Raises a UserError if the
+    examples or the base have changed."""
     record = read_record(folder)
     for name, digest in record.data.items():
         if verify == "sha256" and file_sha256(folder / name) != digest:

@@ -46,7 +46,7 @@ def read_record(folder: Path) -> Record:
 
 
 def read_config(folder: Path) -> RunConfig:
-    """Return the configuration in a run's run.json."""
+    """Return the configuration in a run's run.json. Raises a UserError if the folder is not that of a run."""
     if not (folder / "run.json").exists():
         file, there = f"{folder} is a file", f"there is no {'run.json in' if folder.is_dir() else 'folder'} {folder}"
         raise UserError(f"{file if folder.is_file() else there}: name the folder of a run")

@@ -128,7 +128,8 @@ def prepare_inputs(config: RunConfig, folder: Path, progress: Progress = silent)
 
 
 def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256"] = "sha256") -> Inputs:
-    """Open the tokens named in inputs.json, and verify their checksums or, faster, their sizes."""
+    """Open the tokens named in inputs.json, and verify their checksums or, faster, their sizes. Raises a UserError if
+    they have changed, or the validation text is too short."""
     record = read_record(folder)
     data = {name: load_tokens(folder / name, verify) for name in record.data}
     # of a folder's sources, the one with this number or, for None, all
@@ -166,7 +167,8 @@ def validation_start(tokens: Tokens, share: float, pack: Packing) -> int:
 
 
 def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[Source]) -> Tokenizer:
-    """Return the tokenizer of prepared sources, or the requested one, trained on the texts if necessary."""
+    """Return the tokenizer of prepared sources, or the requested one, trained on the texts if necessary. Raises a
+    UserError if prepared sources have different ones."""
     base = str(locate(config.base)) if config.base else ""
     asked = config.tokenizer or base or ("" if prepared else "bpe:4096")
     texts = passages(raw, field=config.field, encoding=config.encoding) if raw else ()
@@ -183,7 +185,8 @@ def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[S
 
 
 def share(validation: str) -> float | None:
-    """Return the share of each source that --validation requests; None if it requests a file or none."""
+    """Return the share of each source that --validation requests; None if it requests a file or none. Raises a
+    UserError for a number that is no share."""
     try:
         part = float(validation)
     except ValueError:

@@ -59,7 +59,7 @@ def complete(
 ) -> list[Written]:
     """Sample completions of at most `most` tokens, each with its own seed. A turn includes its end token, so that the
     model learns to end. Each prompt comes `samples` times in a row. `reply` continues the completions that have ended
-    with room for more."""
+    with room for more. Raises the error of a completion that failed."""
     length = model.config.context_length
     rows = min(len(prompts), ROWS)
     cache = growing_cache(model, rows, length, max(CHUNK, min(512, length)))

@@ -240,7 +240,7 @@ class PolicyGradient(Loss):
         self.kept = [Rollouts(**rows[i]).to(device) for i in sorted(rows)]
 
     def reference_logprobs(self, model: Decoder, batch: Batch) -> Tensor:
-        """Return the log-probabilities (N, T) of targets by the reference."""
+        """Return the log-probabilities (N, T) of targets by the reference. Raises a UserError without a reference."""
         if self.reference is None:
             raise UserError("kl is given without a reference: give the model to compare with")
         with self.reference.of(model) as other:

@@ -124,7 +124,8 @@ def serve() -> None:
 
 
 def function_of(file: Path, name: str) -> Callable[..., Any]:
-    """Return a function in a Python file, which may import others of its folder."""
+    """Return a function in a Python file, which may import others of its folder. Raises a UserError if the file cannot
+    be run, or has no such function."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if not file.exists() or spec is None or spec.loader is None:
         raise UserError(f"there is no file {file}: give FILE.py:FUNCTION")

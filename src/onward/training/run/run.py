@@ -233,7 +233,8 @@ class Run(Shown):
         """Return to the newest undamaged save, and skip the windows of the failed step from now on.
 
         `first` is the step of the save that training continued from. If the first step after it has failed twice, on
-        different windows, that save is spoiled: return to the save before it, and skip all windows since.
+        different windows, that save is spoiled: return to the save before it, and skip all windows since. Raises
+        Diverged after the third failure in a row.
         """
         failed_steps = (*self.progress.failed_steps, step.step)
         if len(failed_steps) >= MAX_FAILURES:

@@ -85,7 +85,8 @@ def check_optimizer(name: str) -> None:
 
 
 def library_class(name: str) -> Callable[..., torch.optim.Optimizer]:
-    """Return the optimizer class named by "module:Class"."""
+    """Return the optimizer class named by "module:Class". Raises a UserError if it cannot be imported, or is not an
+    optimizer."""
     module, _, attribute = name.partition(":")
     if not (module and attribute):
         raise UserError(f"optimizer is {name!r}: choose adamw, muon, or a library's class, such as torch.optim:NAdam")

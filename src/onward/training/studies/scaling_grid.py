@@ -174,7 +174,8 @@ def largest_budget(fits: Callable[[float], bool], least: float) -> float:
 
 
 def least_budget(sizes: Sizes) -> float:
-    """Return the operations of the largest run of the smallest possible grid."""
+    """Return the operations of the largest run of the smallest possible grid. Raises a UserError if no size of the
+    preset fits one."""
     low, high = 6.0, 30.0
     for _ in range(40):
         middle = (low + high) / 2

@@ -126,7 +126,8 @@ def open_study(
 
 def planned(config: RunConfig, sizes: Sizes, inputs: Inputs, limit: float, asked: dict[str, Any]) -> dict[str, Any]:
     """Plan a grid: return the operations of its largest run, and the precision of all runs. `asked` is the user's
-    request: the grid has `grid_flops` operations in total or, without them, everything fits into `limit` seconds."""
+    request: the grid has `grid_flops` operations in total or, without them, everything fits into `limit` seconds.
+    Raises a UserError if the smallest grid takes more."""
     least = least_budget(sizes)
     smallest = grid(sizes, least)
     config = with_precision(config, inputs, sizes.vocab_size, smallest[-1])
