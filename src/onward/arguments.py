@@ -126,8 +126,8 @@ def as_declared(kind: Any, value: Any) -> Any:
 
 
 def check(types: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values by name, converted by `as_declared`. Raises a UserError for the first value that does not have
-    its type; `prefix` precedes its name in the message."""
+    """Return the values by name, converted by `as_declared` to their types, given by name too. Raises a UserError for
+    the first value that does not have its type; `prefix` precedes its name in the message."""
     read = dict(values)
     for name in types.keys() & values.keys():
         read[name] = as_declared(types[name], values[name])
@@ -161,8 +161,8 @@ signature_of: Callable[[Callable[..., Any]], inspect.Signature] = functools.cach
 
 
 def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Match the arguments of a call with the parameters of a function. Raises a UserError for an unknown argument, a
-    missing one, or too many."""
+    """Match the arguments of a call, positional `args` and keyword `kwargs`, with the parameters of a function. Raises
+    a UserError for an unknown argument, a missing one, or too many."""
     signature = signature_of(function)
     try:
         return signature.bind(*args, **kwargs)
@@ -178,7 +178,8 @@ def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
 @functools.cache
 def types(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotated types, with their ranges, of a function's parameters, except `*args` and `**kwargs`."""
+    """Return the annotated types, with their ranges, of a function's parameters by name, except `*args` and
+    `**kwargs`."""
     hints = get_type_hints(function, include_extras=True)
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = signature_of(function).parameters.values()

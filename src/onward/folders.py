@@ -188,7 +188,8 @@ def trained(
     on_event: Callable[[Event], object] | None,
     config: Mapping[str, Any],
 ) -> LanguageModel:
-    """Train a new run with a configuration of class `kind`; return its model. Other arguments as of `train`."""
+    """Train a new run with a configuration of class `kind`, whose fields are `config`; return its model. Other
+    arguments as of `train`. Raises a UserError without a folder `out`, and for a text in place of a path."""
     if not str(out):
         raise UserError("out is empty: give the folder of the run, such as 'runs/mybook'")
     texts = [sources] if isinstance(sources, str | Path) else sources

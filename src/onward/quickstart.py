@@ -93,8 +93,8 @@ def held_out_answers() -> dict[str, str]:
 
 
 def finetuning(stage: Stage, base: Path, before: Path, time: str, device: str) -> FinetuneConfig:
-    """Return the configuration of a stage's run, which fine-tunes the model in `before`. The stage's questions are
-    written into `base`, the folder of the pre-training."""
+    """Return the configuration of a stage's run, which fine-tunes the model in `before` for its share of `time`. The
+    stage's questions are written into `base`, the folder of the pre-training."""
     held_out = held_out_answers()
     trained = {name: answer for name, answer in answers().items() if name not in held_out}
     rows = conversations if isinstance(stage.method, SFT) else preferences

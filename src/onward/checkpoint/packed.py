@@ -53,7 +53,8 @@ def packed_integers(
 
 
 def check_format(config: Mapping[str, Any]) -> None:
-    """Raise a UserError for formats of compressed-tensors other than symmetric packed integers."""
+    """Raise a UserError for formats of compressed-tensors other than symmetric packed integers; `config` is the
+    quantization_config."""
     groups = config.get("config_groups")
     parts = list(groups.values()) if isinstance(groups, Mapping) else []
     weights = [part.get("weights") for part in parts if isinstance(part, Mapping)]

@@ -42,8 +42,8 @@ def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def columns(values: Mapping[str, Any]) -> str:
-    """Return the fields of a record besides its prompt as a JSON object, without those that JSON cannot hold, such as
-    images; "" if none is left. Raises a UserError if they take more than 64 KiB."""
+    """Return the fields of a record, `values`, besides its prompt as a JSON object, without those that JSON cannot
+    hold, such as images; "" if none is left. Raises a UserError if they take more than 64 KiB."""
     kept = []
     for name in values.keys() - {"prompt"}:
         try:
@@ -109,8 +109,8 @@ def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return a prompt, its chosen and its rejected answer. If both answers are whole conversations, the prompt is their
-    common prefix. Raises a UserError if an answer is missing, or both are equal."""
+    """Return a prompt, its chosen and its rejected answer, from the fields of a record. If both answers are whole
+    conversations, the prompt is their common prefix. Raises a UserError if an answer is missing, or both are equal."""
     if "chosen" not in values or "rejected" not in values:
         raise missing(values, "chosen and rejected, with a prompt")
     prompt, chosen, rejected = values.get("prompt"), values["chosen"], values["rejected"]
@@ -124,7 +124,7 @@ def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def margin(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the margin of a pair, if the record has one."""
+    """Return the margin of a pair as {"margin": number}; {} if the record has none."""
     if values.get("margin") is None:
         return {}
     return {"margin": number(values["margin"], "margin")}
@@ -212,7 +212,7 @@ def classified(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]
 
 
 def order_of(label: str | int) -> tuple[bool, str | int]:
-    """Return a key that sorts labels: numbers before texts."""
+    """Return a key for `sorted` that puts labels that are numbers before texts."""
     return isinstance(label, str), label
 
 

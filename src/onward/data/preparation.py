@@ -53,7 +53,7 @@ class Unit:
 
     @property
     def size(self) -> int:
-        """The size of all pieces, in the unit of `Piece.size`."""
+        """The size of all pieces on disk, in bytes."""
         return sum(piece.size for piece in self.pieces)
 
 
@@ -163,7 +163,8 @@ class Preparation:
         write_json(self.part(unit, ".json"), record)
 
     def index(self, records: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the content of data.json, from the records of all units: their shards, and a report."""
+        """Return the content of data.json: the settings, and from the records of all units their shards and a
+        report."""
         sources = []
         for number, name in enumerate(settings["sources"]):
             units = [record for record in records if record["source"] == number]
@@ -192,7 +193,8 @@ class Preparation:
         return header | {"sources": sources, "report": report, "settings": settings}
 
     def problem(self, records: list[dict[str, Any]], index: dict[str, Any]) -> str:
-        """Say why the tokens cannot be used, such as a source that has changed; "" if they can."""
+        """Say why the tokens of a preparation (its records and index) cannot be used, such as a source that has
+        changed; "" if they can."""
         for number, source in enumerate(self.sources):
             if provenance(source) != index["settings"][f"content of {source}"]:
                 return f"{source} has changed while it was read: run the same command again"

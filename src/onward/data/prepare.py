@@ -134,7 +134,8 @@ def run(
     progress: Progress,
     measured: Measured,
 ) -> None:
-    """Do the remaining work in FOLDER.unfinished with `workers` processes, and write the index last."""
+    """Do the remaining work in FOLDER.unfinished with `workers` processes, and write the index, which includes the
+    settings, last."""
     folder, resumed, times = preparation.folder, any((preparation.folder / "parts").glob("[0-9]*")), [perf_counter()]
     total = sum(provenance(source)["size"] for source in preparation.sources)
     workers = workers if total > preparation.sizes.serial_bytes else 1
@@ -193,7 +194,8 @@ def run(
 
 
 def check_settings(earlier: Mapping[str, Any], settings: Mapping[str, Any], folder: Path) -> None:
-    """Raise a UserError if a folder was prepared from other sources or settings."""
+    """Raise a UserError if the `settings` (sources and options) differ from those with which a folder was prepared
+    `earlier`."""
     differ = [name for name in {**earlier, **settings} if earlier.get(name) != settings.get(name)]
     if differ:
         raise UserError(

@@ -65,12 +65,14 @@ def described(name: str, text: str | None) -> Iterator[tuple[str, str]]:
 
 
 def conversations(known: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Make a conversation of one question and answer for each function, in the form that `onward finetune` reads."""
+    """Make a conversation of one question and answer for each function, given by name with its answer, in the form that
+    `onward finetune` reads."""
     return [{"messages": [*asked(name), said(answer)]} for name, answer in known.items()]
 
 
 def preferences(known: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Make a pair for each function: its own answer is chosen, and that of another function is rejected."""
+    """Make a pair of answers for each function, given by name with its answer, in the form that `onward finetune`
+    reads: its own answer is chosen, and that of another function is rejected."""
     others = [*known.values()]
     others = others[len(others) // 2 :] + others[: len(others) // 2]
     return [

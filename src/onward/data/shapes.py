@@ -34,8 +34,8 @@ class Shape:
 
 
 def message(value: Any, role: str = "") -> dict[str, Any]:
-    """Make a message of {from, value} or {role, content}, or of a text with a role. Raises a UserError for any other
-    value, and for an unknown role."""
+    """Make a message, {"role", "content"}, of {from, value} or {role, content}, or of a text with a role. Raises a
+    UserError for any other value, and for an unknown role."""
     if isinstance(value, str) and role:
         return {"role": role, "content": value}
     if not isinstance(value, Mapping) or not ({"from", "value"} <= value.keys() or "role" in value):
@@ -53,8 +53,8 @@ def system_message(text: Any) -> list[dict[str, Any]]:
 
 
 def sharegpt(values: dict[str, Any]) -> Values:
-    """Convert `conversations`, perhaps with `system`, with `chosen` and `rejected`, or with a `kto_tag`. Raises a
-    UserError for malformed turns."""
+    """Convert a row with `conversations`, perhaps with `system`, with `chosen` and `rejected`, or with a `kto_tag`, to
+    a record. Raises a UserError for malformed turns."""
     turns, system = values.pop("conversations"), values.pop("system", None)
     if not isinstance(turns, list | tuple):
         raise UserError(f"conversations are {shown(turns)}: write a list of {{'from': 'human', 'value': 'text'}}")
@@ -69,8 +69,8 @@ def sharegpt(values: dict[str, Any]) -> Values:
 
 
 def alpaca(values: dict[str, Any]) -> Values:
-    """Convert `instruction` and `input` with `output` or with `chosen` and `rejected`, perhaps with `system` and
-    `history`, a list of earlier pairs. Raises a UserError for a malformed history."""
+    """Convert a row with `instruction` and `input`, with `output` or with `chosen` and `rejected`, perhaps with
+    `system` and `history`, a list of earlier pairs, to a record. Raises a UserError for a malformed history."""
     system, earlier = values.pop("system", None), values.pop("history", None) or []
     parts = [values.pop(name, None) for name in ("instruction", "input")]
     talk = system_message(system)
@@ -86,7 +86,8 @@ def alpaca(values: dict[str, Any]) -> Values:
 
 
 def implicit(values: dict[str, Any]) -> Values:
-    """Split texts that are `chosen` and `rejected` without a prompt: their common beginning is the prompt."""
+    """Convert a row with texts that are `chosen` and `rejected` without a prompt to a record: their common beginning is
+    the prompt."""
     chosen, rejected = values["chosen"], values["rejected"]
     if not isinstance(chosen, str) or not isinstance(rejected, str):
         return values

@@ -209,7 +209,8 @@ def blocks(source: str) -> Iterator[bytes]:
 
 
 def provenance(source: Source) -> dict[str, Any]:
-    """Return the name of a source, its size in bytes, and a hash that changes when the source changes."""
+    """Return the name of a source, its size in bytes, and a hash that changes when the source changes, by key, for
+    data.json."""
     if isinstance(source, Stored):
         return {"name": source.source, "size": source.path.stat().st_size, "sha256": source.sha256}
     if source == "embedded":

@@ -157,8 +157,8 @@ def norm_constant(norm: nn.Module, direction: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Rollout:
-    """Attention rollout of a text: how much of each token flows to each position through attention, up to each
-    layer."""
+    """Attention rollout of a text: how much of each token flows to each position through attention, from the input up
+    to each layer."""
 
     tokens: list[int]
     flow: Tensor  # (L, T, T): row t, column k; rows sum to 1

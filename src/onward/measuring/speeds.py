@@ -77,9 +77,9 @@ def training_speeds(
     revision: str = "",
     watch: Callable[[str], None] = silent,
 ) -> tuple[list[TrainingSpeed], dict[str, float]]:
-    """Measure the speed of training a model for each precision in TRAINED and each number of windows of `context`
-    tokens (None: the model's context). Also returns the operations per second of the machine by precision. `watch`
-    is called as in `generation_speeds`."""
+    """Measure the speed of training a model with an optimizer, for about `seconds` seconds each, for each precision in
+    TRAINED and each number of windows of `context` tokens (None: the model's context). Also returns the operations per
+    second of the machine by precision. `watch` and `revision` as of `generation_speeds`."""
     speeds, peaks = [], {}
     for name in precisions:
         peaks[name] = peak_flops(getattr(torch, name), device)

@@ -77,7 +77,7 @@ def rotation(part: Position, width: int, positions: Tensor, rope_length: Tensor)
 
 
 def rotary(part: Rotary, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute `rotation` for the part Rotary; arguments as there."""
+    """Compute the cosines and sines of `rotation` for the part Rotary; arguments as there."""
     angles = angles_at(positions, part.theta, part.rope_dim(width), part.scaling, rope_length)[:, :, None]
     magnitude = part.scaling.magnitude if part.scaling else 1.0
     return angles.cos() * magnitude, angles.sin() * magnitude

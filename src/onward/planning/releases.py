@@ -52,7 +52,7 @@ def step(before: str, after: str) -> dict[str, Any]:
 
 
 def steps(name: str) -> list[dict[str, Any]]:
-    """List the differences at each step of a release's lineage, the newest first."""
+    """List the differences at each step of a release's lineage, as `step` returns them, the newest first."""
     return [step(before, after) for after, before in pairwise(lineage(name))]
 
 

@@ -162,8 +162,8 @@ def with_table(call: Any) -> Any:
 
 
 def variables_of(body: ChatFields, tools: Tools, served: Served) -> dict[str, Any]:
-    """Return the variables for the chat template. Raises an ApiError if tools are given that the template does not
-    show."""
+    """Return the variables for the chat template by name. Raises an ApiError if tools are given that the template does
+    not show."""
     variables = dict(body.chat_template_kwargs or {})
     if clash := variables.keys() & {"messages", "tools", "add_generation_prompt", "continue_final_message"}:
         raise ApiError(f"chat_template_kwargs holds {min(clash)}, which is a field of the request: give it there")

@@ -172,7 +172,8 @@ class SamplingFields(BaseModel):
 
 
 def check_others(extra: Mapping[str, Any]) -> None:
-    """Raise an ApiError for a field that the server cannot honor; log fields that it does not know, once each."""
+    """Raise an ApiError for a field of a request that the server cannot honor; log fields that it does not know, once
+    each."""
     for name, value in extra.items():
         if name in REFUSED and value not in REFUSED[name]:
             raise ApiError(f"{name} is not supported by this server: leave it out", param=name)

@@ -56,7 +56,8 @@ def page(app: FastAPI) -> str:
 
 
 def section(method: str, path: str, operation: dict[str, Any], schema: dict[str, Any]) -> str:
-    """Return one path as HTML, with a table of the fields of its body, or of its query."""
+    """Return one path as HTML, with a table of the fields of its body, or of its query. `operation` is the path's entry
+    in the OpenAPI `schema`."""
     content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     body = resolved(content.get("schema", {}), schema)
     fields = {
@@ -77,13 +78,13 @@ def section(method: str, path: str, operation: dict[str, Any], schema: dict[str,
 
 
 def resolved(part: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the definition that a part of a schema refers to, or the part itself."""
+    """Return the definition in an OpenAPI schema that a part of it refers to, or the part itself."""
     name = part.get("$ref", "").rpartition("/")[2]
     return schema["components"]["schemas"][name] if name else part
 
 
 def type_of(field: dict[str, Any], schema: dict[str, Any]) -> str:
-    """Return the type of a field in words: "integer", "text or list of text"."""
+    """Return the type of a field of an OpenAPI schema in words: "integer", "text or list of text"."""
     if "anyOf" in field:
         kinds = [type_of(one, schema) for one in field["anyOf"] if one.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))

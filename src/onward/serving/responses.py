@@ -63,7 +63,8 @@ def response_format_of(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """Return the items of a request as messages. Raises an ApiError for an item of another type."""
+    """Return the items of a request as messages, {"role", "content"}. Raises an ApiError for an item of another
+    type."""
     messages: list[dict[str, Any]] = []
     if body.instructions is not None:
         messages.append({"role": "system", "content": body.instructions})
@@ -142,7 +143,7 @@ class Reply:
         return {"id": self.message_id, "type": "message", "status": status, "role": "assistant", "content": parts}
 
     def part(self) -> dict[str, Any]:
-        """Return the text of the message as a part of its content."""
+        """Return the text of the message as a part of its content, a JSON object of the Responses API."""
         return {"type": "output_text", "text": self.content, "annotations": [], "logprobs": []}
 
     def whole(self, updates: list[Update]) -> dict[str, Any]:

@@ -115,7 +115,8 @@ def samples() -> dict[str, dict[str, str]]:
 
 
 def split_pattern(table: dict[str, Any]) -> str:
-    """Return the regular expression with which a byte-level tokenizer.json splits texts; "" if it has further steps."""
+    """Return the regular expression with which a byte-level tokenizer.json (`table`) splits texts; "" if it has further
+    steps."""
     if table["normalizer"] or not all(token["special"] for token in table["added_tokens"]):
         return ""  # added tokens other than control tokens are matched in texts
     patterns = patterns_of(table["pre_tokenizer"])

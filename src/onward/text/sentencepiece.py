@@ -179,8 +179,8 @@ def piece_of(values: Mapping[str, Sequence[Any]]) -> Piece:
 
 
 def of_specs(trainer: Mapping[str, Any], normalizer: Mapping[str, Any], denormalizer: Mapping[str, Any]) -> str:
-    """Find a setting in the decoded specifications with which this tokenizer would differ from the library's; return it
-    in words, "" if there is none."""
+    """Find a setting in the specifications of a file (trainer, normalizer and denormalizer, as decoded fields) with
+    which this tokenizer would differ from the library's; return it in words, "" if there is none."""
     kind = KINDS.get(last(trainer, "model_type", 1), "unknown")
     if kind != "bpe":
         return f"is of kind {kind}, and Onward reads bpe"

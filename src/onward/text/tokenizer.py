@@ -295,8 +295,8 @@ def known_ids(value: Any, inner: tokenizers.Tokenizer) -> list[int]:
 
 
 def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Read the chat templates of a folder, by name; a single one is named `default`. Raises a UserError if a file is
-    not UTF-8."""
+    """Read the chat templates of a folder, by name; a single one is named `default`. `tables` are the JSON files that
+    `published` read. Raises a UserError if a file is not UTF-8."""
     value = tables.get("tokenizer_config.json", {}).get("chat_template")
     named = value if isinstance(value, list) else [{"name": "default", "template": value}]
     templates = {t.get("name"): t.get("template") for t in named if isinstance(t, dict)}

@@ -41,7 +41,7 @@ def decoder(preset: str, vocab_size: int, changes: dict[str, Any]) -> DecoderCon
 
 
 def resize(config: DecoderConfig, changes: dict[str, Any]) -> DecoderConfig:
-    """Return the decoder with some fields changed, by values or text; see `merge` for parts.
+    """Return the decoder with some fields changed: `changes` are values or texts by name; see `merge` for parts.
 
     Sizes that depend on others are computed again unless they are changed too: d_head from d_model and n_heads,
     n_kv_heads from n_heads, d_embed and an embed_scale of sqrt(d_model) from d_model. d_ff keeps its ratio to d_model,
@@ -166,7 +166,7 @@ def unnamed_changes(
 
 
 def in_words(change: Change) -> str:
-    """Return a difference as `norm.eps 1e-06 -> 1e-05`; None stands for a missing field."""
+    """Return a difference as text: `norm.eps 1e-06 -> 1e-05`; None stands for a missing field."""
     before, after = ("absent" if value is None else fields.text(value) for value in (change.before, change.after))
     return f"{change.what} {before} -> {after}"
 

@@ -67,7 +67,7 @@ def quantize_rows(
 
 
 def quantize_tensor(weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-    """Compute `quantize_weight` a few rows at a time, with little temporary memory."""
+    """Quantize a weight as `quantize_weight` does, a few rows at a time, with little temporary memory."""
     read = lambda start, end: quantize_weight(weight[start:end], precision)
     return quantize_rows(read, 0, len(weight), weight.size(1))
 

@@ -154,7 +154,8 @@ def characters_of(typed: Sequence[tuple[str, int]]) -> dict[str, int]:
 
 
 def special(keys: Mapping[str, Any], name: str, tokens: list[str]) -> str | None:
-    """Return the control token whose id is under the key `name`_token_id; None without a valid id."""
+    """Return the control token whose id is under the key `name`_token_id of `keys`, those of a tokenizer; None without
+    a valid id."""
     i = keys.get(f"{name}_token_id")
     return tokens[i] if type(i) is int and 0 <= i < len(tokens) else None
 

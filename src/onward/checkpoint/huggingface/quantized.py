@@ -18,7 +18,7 @@ from onward.families import HF
 
 def dequantized(hf: HF, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return the stored tensors with each quantized weight as a tensor that is dequantized when read. `hf` is
-    config.json. Raises a UserError for an unknown format."""
+    config.json, whose quantization_config says the format. Raises a UserError for an unknown format."""
     config = hf.get("quantization_config")
     if config is None:
         return stored

@@ -56,7 +56,7 @@ def write_save(
 def write_adapter_save(
     folder: Path, adapter: AdapterFiles, tensors: Mapping[str, Tensor], progress: dict[str, Any]
 ) -> None:
-    """Write a save of a model with adapters, atomically."""
+    """Write a save of a model with adapters atomically; arguments as of `write_save`, with the files of the adapter."""
     with written_whole(folder) as new:
         new.mkdir()
         write_adapter(new, adapter)
@@ -64,7 +64,8 @@ def write_adapter_save(
 
 
 def write_state(new: Path, state: Mapping[str, Tensor], progress: dict[str, Any]) -> None:
-    """Write the state of a trainer into the folder of a save, and then the checksums of all files in it."""
+    """Write the state of a trainer, its tensors and `progress` (its other values), into the folder of a save, and then
+    the checksums of all files in it."""
     fill(new / STATE, state, state.items())
     (new / PROGRESS).write_text(json.dumps(progress))
     sums = {path.name: file_sha256(path) for path in sorted(new.iterdir())}

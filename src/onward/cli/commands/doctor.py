@@ -108,7 +108,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def print_findings(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a line for each finding; for a failure also its location, why it matters, and the remedy."""
+    """Print a line for each finding, given as a table; for a failure also its location, why it matters, and the
+    remedy."""
     output = Output(highlight=False)
     for row in rows:
         line = Text.assemble((f"{row['status']:<15}", COLORS[row["status"]]), f"{row['check']:<15}", row["what"])

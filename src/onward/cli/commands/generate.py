@@ -129,8 +129,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def schema(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the field json_schema read from a file, if the option is --json-schema @FILE; {} otherwise. Raises a
-    UserError for a file name without @."""
+    """Return the field json_schema of the `given` options read from a file, if it is --json-schema @FILE; {} otherwise.
+    Raises a UserError for a file name without @."""
     asked = given.get("json_schema", "")
     if asked.startswith("@"):
         return {"json_schema": Path(asked[1:]).read_text(encoding="utf-8", errors="replace")}

@@ -67,7 +67,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def describe_release(name: str) -> dict[str, Any]:
-    """Return the description of a release or a folder, and of the steps from its earliest ancestor to it."""
+    """Return the description of a release or a folder as a JSON object: its parts, and the steps from its earliest
+    ancestor to it."""
     from onward import fields
     from onward.planning.descriptions import describe, sentence
     from onward.planning.releases import find, steps
@@ -121,7 +122,7 @@ def show_one(release: dict[str, Any]) -> None:
 
 
 def show_step(step: dict[str, Any]) -> None:
-    """Print the differences between two decoders."""
+    """Print the differences between two decoders, as `planning.releases.step` returns them."""
     print(f"{step['before']} -> {step['after']}")
     show_rows(step["changes"], narrow=get_terminal_size().columns < WIDE)
 

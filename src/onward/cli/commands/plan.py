@@ -89,7 +89,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def plan(options: Options) -> "Planned":
-    """Compute the plan for the options."""
+    """Return the plan of the options' model and machine; measures this machine if no device is named. Raises a
+    UserError for options that contradict each other."""
     from onward.measuring.decoders import check_context, decoder_of
     from onward.measuring.machine import machine_for
     from onward.planning.mesh import Mesh, divided

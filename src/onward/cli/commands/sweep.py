@@ -126,7 +126,7 @@ def split(text: str) -> list[str]:
 
 
 def lookup(values: Mapping[str, Any], name: str) -> Any:
-    """Return the value at a dotted name in nested tables; None if there is none."""
+    """Return the value at a dotted name in the nested tables `values`; None if there is none."""
     here: Any = values
     for step in name.split("."):
         here = here.get(step) if isinstance(here, Mapping) else None
@@ -134,7 +134,7 @@ def lookup(values: Mapping[str, Any], name: str) -> Any:
 
 
 def remove(values: dict[str, Any], name: str) -> None:
-    """Remove the value at a dotted name from nested tables, and tables that become empty."""
+    """Remove the value at a dotted name from the nested tables `values`, and tables that become empty."""
     first, _, rest = name.partition(".")
     if not rest:
         del values[first]

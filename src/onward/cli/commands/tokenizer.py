@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def train(options: Options) -> dict[str, Any]:
-    """Train a tokenizer, and save it in a folder that has no tokenizer yet."""
+    """Train a tokenizer, and save it in a folder that has no tokenizer yet; return its figures as a JSON object."""
     from onward.cli.shared.progress import progress_bars
     from onward.text.tokenizer import train_tokenizer
 
@@ -99,7 +99,8 @@ def train(options: Options) -> dict[str, Any]:
 
 
 def compare(options: Options) -> dict[str, Any]:
-    """Compare tokenizers on texts. Tokenizers given as char or bpe:N are trained on these texts."""
+    """Compare tokenizers on texts; return the result of `text.compare.compare`. Tokenizers given as char or bpe:N are
+    trained on these texts."""
     from onward.cli.shared.progress import progress_bars
     from onward.text import compare
     from onward.text.tokenizer import train_tokenizer
@@ -135,7 +136,8 @@ def read(sources: Sequence[Source], options: Options, progress: Progress, size: 
 
 
 def print_comparison(result: dict[str, Any]) -> None:
-    """Print a comparison as tables, with a letter for each tokenizer, and a text that decoding does not restore."""
+    """Print the result of `compare` as tables, with a letter for each tokenizer, and a text that decoding does not
+    restore."""
     letters = {one["name"]: chr(ord("A") + n) for n, one in enumerate(result["tokenizers"])}
     columns = "name", "vocabulary", "bytes_per_token", "round_trip_failures"
     print_table([{"": letters[one["name"]], **{key: one[key] for key in columns}} for one in result["tokenizers"]])

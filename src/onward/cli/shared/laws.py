@@ -24,8 +24,8 @@ def fit_with_picture(runs: "Sequence[Run]", out: str) -> "FittedLaw":
 
 
 def show_fit(result: dict[str, Any], out: str) -> None:
-    """Print the constants of a scaling law with their intervals, the forecast and the warnings; and the name of the
-    picture's file, `out`."""
+    """Print the result of a fit: the constants of the scaling law with their intervals, the forecast and the warnings;
+    and the name of the picture's file, `out`."""
     law, intervals = result["law"], result["intervals"]
     law = {**law, "a": law["beta"] / (law["alpha"] + law["beta"])}
     between = "{:.4g} to {:.4g}".format

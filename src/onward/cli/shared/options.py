@@ -44,8 +44,8 @@ def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
 
 
 def check_order(cls: type, values: Mapping[str, Any], prog: str) -> None:
-    """Raise a UserError if the first argument should be a model but another argument is the model: they were
-    swapped."""
+    """Raise a UserError if, among the given values, the first argument should be a model but another argument is the
+    model: they were swapped."""
     from onward.hub import is_model
 
     first, *others = getattr(cls, "positional", ("",))

@@ -18,7 +18,7 @@ VISIBLE = str.maketrans({" ": "\u00b7", "\n": "\u23ce", "\t": "\u21e5", "\r": "\
 
 def show(names: Sequence[str]) -> dict[str, Any]:
     """Encode a text, the last of `names`, by the tokenizers that the other names give; return the ids, texts and bytes
-    of the tokens. Raises a UserError for fewer than two names."""
+    of the tokens as a JSON object. Raises a UserError for fewer than two names."""
     *models, text = names or ("",)
     if not models:
         raise UserError("onward tokenizer show takes models and a text: onward tokenizer show gpt2 runs/mybook 'Hello'")
@@ -43,7 +43,7 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[dict[str, Any]]:
 
 
 def print_pieces(result: dict[str, Any], ids: bool) -> None:
-    """Print a line of colored pieces for each tokenizer and, with `ids`, a table of them."""
+    """Print the result of `show`: a line of colored pieces for each tokenizer and, with `ids`, a table of them."""
     output = Output(file=sys.stdout, highlight=False)
     for one in result["tokenizers"]:
         tokens = one["tokens"]

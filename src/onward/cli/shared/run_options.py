@@ -13,8 +13,9 @@ from onward.training.presets import merge
 
 
 def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[str, Any], Path | None, bool]:
-    """Return the options from a command line and its TOML file; the folder of the run to resume, or None; and whether
-    to print figures as JSON. Raises a UserError if other options are given with --resume."""
+    """Return the options of a run from the `values` of a command line and its TOML file; the folder of the run to
+    resume, or None; and whether to print figures as JSON. Raises a UserError if other options are given with
+    --resume."""
     resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))
     if resume:
         values.pop("imports", None)  # which are imported by now

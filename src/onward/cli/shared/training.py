@@ -118,7 +118,7 @@ def train(run: "Run") -> int:
 
 
 def in_words(result: dict[str, Any]) -> list[str]:
-    """Return the figures of a model on validation text as words, without counts."""
+    """Return the figures of a model on validation text, a run's `result`, as words, without counts."""
     figures = {name.replace("_", " "): value for name, value in result.items() if isinstance(value, float)}
     return [f"{name} {fields.decimal(value, 2 if name == 'perplexity' else 4)}" for name, value in figures.items()]
 

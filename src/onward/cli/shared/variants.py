@@ -61,7 +61,7 @@ def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about
 
 
 def no_length(values: Mapping[str, Any], where: str) -> None:
-    """Raise a UserError if the options of a file (`where`) include a length of training."""
+    """Raise a UserError if the options of a file (`values`, `where` is the file) include a length of training."""
     if given := next((name for name in ("time", "steps", "epochs") if values.get(name)), None):
         raise UserError(
             f"{where} has {given}, and all variants train equally long: give --time, --tokens, --flops or "
@@ -105,7 +105,8 @@ def variant(name: str, values: Mapping[str, Any]) -> "Variant":
 
 
 def folder_of(values: Mapping[str, Any], kind: str) -> str:
-    """Return the folder of the runs: --out, by default a name made of the first source and `kind`, the command."""
+    """Return the folder of the runs from the options `values`: --out, by default a name made of the first source and
+    `kind`, the command."""
     sources = values.get("sources") or RunConfig.sources
     return values.get("out") or f"runs/{default_name(sources[0])}-{kind}"
 

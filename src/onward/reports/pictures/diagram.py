@@ -111,7 +111,7 @@ def in_short(layers: Sequence[int]) -> str:
 
 
 def capped(score: str, cap: float) -> str:
-    """Return the formula of a soft cap on `score`."""
+    """Return the formula of a soft cap on `score`: cap tanh(score / cap)."""
     return f"{cap:g} tanh({score} / {cap:g})"
 
 

@@ -109,8 +109,8 @@ def floor(values: np.ndarray) -> str:
 
 
 def shade(style: str, strength: np.ndarray, across: float, down: float) -> str:
-    """Draw cells in the color of a CSS class, with opacities `strength` (R, C) from 0 to 255. `across` and `down` are
-    the width and height of a cell in pixels.
+    """Draw cells as SVG in the color of a CSS class, with opacities `strength` (R, C) from 0 to 255. `across` and
+    `down` are the width and height of a cell in pixels.
 
     The opacities are an image that masks a colored area: the color can follow the theme, and 256 x 256 cells stay
     small.
@@ -247,8 +247,8 @@ def curves(
 
 
 def band(curve: Series, ends: Sequence[np.ndarray], coordinates: np.ndarray, y: Heights) -> str:
-    """Draw the area between `ends`, the least and greatest values of a range, in the color of its curve. `y` is the
-    vertical axis."""
+    """Draw the area between `ends`, the least and greatest values of a range, as SVG in the color of its curve. `y` is
+    the vertical axis."""
     known = np.isfinite(ends[0])
     x = y.frame.x(coordinates[:, known])
     low, high = (y(end[known]) for end in ends)
@@ -258,7 +258,7 @@ def band(curve: Series, ends: Sequence[np.ndarray], coordinates: np.ndarray, y: 
 
 
 def curve_line(heights: np.ndarray, frame: Frame) -> str:
-    """Draw a curve for a terminal as one line of block characters, from its heights in pixels."""
+    """Return a curve for a terminal as one line of block characters, from its heights in pixels."""
     parts = np.array_split(heights, min(COLUMNS, len(heights)))
     share = (frame.bottom - np.array([part.mean() for part in parts])) / (frame.bottom - frame.top)
     return "".join(BLOCKS[int(s * 7.999)] for s in np.clip(np.nan_to_num(share), 0, 1))

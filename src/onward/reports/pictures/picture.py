@@ -88,7 +88,7 @@ class Picture:
             new.write_bytes(content)
 
     def values(self) -> dict[str, Any]:
-        """Return the title, the caption and the numbers of every panel."""
+        """Return the title, the caption and the numbers of every panel as a JSON object."""
         panels = [{"title": panel.title, **panel.data} for panel in self.panels]
         return {"title": self.title, "caption": self.caption, "panels": panels}
 
@@ -132,7 +132,7 @@ class Picture:
         )
 
     def html(self, theme: Theme = "auto") -> str:
-        """Return the picture as a self-contained page that shows the value under the pointer."""
+        """Return the picture as a self-contained HTML page that shows the value under the pointer."""
         return page_of(
             "pictures/picture.html",
             {
@@ -179,7 +179,7 @@ def legend_of(scale: Scale) -> str:
 
 
 def format_of(path: Path) -> str:
-    """Return the ending of a picture's file. Raises a UserError if it is not in FORMATS."""
+    """Return the ending of a picture's file, such as .svg. Raises a UserError if it is not in FORMATS."""
     if path.suffix not in FORMATS:
         raise UserError(f"{path} does not end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: name such a file")
     return path.suffix

@@ -74,7 +74,7 @@ class Heights:
         return self.frame.bottom - share * (self.frame.bottom - self.frame.top)
 
     def grid(self, most: int) -> str:
-        """Draw lines across the plotted area at about `most` round values, with their labels."""
+        """Return as SVG lines across the plotted area at about `most` round values, with their labels."""
         values = log_ticks(self.low, self.high, most) if self.log else ticks(self.low, self.high, most)
         f = self.frame
         return "".join(
@@ -114,7 +114,7 @@ class Series:
 def plot(
     frame: Frame, series: Iterable[Series], around: str, title: str, most_ticks: int
 ) -> tuple[str, dict[str, Any]]:
-    """Return an SVG of series over the elements `around` them, and the data from which report.js redraws it.
+    """Return an SVG of series over the SVG elements `around` them, and the data from which report.js redraws it.
     `most_ticks` is the largest number of ticks on the horizontal axis."""
     drawn = [line for line in series if len(line.heights)]
     tables = {id(line.coordinates): line.coordinates for line in drawn}

@@ -30,8 +30,8 @@ def command(options: Mapping[str, Any]) -> list[str]:
 
 
 def model_options(values: Mapping[str, Any], name: str = "model") -> Iterator[tuple[str, str]]:
-    """Yield (option, value) for the fields of the model that the run changed; a part is written in the notation of the
-    command line."""
+    """Yield (option, value) for the fields of the model that the run changed (`values`); a part is written in the
+    notation of the command line."""
     for key, value in values.items():
         if isinstance(value, Mapping) and "kind" not in value:
             yield from model_options(value, f"{name}.{key}")

@@ -108,9 +108,9 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
 def distributions(
     logits: Tensor, following: Sequence[int], tokenizer: Tokenizer, likeliest: int = LIKELIEST
 ) -> dict[str, Any]:
-    """Return the data for the page's sampling sliders, from logits (T, V): at each position the log-probabilities of
-    the `likeliest` most probable tokens, the log-sum-exp of all others at each of TEMPERATURES, and the index of the
-    text's next token (`following`) among them."""
+    """Return the data for the page's sampling sliders as a JSON object, from logits (T, V): at each position the
+    log-probabilities of the `likeliest` most probable tokens, the log-sum-exp of all others at each of TEMPERATURES,
+    and the index of the text's next token (`following`) among them."""
     log_p = logits.float().log_softmax(-1)
     top = log_p.topk(min(likeliest, log_p.size(-1)))
     rest = log_p.scatter(-1, top.indices, -math.inf)

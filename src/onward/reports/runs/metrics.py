@@ -56,7 +56,8 @@ def read_metrics(run: Path) -> Metrics:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the objects in a .jsonl file. Incomplete lines, and lines that are not objects, are skipped."""
+    """Read the JSON objects in the lines of a .jsonl file. Incomplete lines, and lines that are not objects, are
+    skipped."""
     rows = []
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -202,8 +202,8 @@ def tables(record: Record, config: DecoderConfig) -> str:
 
 
 def data_rows(data: Mapping[str, Any]) -> list[list[str]]:
-    """Return a table row (name, then COUNTS) for each source, then rows with the number of documents dropped by each
-    filter."""
+    """Return a table row (name, then COUNTS) for each source in `data`, the index of prepared tokens, then rows with
+    the number of documents dropped by each filter."""
     sources, report = data.get("sources"), data.get("report")
     named = [one for one in sources if isinstance(one, Mapping)] if isinstance(sources, list) else []
     rows = [[str(one.get("name", "?")), *(source_line(one.get(name)) for name in COUNTS)] for one in named]
@@ -226,7 +226,8 @@ def rollbacks(metrics: Metrics) -> str:
 
 
 def sample_article(row: Mapping[str, Any]) -> str:
-    """Return the HTML of one sample: the prompt and the continuation that the model generated at a step."""
+    """Return the HTML of one sample, a row of samples.jsonl: the prompt and the continuation that the model generated
+    at a step."""
     prompt, text = (visible(str(row.get(key, ""))[:SAMPLE_LENGTH]) for key in ("prompt", "text"))
     step = visible(str(row.get("step", "?")))
     step += f", reward {row['reward']:.3g}" if isinstance(row.get("reward"), float) else ""

@@ -91,7 +91,8 @@ class FinetuneConfig(RunConfig, ExampleOptions):
 
 
 def config_class(values: Mapping[str, Any]) -> type[RunConfig]:
-    """Return the class of the configuration in a run.json."""
+    """Return the class of the configuration in a run.json, whose content is `values`: FinetuneConfig if it has a
+    method, else RunConfig."""
     return FinetuneConfig if "method" in values else RunConfig
 
 

@@ -82,7 +82,8 @@ class ExampleInputs(Inputs):
         return loss
 
     def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
-        """Return the means of the reported figures over held-out examples of about `tokens` tokens (0: all)."""
+        """Return the means of the reported figures, by name, over held-out examples of about `tokens` tokens (0:
+        all)."""
         rows = self.validation_windows(self.config, model.config.context_length)
         if rows is None:
             return {}

@@ -73,8 +73,8 @@ class Inputs:
         return CrossEntropy()
 
     def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
-        """Return the figures of a model on about `tokens` tokens of the validation text (0: all), for result.json; {}
-        without a validation text."""
+        """Return the figures of a model, by name, on about `tokens` tokens of the validation text (0: all), for
+        result.json; {} without a validation text."""
         if self.validation is None:
             return {}
         text = spread(self.validation, tokens or len(self.validation), model.config.context_length)

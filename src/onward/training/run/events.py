@@ -56,7 +56,8 @@ class EventLog:
 
     @contextmanager
     def tracked(self, names: Sequence[str], config: Mapping[str, Any]) -> Iterator[None]:
-        """A context in which these trackers also receive the rows of metrics.jsonl."""
+        """A context in which the trackers with these names also receive the rows of metrics.jsonl; `config` are the
+        options of the run."""
         self.trackers = Trackers(names if self.active else (), self.folder, config)
         try:
             yield

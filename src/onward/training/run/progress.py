@@ -14,7 +14,8 @@ REFRESH_SECONDS = 0.2
 
 
 def progress(run: Run) -> Callable[[Event], object]:
-    """Return a function to call with each event of a run: NotebookProgress in a notebook, else Progress."""
+    """Return the function that shows each event of a run, to call with the event: NotebookProgress in a notebook, else
+    Progress."""
     return NotebookProgress(run) if in_notebook() else Progress(run)
 
 
@@ -78,7 +79,7 @@ def line(run: Run, event: Step | Validation) -> str:
 
 
 def loss(event: Step | Validation) -> str:
-    """Format the loss of a step or a validation."""
+    """Format the loss of a step or a validation, such as `loss 2.314`."""
     return f"loss {event.loss:.3f}" if isinstance(event, Step) else f"validation loss {event.validation_loss:.3f}"
 
 

@@ -62,8 +62,9 @@ def adamw(
 def parameter_groups(
     parameters: dict[str, nn.Parameter], weight_decay: float, rates: Mapping[str, float] = {}
 ) -> list[dict[str, Any]]:
-    """Group parameters by weight decay, which vectors do not have, and by `rate`, the factor of the learning rate. The
-    decay per step, learning rate times weight decay, does not depend on the factor."""
+    """Return the groups of parameters for a torch optimizer: by weight decay, which vectors do not have, and by `rate`,
+    the factor of the learning rate. The decay per step, learning rate times weight decay, does not depend on the
+    factor."""
     groups = defaultdict[tuple[bool, float], list[nn.Parameter]](list)
     for name, parameter in parameters.items():
         groups[is_matrix(name, parameter), rates.get(name, 1.0)].append(parameter)

@@ -125,9 +125,9 @@ def open_study(
 
 
 def planned(config: RunConfig, sizes: Sizes, inputs: Inputs, limit: float, asked: dict[str, Any]) -> dict[str, Any]:
-    """Plan a grid: return the operations of its largest run, and the precision of all runs. `asked` is the user's
-    request: the grid has `grid_flops` operations in total or, without them, everything fits into `limit` seconds.
-    Raises a UserError if the smallest grid takes more."""
+    """Plan a grid: return the content of grid.json, the operations of its largest run and the precision of all runs.
+    `asked` is the user's request: the grid has `grid_flops` operations in total or, without them, everything fits into
+    `limit` seconds. Raises a UserError if the smallest grid takes more."""
     least = least_budget(sizes)
     smallest = grid(sizes, least)
     config = with_precision(config, inputs, sizes.vocab_size, smallest[-1])
@@ -182,8 +182,8 @@ def law_figures(study: ScalingStudy, law: FittedLaw, forecast: Forecast) -> dict
 
 
 def compared(forecast: Forecast, outcome: Outcome) -> dict[str, Any]:
-    """Return the loss of the larger run (None if it diverged), whether the interval of the forecast contains it, and
-    the error of the forecast."""
+    """Return as a JSON object the loss of the larger run (None if it diverged), whether the interval of the forecast
+    contains it, and the error of the forecast."""
     truth = outcome.figures[0]
     loss = truth["loss"] if truth else None
     inside = loss is not None and forecast.low <= loss <= forecast.high

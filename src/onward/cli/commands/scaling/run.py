@@ -90,8 +90,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(config: RunConfig, given: dict[str, Any]) -> dict[str, Any] | int:
-    """Plan and train the grid, fit the law, forecast the larger run and check the forecast. Returns the result, or the
-    exit status if a signal ended the training."""
+    """Plan and train the grid, fit the law, forecast the larger run and check the forecast; `given` are the options of
+    the command that are not of a run. Returns the result as a JSON object, or the exit status if a signal ended the
+    training."""
     from onward.training.studies.scaling_study import compared, law_figures, open_study, train_cells
 
     budget, flops, check = given["budget"] or "", given["grid_flops"] or "", bool(given["check"])
@@ -135,7 +136,7 @@ def describe(study: "ScalingStudy") -> None:
 
 
 def show_check(result: dict[str, Any]) -> None:
-    """Print how the larger run compares with its forecast."""
+    """Print how the larger run compares with its forecast, as `compared` returns it."""
     check, expected = result["check"], result["forecast"]["loss"]
     sentence = "check: the run diverged"
     if check["loss"] is not None:
