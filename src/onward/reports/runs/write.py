@@ -49,7 +49,7 @@ def write_reports(
 
 def conclude(run: Run) -> dict[str, Any]:
     """Evaluate a run on its validation text after its last step, in the rest of its time, write result.json and the
-    reports, and return the figures; {} without a validation text."""
+    reports, and return the figures by name; {} without a validation text."""
     figures = evaluate_run(run, in_time=True)
     write_reports(run.folder, device=run.device)
     return figures

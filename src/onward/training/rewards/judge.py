@@ -44,7 +44,8 @@ class Judge(Reward, kind="judge"):
         return server.grades([filled(self.prompt, self.values(completion)) for completion in completions])
 
     def values(self, completion: Completion) -> dict[str, object]:
-        """Return the values of the variables in the prompt for a completion."""
+        """Return the values of the variables in the prompt for a completion, by name: prompt, completion, answer and
+        other fields of its record."""
         values = {**completion.columns, "prompt": completion.prompt, "completion": completion.text}
         values.setdefault("answer", completion.answer)
         return values

@@ -81,8 +81,9 @@ def prepared(
     progress: Progress,
     began: float,
 ) -> tuple[Prepared, float]:
-    """Prepare the tokens and the model of a run in the first process, and fix its options. Also returns the seconds
-    already spent of a time limit, which counts from `began`."""
+    """Prepare the tokens and the model of a run in the first process, and fix its options: `model` and `hf` are those
+    of `chosen_base`, other arguments as of `Run.start`. Also returns the seconds already spent of a time limit, which
+    counts from `began`."""
     device, fresh = choose_device(config.device), model is None
     stage = stage_of(config)
     tokenizer = stage.prepare(config, folder, progress)

@@ -8,8 +8,8 @@ from onward.training.run.run import Run
 
 
 def evaluate_run(run: Run, *, in_time: bool = False) -> dict[str, Any]:
-    """Evaluate the saved model of a run on its validation text, and write result.json. Returns the figures; {} without
-    a validation text. With `in_time`, as much of the text is used as the run's time limit leaves time for."""
+    """Evaluate the saved model of a run on its validation text, and write result.json. Returns the figures by name; {}
+    without a validation text. With `in_time`, as much of the text is used as the run's time limit leaves time for."""
     model, _, _ = load_with_adapters(run.folder, device=run.device)
     tokens = run.config.evaluation_tokens
     if in_time and run.budget and (share := run.budget.evaluated_share) < 1:
