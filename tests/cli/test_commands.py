@@ -158,7 +158,11 @@ def test_evaluating_a_run_gives_the_figures_of_its_last_evaluation(
     words = ["--validation", validation] if validation else []
     onward("train", str(story_file), "--out", "run", *SMALL.split(), *words, capsys=capsys)
     result = json.loads(Path("run/result.json").read_text())
-    assert json.loads(onward("evaluate", "run", "--json", capsys=capsys)).items() <= result.items()
+    found = json.loads(onward("evaluate", "run", "--json", capsys=capsys))
+    tasks = {row["task"]: row for row in found.pop("tasks")}
+    assert found.items() <= result.items()
+    assert {"copying", "brackets", "arithmetic", "mapping, 8 examples"} <= tasks.keys()
+    assert all(0 <= row["score"] <= 1 and row["error"] >= 0 for row in tasks.values())
     if validation == "other.txt":
         assert result["bytes"] == Path("other.txt").stat().st_size - 1  # the first character is not predicted
         named = json.loads(onward("evaluate", "run", validation, "--json", capsys=capsys))

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from onward.data.progress import Progress, silent
 from onward.errors import UserError
 from onward.evaluation.continuations import pair_of, score_continuations
-from onward.evaluation.tasks.task import Question, Task
+from onward.evaluation.tasks.task import Question, ScoredTask, Task
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 
@@ -48,21 +48,30 @@ def run_task(
     """Ask up to `limit` questions of a task, each after the same `examples` solved ones. `generate` writes the answers
     of questions without choices; it is called once. `progress` is called with the task, the number of choices or
     questions done, and of all. Raises a UserError if a task has too few questions."""
+    report = lambda done, total: progress(task.label, done, total)
+    if isinstance(task, ScoredTask):
+        if examples:
+            raise UserError(f"examples is {examples}, and the task {task.label} has its own: leave it out")
+        right = task.score(model, tokenizer, limit, report)
+        return TaskResult(task.label, fmean(right), standard_error(right), None, task.chance, task.shots, tuple(right))
     given = task.questions(limit + examples)
     shots, questions = given[:examples], given[examples:]
     if not questions:
         raise UserError(f"the task {task.label} has {len(given)} questions, and {examples} are examples: use fewer")
     before = "".join(shot.solved + task.separator for shot in shots)
-    report = lambda done, total: progress(task.label, done, total)
     if questions[0].choices:
         right, by_length = chosen(questions, before, model, tokenizer, report)
     else:
         report(0, len(questions))
         texts = generate([before + question.context for question in questions])
         right, by_length = [task.is_right(text, question) for text, question in zip(texts, questions)], None
-    error = stdev(right) / math.sqrt(len(right)) if len(right) > 1 else math.nan
     chance = fmean(1 / len(question.choices) if question.choices else 0.0 for question in questions)
-    return TaskResult(task.label, fmean(right), error, by_length, chance, examples, tuple(right))
+    return TaskResult(task.label, fmean(right), standard_error(right), by_length, chance, examples, tuple(right))
+
+
+def standard_error(right: Sequence[bool]) -> float:
+    """Return the standard error of the share of right answers; NaN for one question."""
+    return stdev(right) / math.sqrt(len(right)) if len(right) > 1 else math.nan
 
 
 def chosen(

@@ -24,26 +24,29 @@ Loss, perplexity and bits per byte of a model on a text. Of a classifier the acc
 of what was taken for what; of a reward model how often it prefers the chosen answer, and by how much.
 
 examples:
-  onward evaluate runs/mybook                    the validation text of the run
+  onward evaluate runs/mybook                    the validation text of the run, and tasks that need no other text
   onward evaluate runs/mybook other.txt
   onward evaluate runs/mybook other.txt --stride 64 --json
   onward evaluate runs/kinds kinds.jsonl         a classifier, on rows of --method classify
   onward evaluate runs/judge pairs.jsonl         a reward model, on rows of --method reward
   onward evaluate runs/mybook other.txt --quantize int4     what quantized weights cost: two lines, plain and int4
   onward evaluate runs/mybook --tasks cloze:other.txt,mapping,copying     questions, with standard errors
+  onward evaluate runs/mybook --tasks cloze,words,core:eval_bundle        cloze and words on the run's validation text
   onward evaluate runs/mybook --tasks "arithmetic(digits=2), choices:questions.jsonl" --examples 5
   onward evaluate runs/mybook runs/other --tasks cloze:other.txt          which is better, and by more than noise?
 
 tasks:
 """
 TASKS = """\
-  cloze:FILE           which of four continuations of a passage of the text is the real one
-  words:FILE           the plurals of words of the text, after three examples
+  cloze:FILE           which of four continuations of a passage of the text is the real one; without :FILE of the
+                       validation text of the run
+  words:FILE           the plurals of words of a text, after three examples; words(ending="ed") for another ending
   copying, brackets    a sequence that repeats; the bracket that closes the innermost open one
   arithmetic           sums and differences; arithmetic(digits=2)
   mapping              pairs that only the prompt defines, with 0, 1, 2, 4 and 8 of them as examples
   choices:FILE         your own questions: question, choices and answer, as .jsonl, .json or .csv
   arc_easy, FILE.yaml  any task of lm-evaluation-harness (pip install 'onward[eval]')
+  core:FOLDER          the 22 tasks of CORE and their centered mean, from the bundle that nanochat reads
   answers:FILE         questions whose answer the model writes; answers(file="FILE", match="number")
 """
 OF_TEXT = "stride", "field", "encoding"  # options that say how texts are read
@@ -72,14 +75,17 @@ def main(argv: Sequence[str]) -> None:
     if options.tasks:
         of_tasks(options)
         return
+    from onward.cli.shared.tasks import own_tasks
     from onward.evaluation.heads import judges
 
     lm = load(options.model, options)
     measure = of_examples(options, lm) if judges(lm.model) else of_text(options, lm)
     result = asdict(measure(lm))
     plain = asdict(measure(load(options.model, replace(options, quantize="")))) if options.quantize else {}
+    inputs = None if options.sources or judges(lm.model) else inputs_of(options)
+    tasks = own_tasks(lm, inputs.validation_text(lm.text())) if inputs else []
     if options.json:
-        print_json(result | ({"plain": plain} if plain else {}))
+        print_json(result | ({"plain": plain} if plain else {}) | ({"tasks": tasks} if tasks else {}))
         return
     confusion = result.pop("confusion", {})
     plain.pop("confusion", None)
@@ -87,7 +93,10 @@ def main(argv: Sequence[str]) -> None:
     if confusion:
         print("\nexamples of each label (rows), by the likeliest class (columns)")
         print_table([{"(label)": label} | row for label, row in confusion.items()])
-    elif "perplexity" in result:
+    if tasks:
+        print("\ntasks, on the same text")
+        print_table(tasks)
+    if "perplexity" in result:
         print_next(f'onward generate {quote(options.model)} "Once upon"')
 
 
@@ -115,7 +124,8 @@ def of_text(options: Options, lm: "LanguageModel") -> Measure:
 def of_tasks(options: Options) -> None:
     """Evaluate models on the tasks of --tasks, and print their scores."""
     from onward.cli.shared.tasks import Exam, evaluate_tasks
-    from onward.evaluation.tasks.task import COMMAS, Task, tasks_of
+    from onward.evaluation.tasks.task import COMMAS, Task, tasks_of, with_text
+    from onward.text.tokenizer import Tokenizer
 
     def is_foreign(word: str) -> bool:
         """Return whether a task is for lm-evaluation-harness. Raises a UserError if that is not installed, and for a
@@ -135,7 +145,9 @@ def of_tasks(options: Options) -> None:
     words = [word.strip() for word in COMMAS.split(options.tasks)]
     foreign = [word for word in words if is_foreign(word)]
     ours = ", ".join(word for word in words if word not in foreign)
-    exam = Exam(tasks_of(ours) if ours else [], foreign, options.examples, options.limit)
+    inputs = inputs_of(options)
+    text = inputs.validation_text(Tokenizer.load(options.model)) if inputs else ""
+    exam = Exam(with_text(tasks_of(ours), text) if ours else [], foreign, options.examples, options.limit)
     evaluate_tasks([options.model, *options.sources], options, exam, options.json)
 
 

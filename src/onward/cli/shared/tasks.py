@@ -15,7 +15,9 @@ from onward.errors import UserError
 if TYPE_CHECKING:
     from onward.evaluation.benchmark import TaskResult
     from onward.evaluation.tasks import Task
+    from onward.language_model import LanguageModel
 
+QUICK = "cloze, words, copying, brackets, arithmetic, mapping"
 Results = dict[str, "TaskResult"]  # by task
 
 
@@ -36,15 +38,24 @@ def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json:
     foreign: list[dict[str, Any]] = []
     results = {model: run_all(model, loading, exam, failures, foreign) for model in models}
     rows = [{"model": model} | row(result) for model, found in results.items() for result in found.values()]
+    core = [one for model, found in results.items() for one in core_rows(model, found, exam.tasks)]
     first, *others = results
     differences = [one for other in others for one in compared(results[first], other, results[other])]
     if as_json:
         right = {model: {task: one.right for task, one in found.items()} for model, found in results.items()}
         print_json(
-            {"results": rows, "harness": foreign, "differences": differences, "right": right, "failures": failures}
+            {
+                "results": rows,
+                "core": core,
+                "harness": foreign,
+                "differences": differences,
+                "right": right,
+                "failures": failures,
+            }
         )
     else:
-        for table, title in (rows, ""), (foreign, ""), (differences, f"\nbetter than {first}, on the same questions"):
+        better = f"\nbetter than {first}, on the same questions"
+        for table, title in (rows, ""), (core, "\nCORE"), (foreign, ""), (differences, better):
             if table:
                 print(title, end="\n" if title else "")
                 print_table(table)
@@ -87,6 +98,33 @@ def row(result: TaskResult) -> dict[str, Any]:
     del values["right"]
     values = {name: value for name, value in values.items() if value is not None}
     return values | {"error": None if math.isnan(result.error) else result.error, "questions": result.questions}
+
+
+def own_tasks(lm: LanguageModel, text: str) -> list[dict[str, Any]]:
+    """Return the scores of a model at the tasks of QUICK, about the validation text of its run. A task for which the
+    text is too short is left out, and named on standard error."""
+    from onward.evaluation.tasks.task import tasks_of, with_text
+
+    rows: list[dict[str, Any]] = []
+    with progress_bars(counted=True) as show:
+        for task in with_text(tasks_of(QUICK), text):
+            try:
+                rows += map(row, lm.evaluate_tasks([task], progress=show))
+            except UserError as error:
+                console.print(f"without the task {task.label}: {error}", markup=False, soft_wrap=True)
+    return rows
+
+
+def core_rows(model: str, results: Results, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """Return the CORE metric of a model, as one row, if all tasks of a bundle have been measured."""
+    from onward.evaluation.tasks.core import Core, core_metric, entries
+
+    own = [task for task in tasks if isinstance(task, Core)]
+    found = [results[task.label] for task in own if task.label in results]
+    if not found or [one.task for one in found] != [*entries(own[0].folder)]:
+        return []
+    value, error = core_metric([(one.score, one.error, one.chance) for one in found])
+    return [{"model": model, "core": value, "error": error, "questions": sum(one.questions for one in found)}]
 
 
 def compared(ours: Results, other: str, theirs: Results) -> list[dict[str, Any]]:

@@ -5,24 +5,23 @@ from dataclasses import dataclass
 
 from onward.config.part_types import Size
 from onward.errors import UserError
-from onward.evaluation.tasks.task import Question, Task, text_of
+from onward.evaluation.tasks.task import Question, TextTask
 
 
 @dataclass(frozen=True)
-class Cloze(Task, kind="cloze"):
+class Cloze(TextTask, kind="cloze"):
     """A task: a passage of a text, its next words, and the next words of three other passages."""
 
-    file: str  # a text file
     before: Size = 40  # words of the passage
     after: Size = 8  # words of a continuation
 
     separator = "\n\n"
 
-    def questions(self, count: int) -> list[Question]:
-        words, size = text_of(self.file, self.kind).split(), self.before + self.after
+    def questions_of(self, text: str, count: int) -> list[Question]:
+        words, size = text.split(), self.before + self.after
         passages = [words[start : start + size] for start in range(0, len(words) - size + 1, size)]
         if len(passages) < 4:
-            raise UserError(f"{self.file} has {len(words)} words, and cloze needs {4 * size}: name a longer text")
+            raise UserError(f"the text has {len(words)} words, and cloze needs {4 * size}: name a longer one")
         rng = random.Random(0)
         continuations = [" " + " ".join(passage[self.before :]) for passage in passages]
         result = []

@@ -85,13 +85,7 @@ def rows(file: str, task: str, needed: tuple[str, ...]) -> Iterator[tuple[str, d
         elif ending == ".json":
             found = [(f"{file}, item {i}", row) for i, row in enumerate(json.loads(text), 1)]
         else:
-            lines = [(f"{file}, line {i}", line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
-            found = []
-            for where, line in lines:
-                try:
-                    found.append((where, json.loads(line)))
-                except ValueError:
-                    raise UserError(f"{where} is no JSON: write one object per line") from None
+            found = [*json_lines(file, text)]
     except (ValueError, TypeError, RecursionError, csv.Error) as error:
         raise error if isinstance(error, UserError) else UserError(f"{file} cannot be read: {error}") from None
     if not found:
@@ -101,3 +95,14 @@ def rows(file: str, task: str, needed: tuple[str, ...]) -> Iterator[tuple[str, d
             lacks = f"lacks {lacking[0]}" if isinstance(row, dict) else "is no object"
             raise UserError(f"{where} {lacks}: give {', '.join(needed)}")
         yield where, row
+
+
+def json_lines(file: str, text: str) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a .jsonl file with this text, each with its place for messages. A UserError names a line that
+    is no JSON."""
+    for i, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                yield f"{file}, line {i}", json.loads(line)
+            except (ValueError, RecursionError):
+                raise UserError(f"{file}, line {i} is no JSON: write one object per line") from None

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from onward.errors import UserError
 from onward.fields import Part, part
 from onward.suggestions import nearest
+
+if TYPE_CHECKING:
+    from onward.model.decoder import Decoder
+    from onward.text.tokenizer import Tokenizer
 
 COMMAS = re.compile(r",(?![^()]*\))")  # between tasks, not between the options of one
 
@@ -75,10 +80,60 @@ class Task(Part):
         return answer.strip() == question.expected.strip()
 
 
+@dataclass(frozen=True)
+class TextTask(Task, kind=""):
+    """Questions that are made from a text: a file, the validation text of a run, or any (`on`)."""
+
+    file: str = ""  # a text file; none: the validation text of the run that is evaluated
+    text: str = field(default="", init=False, repr=False)
+
+    def on(self, text: str) -> Self:
+        """Return the task on this text; a task with a file stays as it is."""
+        task = copy.copy(self)
+        if not self.file:
+            object.__setattr__(task, "text", text)
+        return task
+
+    def questions(self, count: int) -> list[Question]:
+        if not self.file and not self.text:
+            raise UserError(f"the task {self.kind} has no text: name a file, as in {self.kind}:book.txt")
+        return self.questions_of(self.text or text_of(self.file, self.kind), count)
+
+    def questions_of(self, text: str, count: int) -> list[Question]:
+        """Return up to `count` questions about a text, the same ones at each call. Raises a UserError for a text that
+        is too short."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ScoredTask(Task, kind=""):
+    """A task with examples and a score of its own, in place of those of `run_task`."""
+
+    @property
+    def chance(self) -> float:
+        """The score of guessing."""
+        return 0.0
+
+    @property
+    def shots(self) -> int:
+        """The number of examples in front of each question."""
+        return 0
+
+    def score(self, model: Decoder, tokenizer: Tokenizer, count: int, report: Callable[[int, int], None]) -> list[bool]:
+        """Return for each of up to `count` questions whether the model answers it right. `report` is called with the
+        number of parts that are done, and of all."""
+        raise NotImplementedError
+
+
 def tasks_of(text: str) -> list[Task]:
     """Return the tasks in a list such as `cloze:book.txt, arithmetic(digits=2)`. A UserError names the nearest kind of
     an unknown one."""
     return [one for word in COMMAS.split(text) for one in part(Task, word.strip(), "tasks").parts()]
+
+
+def with_text(tasks: Sequence[Task], text: str) -> list[Task]:
+    """Return tasks; those that are made from a text and have no file are about `text`."""
+    return [task.on(text) if isinstance(task, TextTask) else task for task in tasks]
 
 
 def text_of(file: str, task: str) -> str:

@@ -1,4 +1,4 @@
-"""Word analogies, as in Mikolov et al. (2013): singular and plural, of the words of a text itself."""
+"""Word analogies, as in Mikolov et al. (2013), of the words of a text itself."""
 
 import random
 import re
@@ -6,24 +6,26 @@ from collections import Counter
 from dataclasses import dataclass
 
 from onward.errors import UserError
-from onward.evaluation.tasks.task import Question, Task, text_of
+from onward.evaluation.tasks.task import Question, TextTask
 
 
 @dataclass(frozen=True)
-class Words(Task, kind="words"):
-    """A task: three words with their plurals, a fourth word, and four plurals, of which one is its own."""
+class Words(TextTask, kind="words"):
+    """A task: three words with their plurals (or forms of another ending), a fourth word, and four plurals, of which one
+    is its own."""
 
-    file: str  # a text file
+    ending: str = "s"  # of the second word of a pair: s, ed, ing, ly, ...
 
-    def questions(self, count: int) -> list[Question]:
-        seen = Counter(re.findall(r"[a-z]{3,}", text_of(self.file, self.kind)))
-        known = sorted(word for word in seen if min(seen[word], seen[word + "s"]) > 1 and not word.endswith("s"))
-        if len(known) < 7:
-            raise UserError(f"{self.file} has {len(known)} words with a plural, and words needs 7: name a longer text")
+    def questions_of(self, text: str, count: int) -> list[Question]:
+        seen, end = Counter(re.findall(r"[a-z]{3,}", text)), self.ending
+        known = sorted(word for word in seen if min(seen[word], seen[word + end]) > 1 and not word.endswith(end))
+        if not end or len(known) < 7:
+            found = f"{len(known)} words that also end in {end!r}"
+            raise UserError(f"the text has {found}, and words needs 7: name a longer text")
         rng, result = random.Random(0), []
         for _ in range(count):
             *shown, asked, first, second, third = rng.sample(known, 7)
-            choices = sorted(f" {word}s" for word in (asked, first, second, third))
-            context = "".join(f"{word}: {word}s\n" for word in shown) + f"{asked}:"
-            result.append(Question(context, tuple(choices), choices.index(f" {asked}s")))
+            choices = sorted(f" {word}{end}" for word in (asked, first, second, third))
+            context = "".join(f"{word}: {word}{end}\n" for word in shown) + f"{asked}:"
+            result.append(Question(context, tuple(choices), choices.index(f" {asked}{end}")))
         return result

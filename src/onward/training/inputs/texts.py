@@ -28,6 +28,7 @@ from onward.training.step.loss import CrossEntropy, Loss
 
 AS_IT_IS = Cleaning(exact=False)
 HELD_OUT = "held_out"  # the folder of a validation text that is none of the sources
+TASK_TOKENS = 1 << 18  # of the validation text, from which questions are made
 MOST_HELD_OUT = 1 << 22  # the most tokens of a source for validation; more would not measure better
 
 
@@ -54,6 +55,10 @@ class Inputs:
         training."""
         tokens = self.train[0] if self.validation is None else self.validation
         return " ".join(tokenizer.decode(tokens[:64].tolist()).split()[:4])
+
+    def validation_text(self, tokenizer: Tokenizer) -> str:
+        """Return the validation text, of at most TASK_TOKENS tokens; "" without one."""
+        return "" if self.validation is None else tokenizer.decode(self.validation[:TASK_TOKENS].tolist())
 
     def windows(self, config: RunConfig, context_length: int) -> TrainingWindows:
         """Return the training tokens as windows of `context_length` tokens and their targets, in the order and from the

@@ -1,0 +1,203 @@
+"""CORE, the 22 tasks by which DataComp-LM compares base models (Li et al. 2024), from the bundle that nanochat reads.
+
+FOLDER/
+  core.yaml             icl_tasks, each with label, icl_task_type, dataset_uri, num_fewshot, continuation_delimiter
+  eval_meta_data.csv    Eval Task, Random baseline: the score of guessing, in percent
+  eval_data/            the items of each task, as .jsonl
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from onward import fields
+from onward.arguments import Range
+from onward.config.part_types import SizeOrZero
+from onward.errors import UserError
+from onward.evaluation.continuations import Pair, Scored, score_continuations
+from onward.evaluation.tasks.files import json_lines
+from onward.evaluation.tasks.task import ScoredTask, Task, text_of
+from onward.suggestions import nearest
+
+if TYPE_CHECKING:
+    from onward.model.decoder import Decoder
+    from onward.text.tokenizer import Tokenizer
+
+Kind = Literal["multiple_choice", "schema", "language_modeling"]
+FIELDS: dict[Kind, dict[str, type]] = {  # of an item of each kind
+    "multiple_choice": {"query": str, "choices": list, "gold": int},
+    "schema": {"context_options": list, "continuation": str, "gold": int},
+    "language_modeling": {"context": str, "continuation": str},
+}
+ORDER, SHOTS = 1337, 1234  # the seeds of nanochat: of the order of the items, and of the examples of item 0
+
+
+@dataclass(frozen=True)
+class CoreEntry:
+    """A task as core.yaml describes it, with its score of guessing."""
+
+    label: str
+    icl_task_type: Kind
+    dataset_uri: str  # in eval_data/
+    num_fewshot: tuple[SizeOrZero, ...]  # examples in front of each item; the first number counts
+    continuation_delimiter: str = " "  # between a question and its answer
+    baseline: Annotated[float, Range(0, 99.999)] = 0.0  # percent
+
+
+@dataclass(frozen=True)
+class Core(ScoredTask, kind="core"):
+    """The tasks of CORE, in nanochat's order, with its examples and prompts.
+
+    Of multiple choices the one with the highest mean log-probability of its tokens counts, of a schema the context that
+    makes its continuation likeliest, and a continuation is right if each of its tokens is the likeliest one.
+    """
+
+    folder: str  # of the bundle
+    task: str = ""  # the label of one task; none: all of them
+
+    @property
+    def label(self) -> str:
+        return self.task or self.kind
+
+    @property
+    def chance(self) -> float:
+        return 0.01 * self.entry.baseline
+
+    @property
+    def shots(self) -> int:
+        return self.entry.num_fewshot[0]
+
+    @property
+    def entry(self) -> CoreEntry:
+        """The entry of the task in core.yaml. Raises a UserError for an unknown label."""
+        known = entries(self.folder)
+        if self.task not in known:
+            raise UserError(f"{self.task!r} is no task of {self.folder}: {nearest(self.task, known)}")
+        return known[self.task]
+
+    def parts(self) -> Sequence[Task]:
+        return [self] if self.task else [replace(self, task=label) for label in entries(self.folder)]
+
+    def score(self, model: Decoder, tokenizer: Tokenizer, count: int, report: Callable[[int, int], None]) -> list[bool]:
+        items = read_items(Path(self.folder) / "eval_data" / self.entry.dataset_uri, self.entry)
+        random.Random(ORDER).shuffle(items)
+        items = items[:count]
+        if self.shots >= len(items):
+            raise UserError(f"{self.task} has {len(items)} items and needs {self.shots} examples: use a higher limit")
+        pairs = [self.pairs(items, i, tokenizer, model.config.context_length) for i in range(len(items))]
+        flat = [pair for several in pairs for pair in several]
+        scored = iter(score_continuations(model, flat, lambda done: report(done, len(flat))))
+        return [self.right(item, several, [next(scored) for _ in several]) for item, several in zip(items, pairs)]
+
+    def pairs(self, items: Sequence[Mapping[str, Any]], i: int, tokenizer: Tokenizer, length: int) -> list[Pair]:
+        """Return the contexts and continuations of item i: one for each choice. Texts longer than `length` tokens lose
+        their first ones."""
+        others = [items[j] for j in range(len(items)) if j != i]
+        examples = random.Random(SHOTS + i).sample(others, self.shots) if self.shots else []
+        kind, delimiter, item = self.entry.icl_task_type, self.entry.continuation_delimiter, items[i]
+        solved = [written(one, kind, delimiter)[one["gold"] if "gold" in FIELDS[kind] else 0] for one in examples]
+        before = "".join(text + "\n\n" for text in solved)
+        texts = [before + text for text in written(item, kind, delimiter)]
+        if kind == "language_modeling":
+            texts.append((before + item["context"].strip() + delimiter).strip())
+        first = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
+        tokens = [[*([] if first is None else [first]), *tokenizer.encode(text, special=False)] for text in texts]
+        if kind == "schema":
+            same = common([one[::-1] for one in tokens])
+            starts = [len(one) - same for one in tokens]
+        else:
+            starts = [common(tokens)] * len(tokens)
+        if kind == "language_modeling":
+            tokens.pop()
+        result = []
+        for one, start in zip(tokens, starts):
+            start = min(start, len(one) - 1)  # one choice may begin as another ends
+            cut = max(0, len(one) - length)
+            if start <= cut:
+                raise UserError(
+                    f"a continuation of {self.task} has {len(one) - start} tokens, and the model's context {length}: "
+                    "evaluate a model with a longer one"
+                )
+            result.append(Pair(tuple(one[cut:start]), tuple(one[start:])))
+        return result
+
+    def right(self, item: Mapping[str, Any], pairs: Sequence[Pair], scored: Sequence[Scored]) -> bool:
+        """Return whether an item is answered right, by the scores of its pairs."""
+        if self.entry.icl_task_type == "language_modeling":
+            return scored[0].greedy
+        means = [one.logprob / len(pair.continuation) for one, pair in zip(scored, pairs)]
+        return means.index(max(means)) == item["gold"]
+
+
+def written(item: Mapping[str, Any], kind: Kind, delimiter: str) -> list[str]:
+    """Return an item as texts, one for each of its choices."""
+    match kind:
+        case "multiple_choice":
+            return [f"{item['query']}{delimiter}{choice}" for choice in item["choices"]]
+        case "schema":
+            return [f"{context}{delimiter}{item['continuation']}" for context in item["context_options"]]
+        case "language_modeling":
+            return [f"{item['context'].strip()}{delimiter}{item['continuation']}"]
+
+
+def common(sequences: Sequence[Sequence[int]]) -> int:
+    """Return the number of tokens with which all sequences begin."""
+    columns = enumerate(zip(*sequences))
+    return next((i for i, column in columns if len({*column}) > 1), min(map(len, sequences)))
+
+
+def core_metric(scores: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Return the mean of centered scores, (score - chance) / (1 - chance), which is 0 for guessing and 1 if all is
+    right, and its standard error. `scores` has (score, standard error, chance) of each task; tasks are independent."""
+    centered = [(score - chance) / (1 - chance) for score, _, chance in scores]
+    errors = [error / (1 - chance) for _, error, chance in scores]
+    return math.fsum(centered) / len(scores), math.hypot(*errors) / len(scores)
+
+
+@lru_cache(maxsize=8)
+def entries(folder: str) -> dict[str, CoreEntry]:
+    """Return the tasks of a bundle, by label. Raises a UserError for a file that is missing or has another form."""
+    import yaml  # a library for one task
+
+    path = Path(folder) / "core.yaml"
+    try:
+        table = yaml.safe_load(text_of(str(path), Core.kind))
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+    given = table.get("icl_tasks") if isinstance(table, Mapping) else None
+    if not isinstance(given, list) or not given or not all(isinstance(one, Mapping) for one in given):
+        raise UserError(f"{path} has no list icl_tasks: name the folder of a bundle of CORE")
+    meta = Path(folder) / "eval_meta_data.csv"
+    rows = csv.DictReader(io.StringIO(text_of(str(meta), Core.kind)))
+    baselines = {row.get("Eval Task"): row.get("Random baseline") for row in rows}
+    result = {}
+    for i, one in enumerate(given):
+        known = {name: one[name] for name in fields.hints(CoreEntry) if name in one}
+        entry = fields.build(CoreEntry, known | {"baseline": baselines.get(one.get("label"))}, f"{path}.icl_tasks[{i}]")
+        if not entry.num_fewshot:
+            raise UserError(f"{path}.icl_tasks[{i}].num_fewshot is empty: give it a number")
+        result[entry.label] = entry
+    return result
+
+
+def read_items(path: Path, entry: CoreEntry) -> list[dict[str, Any]]:
+    """Read the items of a task. Raises a UserError that names the line of an item of another form."""
+    items, needed = [], FIELDS[entry.icl_task_type]
+    for where, item in json_lines(str(path), text_of(str(path), Core.kind)):
+        given = item if isinstance(item, dict) else {}
+        wrong = [name for name, kind in needed.items() if type(given.get(name)) is not kind]
+        if wrong:
+            raise UserError(f"{where} has no {wrong[0]} ({needed[wrong[0]].__name__}), as {entry.label} needs")
+        for options in (item[name] for name, kind in needed.items() if kind is list):
+            if not all(isinstance(one, str) for one in options) or not 0 <= item["gold"] < len(options):
+                raise UserError(f"{where}: gold is {item['gold']}, and must be the index of one of its texts from 0")
+        items.append(item)
+    return items
