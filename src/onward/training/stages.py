@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from onward.data.progress import Progress
 from onward.model.decoder import Decoder
@@ -44,7 +44,7 @@ def stage_of(config: RunConfig) -> Stage:
     return FINETUNING if isinstance(config, FinetuneConfig) else PRETRAINING
 
 
-def inputs_of(folder: Path) -> Inputs:
-    """Return the inputs of the run in a folder. File sizes are verified; checksums are not."""
+def inputs_of(folder: Path, verify: Literal["size", "sha256"] = "size") -> Inputs:
+    """Return the inputs of the run in a folder. File sizes are verified or, which reads all files, checksums."""
     config = read_config(folder)
-    return stage_of(config).open(config, folder, "size")
+    return stage_of(config).open(config, folder, verify)

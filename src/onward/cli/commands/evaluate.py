@@ -34,6 +34,7 @@ examples:
   onward evaluate runs/mybook --tasks cloze,words,core:eval_bundle        cloze and words on the run's validation text
   onward evaluate runs/mybook --tasks "arithmetic(digits=2), choices:questions.jsonl" --examples 5
   onward evaluate runs/mybook runs/other --tasks cloze:other.txt          which is better, and by more than noise?
+  onward evaluate runs/mybook --tasks choices:exam.jsonl --against runs/mybook        were the questions trained on?
 
 tasks:
 """
@@ -57,12 +58,16 @@ class Options(Loading):
     """The options of `onward evaluate`."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "sources")
-    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"sources": ("field", "encoding"), "tasks": ("examples", "limit")}
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "sources": ("field", "encoding"),
+        "tasks": ("examples", "limit", "against"),
+    }
     model: str  # folder of the model, or its name on the hub
     sources: tuple[str, ...] = ()  # texts; examples for a head; with --tasks further models; none: those of the run
     tasks: str = ""  # questions instead of a text: kinds of tasks with their options, separated by commas
     examples: SizeOrZero = 0  # solved questions in front of each question
     limit: Size = 200  # questions of a task
+    against: str = ""  # prepared tokens, or a run: the share of questions that was trained on, and the score without
     stride: int = 0  # tokens by which the window moves on; 0: the context length, so that windows do not overlap
     field: str = "text"  # the field of each .jsonl line that holds the text
     encoding: str = "utf-8"  # of the text files
@@ -147,7 +152,9 @@ def of_tasks(options: Options) -> None:
     ours = ", ".join(word for word in words if word not in foreign)
     inputs = inputs_of(options)
     text = inputs.validation_text(Tokenizer.load(options.model)) if inputs else ""
-    exam = Exam(with_text(tasks_of(ours), text) if ours else [], foreign, options.examples, options.limit)
+    exam = Exam(
+        with_text(tasks_of(ours), text) if ours else [], foreign, options.examples, options.limit, options.against
+    )
     evaluate_tasks([options.model, *options.sources], options, exam, options.json)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from onward.cli.shared.contamination import contamination_rows, training_data
 from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.output import console, print_json, print_table
 from onward.cli.shared.progress import progress_bars
@@ -29,6 +30,7 @@ class Exam:
     foreign: Sequence[str]  # of lm-evaluation-harness
     examples: int
     limit: int
+    against: str = ""  # training data in which questions are looked for
 
 
 def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json: bool) -> None:
@@ -36,17 +38,25 @@ def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json:
     others to the first. Raises a UserError, after the other results are printed, if a task failed."""
     failures: dict[str, str] = {}
     foreign: list[dict[str, Any]] = []
+    data = training_data(exam.against) if exam.against else None
     results = {model: run_all(model, loading, exam, failures, foreign) for model in models}
     rows = [{"model": model} | row(result) for model, found in results.items() for result in found.values()]
     core = [one for model, found in results.items() for one in core_rows(model, found, exam.tasks)]
     first, *others = results
     differences = [one for other in others for one in compared(results[first], other, results[other])]
+    dirty = []
+    if data:
+        measured = {task for found in results.values() for task in found}
+        texts = {task.label: task.texts(exam.limit, exam.examples) for task in exam.tasks if task.label in measured}
+        with progress_bars(counted=True) as show:
+            dirty = contamination_rows(texts, results, data, show)
     if as_json:
         right = {model: {task: one.right for task, one in found.items()} for model, found in results.items()}
         print_json(
             {
                 "results": rows,
                 "core": core,
+                "contamination": dirty,
                 "harness": foreign,
                 "differences": differences,
                 "right": right,
@@ -55,7 +65,9 @@ def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json:
         )
     else:
         better = f"\nbetter than {first}, on the same questions"
-        for table, title in (rows, ""), (core, "\nCORE"), (foreign, ""), (differences, better):
+        trained_on = f"\nquestions with 13 tokens in a row that are in the training tokens of {exam.against}"
+        tables = (rows, ""), (core, "\nCORE"), (foreign, ""), (dirty, trained_on), (differences, better)
+        for table, title in tables:
             if table:
                 print(title, end="\n" if title else "")
                 print_table(table)

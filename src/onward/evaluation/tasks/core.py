@@ -86,10 +86,17 @@ class Core(ScoredTask, kind="core"):
     def parts(self) -> Sequence[Task]:
         return [self] if self.task else [replace(self, task=label) for label in entries(self.folder)]
 
-    def score(self, model: Decoder, tokenizer: Tokenizer, count: int, report: Callable[[int, int], None]) -> list[bool]:
+    def items(self, count: int) -> list[dict[str, Any]]:
+        """Return up to `count` items, in nanochat's order."""
         items = read_items(Path(self.folder) / "eval_data" / self.entry.dataset_uri, self.entry)
         random.Random(ORDER).shuffle(items)
-        items = items[:count]
+        return items[:count]
+
+    def texts(self, count: int, examples: int = 0) -> list[str]:
+        return [solved(item, self.entry) for item in self.items(count)]
+
+    def score(self, model: Decoder, tokenizer: Tokenizer, count: int, report: Callable[[int, int], None]) -> list[bool]:
+        items = self.items(count)
         if self.shots >= len(items):
             raise UserError(f"{self.task} has {len(items)} items and needs {self.shots} examples: use a higher limit")
         pairs = [self.pairs(items, i, tokenizer, model.config.context_length) for i in range(len(items))]
@@ -103,8 +110,7 @@ class Core(ScoredTask, kind="core"):
         others = [items[j] for j in range(len(items)) if j != i]
         examples = random.Random(SHOTS + i).sample(others, self.shots) if self.shots else []
         kind, delimiter, item = self.entry.icl_task_type, self.entry.continuation_delimiter, items[i]
-        solved = [written(one, kind, delimiter)[one["gold"] if "gold" in FIELDS[kind] else 0] for one in examples]
-        before = "".join(text + "\n\n" for text in solved)
+        before = "".join(solved(example, self.entry) + "\n\n" for example in examples)
         texts = [before + text for text in written(item, kind, delimiter)]
         if kind == "language_modeling":
             texts.append((before + item["context"].strip() + delimiter).strip())
@@ -146,6 +152,12 @@ def written(item: Mapping[str, Any], kind: Kind, delimiter: str) -> list[str]:
             return [f"{context}{delimiter}{item['continuation']}" for context in item["context_options"]]
         case "language_modeling":
             return [f"{item['context'].strip()}{delimiter}{item['continuation']}"]
+
+
+def solved(item: Mapping[str, Any], entry: CoreEntry) -> str:
+    """Return an item with its answer as text."""
+    texts = written(item, entry.icl_task_type, entry.continuation_delimiter)
+    return texts[item["gold"]] if "gold" in FIELDS[entry.icl_task_type] else texts[0]
 
 
 def common(sequences: Sequence[Sequence[int]]) -> int:

@@ -75,6 +75,10 @@ class Task(Part):
         """Return up to `count` questions, the same ones at each call. Raises a UserError if there are none."""
         raise NotImplementedError
 
+    def texts(self, count: int, examples: int = 0) -> list[str]:
+        """Return up to `count` questions after the first `examples`, which are shown solved, each with its answer."""
+        return [one.solved for one in self.questions(count + examples)[examples:]]
+
     def is_right(self, answer: str, question: Question) -> bool:
         """Return whether an answer that the model wrote is right; by default if it is the expected one."""
         return answer.strip() == question.expected.strip()

@@ -11,7 +11,7 @@ from onward.evaluation.tasks.task import Question, TextTask
 
 @dataclass(frozen=True)
 class Words(TextTask, kind="words"):
-    """A task: three words with their plurals (or forms of another ending), a fourth word, and four plurals, of which one
+    """A task: three words with their plurals (or forms of another ending), a fourth word, and four plurals, one of which
     is its own."""
 
     ending: str = "s"  # of the second word of a pair: s, ed, ing, ly, ...

@@ -1,0 +1,88 @@
+"""Finds questions that were in the training data: by the 13-grams that they have in common with it.
+
+GPT-3 was examined so (Brown et al. 2020, appendix C): an example is dirty if one of its N-grams occurs in the training
+data, N words without case and punctuation, where N is 13, or down to 8 for tasks with short examples. Here an N-gram is
+13 tokens, as the model was trained on them. Another case, punctuation or space makes another N-gram: a question that is
+found was trained on as it is written, and one that is not may have been trained on in another form.
+
+Shapes: T tokens of a part of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onward.data.tokens import Tokens
+
+N = 13  # tokens of an N-gram
+CHUNK = 1 << 16  # tokens of the data that are hashed at a time
+TABLE_BITS = 22  # of the table that most tokens are looked up in alone
+BASE = 0x9E3779B1  # odd, so that no token is lost from the hash
+
+Hashes = NDArray[np.uint32]
+
+
+def ngrams(tokens: Sequence[int]) -> set[bytes]:
+    """Return the N-grams of a text's tokens, each as the bytes of N uint32; empty for a text of fewer than N tokens."""
+    ids = np.array(tokens, np.uint32)
+    return {ids[i : i + N].tobytes() for i in range(len(ids) - N + 1)}
+
+
+def rolling_hashes(tokens: np.ndarray) -> Hashes:
+    """Return the hash of each N-gram of tokens (T,), as uint32 (T - N + 1,): the sum of tokens[i + k] BASE^(N - 1 - k)
+    over k, modulo 2^32. Hashes of 1, 2, 4 and 8 tokens are combined by the binary digits of N."""
+    power, size = tokens.astype(np.uint32), 1  # hashes of `size` tokens
+    result, done = np.zeros(len(tokens) + 1, np.uint32), 0  # hashes of `done` tokens
+    base = BASE
+    while True:
+        if N & size:
+            count = len(tokens) - done - size + 1
+            result = result[:count] * np.uint32(base) + power[done : done + count]
+            done += size
+        if done == N:
+            return result
+        power = power[:-size] * np.uint32(base) + power[size:]
+        base, size = base * base % (1 << 32), size * 2
+
+
+def find_ngrams(
+    wanted: Iterable[bytes], data: Sequence[Tokens], progress: Callable[[int], None] = lambda done: None
+) -> set[bytes]:
+    """Return the N-grams of `wanted` that occur in the tokens of any source.
+
+    The sources are read once, CHUNK tokens at a time; memory is that of the wanted N-grams. A hash that is found is
+    compared token by token, so that the result is exact. `progress` is called with the number of tokens that were read.
+    """
+    wanted = set(wanted)
+    table = np.zeros(1 << TABLE_BITS, np.bool_)
+    shift = np.uint32(32 - TABLE_BITS)
+    hashes = np.array([rolling_hashes(np.frombuffer(one, np.uint32))[0] for one in wanted], np.uint32)
+    hashes.sort()
+    table[hashes >> shift] = True
+    found: set[bytes] = set()
+    done = 0
+    for tokens in data if wanted else ():
+        for start in range(0, len(tokens) - N + 1, CHUNK):
+            part = tokens[start : start + CHUNK + N - 1]
+            each = rolling_hashes(part)
+            near = np.flatnonzero(table[each >> shift])
+            places = near[hashes[np.searchsorted(hashes, each[near]).clip(max=len(hashes) - 1)] == each[near]]
+            if len(places):
+                windows = np.lib.stride_tricks.sliding_window_view(part, N)[places].astype(np.uint32)
+                found |= {bytes(one) for one in np.unique(windows, axis=0)} & wanted
+            progress(done + start + len(part))
+        done += len(tokens)
+    return found
+
+
+def contaminated(
+    items: Sequence[Sequence[int]], data: Sequence[Tokens], progress: Callable[[int], None] = lambda done: None
+) -> list[bool]:
+    """Return for each item, a text as token ids, whether one of its N-grams occurs in the data. An item of fewer than N
+    tokens has none, and counts as clean."""
+    grams = [ngrams(item) for item in items]
+    found = find_ngrams({one for several in grams for one in several}, data, progress)
+    return [not several.isdisjoint(found) for several in grams]
