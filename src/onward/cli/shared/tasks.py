@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from onward.language_model import LanguageModel
 
 QUICK = "cloze, words, copying, brackets, arithmetic, mapping"
+FEW = 100  # questions of each of these
 Results = dict[str, "TaskResult"]  # by task
 
 
@@ -113,7 +114,8 @@ def row(result: TaskResult) -> dict[str, Any]:
 
 
 def own_tasks(lm: LanguageModel, text: str) -> list[dict[str, Any]]:
-    """Return the scores of a model at the tasks of QUICK, about the validation text of its run. A task for which the
+    """Return the scores of a model at the tasks of QUICK, with FEW questions each, about the validation text of its
+    run. A task for which the
     text is too short is left out, and named on standard error."""
     from onward.evaluation.tasks.task import tasks_of, with_text
 
@@ -121,7 +123,7 @@ def own_tasks(lm: LanguageModel, text: str) -> list[dict[str, Any]]:
     with progress_bars(counted=True) as show:
         for task in with_text(tasks_of(QUICK), text):
             try:
-                rows += map(row, lm.evaluate_tasks([task], progress=show))
+                rows += map(row, lm.evaluate_tasks([task], limit=FEW, progress=show))
             except UserError as error:
                 console.print(f"without the task {task.label}: {error}", markup=False, soft_wrap=True)
     return rows
