@@ -11,8 +11,8 @@ from onward.evaluation.tasks.task import Question, TextTask
 
 @dataclass(frozen=True)
 class Words(TextTask, kind="words"):
-    """A task: three words with their plurals (or forms of another ending), a fourth word, and four plurals, one of which
-    is its own."""
+    """A task: three words with their plurals (or forms of another ending), a fourth word, and four plurals, one of them
+    its own."""
 
     ending: str = "s"  # of the second word of a pair: s, ed, ing, ly, ...
 
