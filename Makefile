@@ -3,6 +3,7 @@
 # make test         lint, types and tests
 # make test-all     also the tests that take minutes, and the cases that `make test` leaves out
 # make page-pictures  the pictures of the server's page in docs/; needs Chromium, and runs/quickstart
+# make docs         the documentation as a site in build/site/html
 # TORCH_BACKEND=cpu|auto|cu128|... lets uv choose the build of torch; without it pip takes the package index's
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ QUICK := tests/test_fields.py tests/test_files.py tests/test_imports.py tests/te
   tests/training/test_run_config.py tests/data/test_tokens.py tests/checkpoint/test_folder.py \
   tests/text/test_tokenizer.py tests/evaluation tests/planning/test_parameters.py
 
-.PHONY: quickstart lint quick test test-all page-pictures
+.PHONY: quickstart lint quick test test-all page-pictures docs
 quickstart: $(VENV)/.installed
 	$(BIN)/onward quickstart $(QUICKSTART)
 	@echo; echo "The command onward is in $(BIN); to use it by name: source $(BIN)/activate"
@@ -40,6 +41,10 @@ test-all: test
 
 page-pictures: $(VENV)/.tested
 	PYTHONPATH=tests $(BIN)/python tests/support/page_picture.py runs/quickstart docs/page
+
+docs: $(VENV)/.installed
+	$(PIP) --editable '.[docs]'
+	$(BIN)/python -m docs.site.build build/site
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Onward needs Python 3.11 or newer: make PYTHON=python3.12"; exit 2; }

@@ -1,4 +1,5 @@
-"""README, docs/ and CONTRIBUTING run: every Python block, and each `onward` and `torchrun` of the shell blocks."""
+"""README, docs/ and CONTRIBUTING run: every Python block, and each `onward` and `torchrun` of the shell blocks.
+Chapters of the course run as they are, and print the outputs on their pages."""
 
 import io
 import re
@@ -17,6 +18,8 @@ from onward.config.part_types import Attention, Position
 from onward.data.corpora import embedded
 from onward.data.tokens import is_prepared
 from onward.families import families
+from onward.learn.cells import cells, difference, output
+from onward.learn.chapters import Chapter, chapters
 
 from support.hub import put_in_cache
 from support.server import started
@@ -26,6 +29,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 IMAGE = re.compile(r"^!\[.*\]\((\w+\.svg)\)$", re.MULTILINE)
+PICTURE = re.compile(r"^!\[.+\]\(([\w-]+\.svg)\)$", re.MULTILINE)
 TOLD = re.compile(r'<text class="(?:title|caption)"[^>]*>(.*?)</text>')
 ADDRESS = "http://127.0.0.1:8000"  # of the server of a page
 KINDS = {"python", "sh", "text", "toml"}  # text: what a command printed
@@ -128,3 +132,22 @@ def test_page_runs_and_makes_its_pictures(
             assert made == kept, f"draw {name} again, as {page.name} says"
         else:
             assert f"--out docs/{name}\n" in text, f"no command of {page.name} makes {name}"
+
+
+LONG = {True: (pytest.mark.long,), False: ()}
+
+
+@pytest.mark.parametrize("chapter", [pytest.param(c, id=c.path.stem, marks=LONG[c.minutes]) for c in chapters()])
+def test_chapter_prints_what_its_page_shows(chapter: Chapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for slot in Position, Attention:
+        monkeypatch.setattr(slot, "kinds", dict(slot.kinds))
+    names: dict[str, object] = {}
+    differences = [difference(cell, output(cell, names, main)) for cell in cells(chapter.text)]
+    assert not [*filter(None, differences)]
+    for name in PICTURE.findall(chapter.text):
+        assert (tmp_path / name).exists(), f"no command of chapter {chapter.number} makes {name}"
+        made, kept = (
+            TOLD.findall((folder / name).read_text("utf-8"))[:1] for folder in (tmp_path, chapter.path.parent)
+        )
+        assert made == kept, f"python -m docs.site.outputs docs/learn/{chapter.path.name}"

@@ -13,6 +13,8 @@ from onward.cli.shared import streams
 GROUPS = {
     "begin": {
         "quickstart": "train a small decoder on the built-in text and watch it learn",
+        "learn": "the course: from next tokens to alignment, chapter by chapter",
+        "help": "a term of the field in one sentence: its chapter, its name in the code",
     },
     "texts and tokens": {
         "data": "texts of any size as tokens, prepared once; well-known corpora",
@@ -75,6 +77,8 @@ SYNONYMS = {  # names of commands elsewhere -> ours
     **dict.fromkeys(("list", "ls", "status"), "runs"),
     **dict.fromkeys(("plot", "show", "visualize"), "draw"),
     **dict.fromkeys(("memory", "estimate", "cost"), "plan"),
+    **dict.fromkeys(("course", "tutorial", "lesson", "chapter"), "learn"),
+    **dict.fromkeys(("glossary", "define", "term"), "help"),
 }
 
 DATA_FLOW = """\
@@ -103,6 +107,7 @@ All of it at once, on text that every Python brings along:     onward quickstart
 Well-known texts to train on:                                  onward data list
 Published decoders and their differences:                      onward models
 The ideas behind them in pictures:                             onward draw mask
+A course that teaches them, and its glossary:                  onward learn, onward help nucleus
 
 onward COMMAND --help explains each command, with examples. The commands:"""
 
@@ -151,7 +156,7 @@ def sentence(error: Exception, words: Sequence[str]) -> str | None:
 def dispatch(words: list[str]) -> int:
     """Run the command named by the first word with the other words as its arguments; return the exit status. Raises a
     UserError for an unknown command."""
-    if not words or words[0] in ("-h", "--help", "help"):
+    if not words or words[0] in ("-h", "--help") or words == ["help"]:
         print(DATA_FLOW)
         for group, commands in GROUPS.items():
             print(f"\n{group}")

@@ -1,0 +1,171 @@
+"""Build the site: python -m docs.site.build [FOLDER]. Needs the extra `docs`.
+
+The pages of docs/ are copied, pages of commands, public names and the glossary are written, and zensical makes HTML of
+them. Links to files outside docs/ lead to pages with their text, so that the site needs no network.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from docs.site.reference import command_pages, glossary_page, name_pages
+from onward.learn.chapters import chapters
+
+ROOT = Path(__file__).parents[2]
+SITE = Path(__file__).parent
+LEARN = ("tutorial-mistakes",)  # pages of Learn beside the chapters
+USE = ("training", "data", "finetuning", "generation", "evaluation", "inside", "reports", "doctor", "interchange")
+UNDERSTAND = ("ARCHITECTURE", "decisions", "performance", "benchmarks", "robustness")
+LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+UNFOUND = "---\nsearch:\n  exclude: true\n---\n\n"
+SHIM = "https://unpkg.com/iframe-worker/shim"  # of the theme, for pages opened as files; ours needs no network
+CONFIG = {
+    "site_name": "Onward",
+    "docs_dir": "pages",
+    "site_dir": "html",
+    "use_directory_urls": False,
+    "theme": {
+        "name": "material",
+        "font": False,
+        "features": [
+            *("navigation.tabs", "navigation.sections", "navigation.top", "navigation.footer", "navigation.prune"),
+            *("content.code.copy", "toc.follow", "search.highlight"),
+        ],
+        "palette": [
+            {
+                "media": f"(prefers-color-scheme: {name})",
+                "scheme": scheme,
+                "toggle": {"icon": icon, "name": f"Switch to {other} colors"},
+            }
+            for name, scheme, icon, other in (
+                ("light", "default", "lucide/sun", "dark"),
+                ("dark", "slate", "lucide/moon", "light"),
+            )
+        ],
+    },
+    "plugins": ["offline"],
+    "extra": {"generator": False},
+    "extra_css": ["site.css"],
+    "markdown_extensions": [
+        *("attr_list", "md_in_html", "tables", "pymdownx.superfences", "pymdownx.highlight"),
+        {"toc": {"permalink": True}},
+    ],
+}
+
+
+def build(folder: Path) -> Path:
+    """Build the site in `folder`; return its first page."""
+    shutil.rmtree(folder, ignore_errors=True)
+    pages = folder / "pages"
+    nav = stage(pages)
+    (folder / "mkdocs.yml").write_text(json.dumps(CONFIG | {"nav": nav}), encoding="utf-8")
+    program = zensical()
+    if not program:
+        raise SystemExit("the site needs zensical: pip install 'onward[docs]'")
+    done = subprocess.run([program, "build", "--strict"], cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+    html = folder / "html"
+    shutil.copy(SITE / "search_frame.js", html / "assets")
+    for page in html.rglob("*.html"):
+        shim = Path(os.path.relpath(html / "assets/search_frame.js", page.parent)).as_posix()
+        page.write_text(page.read_text("utf-8").replace(SHIM, shim), encoding="utf-8")
+    return html / "index.html"
+
+
+def zensical() -> str | None:
+    """Return the path of the program that makes HTML, beside Python or on the PATH; None: it is not installed."""
+    return shutil.which("zensical", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+
+def stage(pages: Path) -> list[dict[str, object]]:
+    """Write all pages in Markdown; return the navigation."""
+    shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("site", "__pycache__"))
+    shutil.copy(ROOT / "CONTRIBUTING.md", pages)
+    shutil.copy(SITE / "site.css", pages)
+    written = {
+        "learn/index.md": learn_page(),
+        "glossary.md": glossary_page(),
+        **command_pages(),
+        **name_pages(),
+    }
+    named = {path.stem: path.name for path in sorted(pages.glob("*.md"))}
+    for path in sorted(pages.rglob("*.md")):
+        source = ROOT / path.name if path.name == "CONTRIBUTING.md" else ROOT / "docs" / path.relative_to(pages)
+        written |= linked(path, source, pages)
+    for name, text in written.items():
+        (pages / name).parent.mkdir(parents=True, exist_ok=True)
+        (pages / name).write_text(text, encoding="utf-8")
+    others = [name for name in named if name not in (*LEARN, *USE, *UNDERSTAND, "index", "CONTRIBUTING")]
+    return [
+        {"Onward": "index.md"},
+        {
+            "Learn": [
+                {"The course": "learn/index.md"},
+                *({f"{one.number}. {one.title}": f"learn/{one.path.name}"} for one in chapters()),
+                *(named[name] for name in LEARN if name in named),
+            ]
+        },
+        {"Use": [named[name] for name in (*USE, *others)]},
+        {
+            "Look up": [
+                {"Commands": sorted(name for name in written if name.startswith("commands/"))},
+                {"Python": sorted((name for name in written if name.startswith("python/")), key=str.lower)},
+                {"Glossary": "glossary.md"},
+            ]
+        },
+        {"Understand": [*(named[name] for name in UNDERSTAND), {"Working on Onward": "CONTRIBUTING.md"}]},
+    ]
+
+
+def learn_page() -> str:
+    """Return the list of the chapters."""
+    rows = [f"| {one.number} | [{one.title}]({one.path.name}) | {one.about} |" for one in chapters()]
+    return "\n".join(
+        [
+            "# The course\n",
+            "Each chapter takes 10 to 20 minutes on a laptop without a GPU. Copy its code into a file or a notebook, "
+            "or let `onward learn 4 --run` run it; `onward learn 4` shows a chapter in the terminal.\n",
+            "| | chapter | about |\n| --- | --- | --- |",
+            *rows,
+            "",
+        ]
+    )
+
+
+def linked(path: Path, source: Path, pages: Path) -> Mapping[str, str]:
+    """Return a page with links that hold in the site, and pages with the text of the files it links to. `source` is the
+    page in the repository."""
+    found: dict[str, str] = {}
+
+    def link(match: re.Match[str]) -> str:
+        target = Path(os.path.normpath(source.parent / match[1]))
+        anchor = match[2] or ""
+        if not target.is_relative_to(ROOT) or not target.is_file():
+            raise SystemExit(f"{source.relative_to(ROOT)} links to {match[1]}, which is no file")
+        place = target.relative_to(ROOT)
+        if place.parts[0] == "docs":
+            staged = pages / place.relative_to("docs")
+        elif place.name == "CONTRIBUTING.md":
+            staged = pages / place
+        elif place.name == "README.md":
+            staged = pages / "index.md"
+        else:
+            staged, anchor = pages / "code" / f"{place}.md", ""
+            language = {".py": "python", ".toml": "toml"}.get(target.suffix, "text")
+            found[f"code/{place}.md"] = f"{UNFOUND}# {place}\n\n````{language}\n{target.read_text('utf-8')}````\n"
+        return os.path.relpath(staged, path.parent) + anchor
+
+    parts = FENCED.split(path.read_text(encoding="utf-8"))
+    text = "".join(part if i % 2 else LINK.sub(link, part) for i, part in enumerate(parts))
+    return {str(path.relative_to(pages)): text.replace("<details>", '<details markdown="1">'), **found}
+
+
+if __name__ == "__main__":
+    print(f"site: {build(Path(sys.argv[1] if sys.argv[1:] else ROOT / 'build/site').absolute())}")

@@ -1,0 +1,60 @@
+"""onward help: a term of the field, explained."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import WIDEST, Output, console
+from onward.errors import UserError
+
+ABOUT = """\
+Explain a term in one sentence, with the chapter of the course that teaches it and its name in the code. Names from
+other libraries and papers are known too.
+
+examples:
+  onward help nucleus
+  onward help gradient checkpointing
+  onward help StoppingCriteria
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `onward help`."""
+
+    positional: ClassVar[tuple[str, ...]] = ("term",)
+    term: tuple[str, ...]  # a term of a word or more
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run `onward help`."""
+    options = parse(Options, argv, prog="onward help", about=ABOUT)
+    from onward.cli import COMMANDS
+    from onward.learn.chapters import chapters
+    from onward.learn.glossary import find
+
+    word = " ".join(options.term)
+    entries = find(word)
+    if not entries and word not in COMMANDS:
+        from onward.learn.glossary import nearest_terms
+
+        raise UserError(f"{word!r} is not in the glossary: {nearest_terms(word)}")
+    out, titles = (
+        Output(highlight=False, width=None if sys.stdout.isatty() else WIDEST),
+        {chapter.number: chapter.title for chapter in chapters()},
+    )
+    for entry in entries:
+        out.print(entry.name, style="bold", markup=False, end="")
+        out.print(f" ({', '.join(entry.also)})" if entry.also else "", markup=False)
+        out.print(entry.text, markup=False)
+        if entry.code:
+            out.print(f"in the code: {entry.code}", markup=False)
+        if entry.chapter in titles:
+            out.print(f"chapter {entry.chapter}, {titles[entry.chapter]}: onward learn {entry.chapter}", markup=False)
+        out.print()
+    if word in COMMANDS:
+        console.print(
+            f"onward {word}: {COMMANDS[word]}; onward {word} --help lists its options", markup=False, soft_wrap=True
+        )

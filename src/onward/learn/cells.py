@@ -1,0 +1,120 @@
+"""The code of a page: its blocks run in order, and their output is compared with the output that the page shows.
+
+A block of ```python or ```sh may be followed by a block of ```text, its output. A comment between them loosens the
+comparison: `<!-- within 10 % -->` for numbers of a training run, `<!-- varies -->` for times and sampled texts.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+
+Command = Callable[[Sequence[str]], int]  # runs `onward` with arguments; returns the exit status
+
+CELL = re.compile(
+    r"^```(?P<kind>python|sh)\n(?P<code>.*?)^```\n"
+    r"(?:\n(?:<!-- (?:within (?P<percent>[\d.]+) %|(?P<varies>varies)) -->\n+)?```text\n(?P<output>.*?)^```\n)?",
+    re.MULTILINE | re.DOTALL,
+)
+NUMBER = re.compile(r"([-+−]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)")
+PERCENT = 1.0  # by which a number may differ where a page does not say otherwise
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A block of code of a page, and the output that the page shows for it."""
+
+    kind: str  # python or sh
+    code: str
+    output: str | None = None  # None: the page shows none
+    percent: float = PERCENT  # by which numbers of the output may differ
+    varies: bool = False  # whether the output is one example of many
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a block of sh, a line each; a line that ends in a backslash goes on."""
+        lines = self.code.replace("\\\n", " ").splitlines()
+        return [line for line in lines if shlex.split(line, comments=True)]
+
+
+def cells(text: str) -> list[Cell]:
+    """Return the blocks of code of a page."""
+    return [
+        Cell(
+            found["kind"],
+            found["code"],
+            found["output"],
+            float(found["percent"] or PERCENT),
+            bool(found["varies"]),
+        )
+        for found in CELL.finditer(text)
+    ]
+
+
+def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
+    """Run a block; return the exit status of its last command, 0 for Python. Python blocks share the variables `names`.
+    Of sh, the commands `onward` and `python` are run."""
+    if cell.kind == "python":
+        exec(compile(cell.code, "<page>", "exec", dont_inherit=True), names)
+        return 0
+    status = 0
+    for line in cell.commands:
+        match shlex.split(line, comments=True):
+            case ["onward", *words]:
+                status = onward(words)
+            case ["python", *words]:
+                done = subprocess.run([sys.executable, *words], stdout=subprocess.PIPE, text=True)
+                print(done.stdout, end="")
+                status = done.returncode
+    return status
+
+
+def output(cell: Cell, names: dict[str, object], onward: Command) -> str:
+    """Run a block; return the text that it prints: on standard output and, where a command is refused, the error."""
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = run(cell, names, onward)
+    if status == 2 and not cell.output:
+        raise RuntimeError(f"{cell.code}{err.getvalue()}")
+    lines = (out.getvalue() + (err.getvalue() if status == 2 else "")).splitlines()
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def difference(cell: Cell, got: str) -> str:
+    """Compare the output of a block with the output that the page shows; return the first difference, "" if none.
+    Blank space may differ, and numbers by `percent` or by one unit of their last digit."""
+    if cell.output is None or cell.varies:
+        return ""
+    shown, found = (NUMBER.split(" ".join(text.split())) for text in (cell.output, got))
+    for i, (one, other) in enumerate(zip(shown, found)):
+        if one != other and not (i % 2 and near(one, other, cell.percent)):
+            return f"the page shows {one!r} after {''.join(shown[:i])[-60:]!r}, and the code prints {other!r}"
+    return (
+        "" if len(shown) == len(found) else f"the code prints {len(found) // 2} numbers, not {len(shown) // 2}:\n{got}"
+    )
+
+
+def near(shown: str, found: str, percent: float) -> bool:
+    """Return whether two numbers differ by at most `percent`, or by one unit of the last digit that is shown."""
+    one, other = (float(text.replace(",", "").replace("−", "-")) for text in (shown, found))
+    digits, _, exponent = shown.partition("e")
+    unit = 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
+    return abs(one - other) <= max(abs(one) * percent / 100, 1.01 * unit if unit < 1 else 0)
+
+
+def rewritten(text: str, outputs: Sequence[str]) -> str:
+    """Return a page with new outputs, one for each block; a block that shows no output still shows none."""
+    rest = iter(outputs)
+
+    def replaced(found: re.Match[str]) -> str:
+        new = next(rest)
+        if found["output"] is None:
+            return found[0]
+        start, end = (place - found.start() for place in found.span("output"))
+        return found[0][:start] + new + found[0][end:]
+
+    return CELL.sub(replaced, text)

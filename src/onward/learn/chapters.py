@@ -1,0 +1,57 @@
+"""The chapters of the course: Markdown files in docs/learn, which travel in the wheel as `learn/pages`."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from onward.errors import UserError
+
+PAGES = Path(__file__).parent / "pages"
+HEADING = re.compile(r"^# (\d+)\. (.+)$", re.MULTILINE)
+SENTENCE = re.compile(r"\n\n([^\n#<`].*?[.?])(?=\s)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A chapter of the course."""
+
+    path: Path
+    number: int
+    title: str
+    text: str  # Markdown
+
+    @property
+    def about(self) -> str:
+        """The first sentence."""
+        found = SENTENCE.search(self.text)
+        return " ".join(found[1].split()) if found else ""
+
+    @property
+    def minutes(self) -> bool:
+        """Whether its code takes minutes: the page begins with `<!-- long -->`."""
+        return self.text.startswith("<!-- long -->")
+
+
+def read_chapter(path: Path) -> Chapter:
+    """Read a chapter, a file such as 04-attention.md whose heading is `# 4. Attention by hand`."""
+    text = path.read_text(encoding="utf-8")
+    heading = HEADING.search(text)
+    if not heading:
+        raise UserError(f"{path}: a chapter begins with a heading such as '# 4. Attention by hand'")
+    return Chapter(path, int(heading[1]), heading[2], text)
+
+
+@cache
+def chapters() -> Sequence[Chapter]:
+    """Return the chapters of the course in their order."""
+    return [read_chapter(path) for path in sorted(PAGES.glob("[0-9][0-9]-*.md"))]
+
+
+def find_chapter(number: int) -> Chapter:
+    """Return a chapter by its number. Raises a UserError if there is none."""
+    found = [chapter for chapter in chapters() if chapter.number == number]
+    if not found:
+        raise UserError(f"there is no chapter {number}: choose {', '.join(str(c.number) for c in chapters())}")
+    return found[0]

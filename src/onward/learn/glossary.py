@@ -1,0 +1,55 @@
+"""The glossary: the terms of the field in one sentence each, one source for `onward help` and the site."""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+
+FILE = Path(__file__).parent / "glossary.toml"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A term of the glossary."""
+
+    name: str
+    text: str  # one sentence
+    chapter: int  # of the course that teaches it
+    code: str = ""  # its name in Onward: a public name, an option, a command or a file; "": it has none
+    also: tuple[str, ...] = ()  # other names of the same thing, here and elsewhere
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the term."""
+        return (self.name, *self.also)
+
+
+@cache
+def glossary() -> Sequence[Entry]:
+    """Return all entries, in the order of their names."""
+    with FILE.open("rb") as file:
+        rows = tomllib.load(file)["term"]
+    return sorted((Entry(**row | {"also": tuple(row.get("also", ()))}) for row in rows), key=lambda e: e.name.lower())
+
+
+def plain(name: str) -> str:
+    """Return a name without case, blanks, hyphens and underscores, so that CausalSelfAttention is causal
+    self-attention."""
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+def find(word: str) -> list[Entry]:
+    """Return the entries with exactly this name or, if there are none, those with a name in which a word begins so."""
+    exact = [entry for entry in glossary() if plain(word) in map(plain, entry.names)]
+    if exact or len(plain(word)) < 3:
+        return exact
+    return [entry for entry in glossary() if any(f" {word.lower()}" in f" {name.lower()}" for name in entry.names)]
+
+
+def nearest_terms(word: str) -> str:
+    """Return a sentence that names the terms most similar to an unknown word."""
+    names = {plain(name): name for entry in glossary() for name in entry.names}
+    close = [names[one] for one in get_close_matches(plain(word), names, 3, cutoff=0.55)]
+    return f"did you mean {' or '.join(close)}?" if close else "onward learn lists the chapters"

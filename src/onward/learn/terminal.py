@@ -1,0 +1,10 @@
+"""A chapter in the terminal: Markdown without the HTML that rich would drop."""
+
+import re
+
+
+def for_terminal(text: str) -> str:
+    """Replace the HTML of a page: a folded answer gets a heading, a picture becomes its title and the file's name."""
+    text = re.sub(r"<summary>(.*?)</summary>", r"**\1**", text)
+    text = re.sub(r"</?details>|<!--.*?-->", "", text, flags=re.DOTALL)
+    return re.sub(r"!\[(.*?)\]\((.*?)\)", r"*Picture: \1 (\2)*", text)

@@ -1,0 +1,40 @@
+"""A chapter as one HTML page that needs no other file."""
+
+import re
+from base64 import b64encode
+from html import escape
+
+from markdown_it import MarkdownIt
+
+from onward.learn.chapters import Chapter
+
+TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
+STYLE = """
+:root { color-scheme: light dark }
+body { margin: 0 auto; max-width: 46rem; padding: 2rem 1.25rem 4rem; font: 17px/1.6 system-ui, sans-serif;
+  overflow-wrap: break-word }
+pre { overflow-x: auto; padding: .8rem 1rem; border-radius: 8px; background: light-dark(#f4f4f6, #22242a);
+  font-size: .85rem; line-height: 1.5 }
+code { font-family: ui-monospace, monospace } p code, td code { font-size: .9em }
+img { max-width: 100% } table { border-collapse: collapse; display: block; overflow-x: auto }
+td, th { border-bottom: 1px solid light-dark(#ccc, #555); padding: .3rem .7rem; text-align: left; vertical-align: top }
+details { margin: .6rem 0 1rem; padding-left: 1rem; border-left: 3px solid light-dark(#bbb, #666) }
+summary { cursor: pointer } a { color: light-dark(#2546b8, #9db4ff) }
+"""
+
+
+def web_page(chapter: Chapter) -> str:
+    """Return the page of a chapter, with its pictures inside."""
+
+    def inlined(found: re.Match[str]) -> str:
+        picture = chapter.path.parent / found[1]
+        return f'src="data:{TYPES[picture.suffix]};base64,{b64encode(picture.read_bytes()).decode()}"'
+
+    body = MarkdownIt("commonmark", {"html": True}).enable("table").render(chapter.text)
+    body = re.sub(r'src="([\w-]+\.(?:svg|png))"', inlined, body)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(chapter.title)} · Onward</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<body>\n{body}</body>\n</html>\n"
+    )

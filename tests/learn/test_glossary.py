@@ -1,0 +1,65 @@
+"""Every entry of the glossary is one sentence whose names in the code exist."""
+
+import importlib
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import onward
+from onward.cli import COMMANDS
+from onward.cli.shared.arguments import arguments
+from onward.fields import hints
+from onward.learn.glossary import Entry, find, glossary, nearest_terms, plain
+
+SOURCE = Path(onward.__file__).parent
+READERS = """CausalSelfAttention, Pre-LN, weight tying, few-shot, gradient checkpointing, FSDP, ZeRO, DDP, MoE,
+flash attention, StoppingCriteria, TextStreamer, prompt engineering, KV cache, logits processor, nucleus, n_embd,
+lm_head, GradScaler, past_key_values, block_size, autoregressive, chain rule,
+emergent abilities, in-context learning, RLHF, YaRN"""
+
+
+def exists(code: str) -> bool:
+    """Whether a public name, a command with its option, or a file of the package exists."""
+    if code.startswith("onward."):
+        value: Any = onward
+        for name in code.split(".")[1:]:
+            value = (
+                hints(value).get(name) if name in getattr(value, "__annotations__", {}) else getattr(value, name, None)
+            )
+        return value is not None
+    if code.startswith("onward "):
+        _, command, *option = code.split()
+        module = importlib.import_module(f"onward.cli.commands.{command}") if command in COMMANDS else None
+        flags = {argument.flag for argument in arguments(module.Options)} if hasattr(module, "Options") else set()
+        return module is not None and (not option or option[0] in flags)
+    return (SOURCE / code).is_file()
+
+
+def test_the_glossary_has_150_terms_with_different_names() -> None:
+    assert len(glossary()) >= 150
+    repeated = [
+        name for name, n in Counter(plain(n) for e in glossary() for n in {*map(plain, e.names)}).items() if n > 1
+    ]
+    assert not repeated
+
+
+@pytest.mark.parametrize("entry", glossary(), ids=lambda entry: entry.name)
+def test_an_entry_is_one_sentence_with_a_chapter_and_an_existing_name(entry: Entry) -> None:
+    assert re.fullmatch(r"[^\n]+\.", entry.text)
+    assert len(re.findall(r"[.?!](?= [A-Z])", entry.text)) == 0
+    assert 1 <= entry.chapter <= 16
+    assert not entry.code or exists(entry.code), entry.code
+
+
+@pytest.mark.parametrize("name", re.split(r",\s+", READERS))
+def test_names_that_readers_bring_are_found(name: str) -> None:
+    assert len(find(name)) == 1
+
+
+def test_an_unknown_term_gets_the_nearest_ones() -> None:
+    assert not find("nuclues")
+    assert "nucleus" in nearest_terms("nuclues")
+    assert "onward learn" in nearest_terms("qqqqqq")
