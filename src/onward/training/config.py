@@ -81,6 +81,8 @@ class WatchOptions:
     validate_every: SizeOrZero = 0  # steps between validations and saves; 0: twenty of them in the run
     validation_tokens: Tokens = 16_384  # tokens of the validation text that are used during the run
     evaluation_tokens: SizeOrZero = 0  # tokens of it that are used after the last step; 0: all, or what --time allows
+    evaluate_tasks: str = ""  # tasks of onward evaluate, such as "cloze, copying", at each validation; "": none
+    task_limit: Size = 100  # questions of each of these tasks
     keep: Size = 2  # number of the last saves that are kept, beside the best
     spike: NotNegative = 8.0  # a loss this many deviations above the last ones fails a step; 0: only NaN and infinity
     track: tuple[str, ...] = ()  # tensorboard and wandb, beside metrics.jsonl

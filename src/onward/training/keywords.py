@@ -16,6 +16,8 @@ class CommonKeywords(TypedDict, total=False):
     validate_every: int
     validation_tokens: int
     evaluation_tokens: int
+    evaluate_tasks: str
+    task_limit: int
     keep: int
     spike: float
     track: Sequence[str]

@@ -114,8 +114,8 @@ def row(result: TaskResult) -> dict[str, Any]:
 
 
 def own_tasks(lm: LanguageModel, text: str) -> list[dict[str, Any]]:
-    """Return the scores of a model at the tasks of QUICK, with FEW questions each, about the validation text of its run.
-    A task for which the text is too short is left out, and named on standard error."""
+    """Return the scores of a model at the tasks of QUICK, with FEW questions each, about the validation text of its
+    run. A task for which the text is too short is left out, and named on standard error."""
     from onward.evaluation.tasks.task import tasks_of, with_text
 
     rows: list[dict[str, Any]] = []

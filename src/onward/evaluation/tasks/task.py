@@ -129,10 +129,10 @@ class ScoredTask(Task, kind=""):
         raise NotImplementedError
 
 
-def tasks_of(text: str) -> list[Task]:
+def tasks_of(text: str, name: str = "tasks") -> list[Task]:
     """Return the tasks in a list such as `cloze:book.txt, arithmetic(digits=2)`. A UserError names the nearest kind of
-    an unknown one."""
-    return [one for word in COMMAS.split(text) for one in part(Task, word.strip(), "tasks").parts()]
+    an unknown one; `name` is that of the option in messages."""
+    return [one for word in COMMAS.split(text) for one in part(Task, word.strip(), name).parts()]
 
 
 def with_text(tasks: Sequence[Task], text: str) -> list[Task]:

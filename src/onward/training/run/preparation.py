@@ -13,6 +13,7 @@ from onward import fields
 from onward.data.progress import Progress
 from onward.device import choose_device
 from onward.errors import UserError
+from onward.evaluation.tasks import tasks_of
 from onward.files import read_json, write_json
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
@@ -23,11 +24,13 @@ from onward.training.config import RunConfig, seconds
 from onward.training.finetuning.base import load_base
 from onward.training.inputs.texts import Inputs
 from onward.training.processes import Processes
+from onward.training.run.tasks import validation_tasks
 from onward.training.run.track import check_trackers
 from onward.training.stages import stage_of
 from onward.training.step.loss import Loss, LossFunction, as_loss
 from onward.training.step.mup import factors_of, scale_weights
 from onward.training.step.optimizer import check_optimizer
+from onward.training.step.tasks import task_results
 from onward.transforms.heads import add_head
 
 
@@ -66,6 +69,12 @@ def chosen_base(config: RunConfig, model: Decoder | None) -> tuple[RunConfig, De
 def check_options(config: RunConfig, processes: Processes) -> None:
     """Raise a UserError for options that no run can begin with, before any text is read."""
     config.decoder(1)
+    if config.evaluate_tasks:
+        tasks_of(config.evaluate_tasks, "evaluate_tasks")
+    elif config.task_limit != RunConfig.task_limit:
+        raise UserError(
+            f"task_limit is {config.task_limit}, and no task is asked: add --evaluate-tasks, or leave it out"
+        )
     check_optimizer(config.optimizer or "adamw")
     processes.check_batches(config.accumulation)
     check_trackers(config.track)
@@ -107,7 +116,13 @@ def prepared(
     hf = {**hf, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
     config = replace(config, device=str(device))
     trained = as_loss(loss) if loss else stage.loss(config)
-    config, budget = calibrated(config, model, tokenizer, inputs, sample, Processes.join(), trained, began)
+    tasks = validation_tasks(config, inputs, tokenizer)
+
+    def sample_and_ask(model: Decoder, tokenizer: Tokenizer) -> None:
+        sample(model, tokenizer)
+        task_results(tasks, model, tokenizer, config.task_limit)
+
+    config, budget = calibrated(config, model, tokenizer, inputs, sample_and_ask, Processes.join(), trained, began)
     spent = perf_counter() - began if config.time else 0.0
     messages = [*inputs.notes, *notes]
     return Prepared(config, model, tokenizer, inputs, hf, trained, budget, choice, fresh, messages), spent

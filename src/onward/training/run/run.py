@@ -36,6 +36,7 @@ from onward.training.run.preparation import Prepared, check_options, chosen_base
 from onward.training.run.reopening import reopened, resumed_config
 from onward.training.run.run_folder import check_saved, new_folder, record_steps
 from onward.training.run.saved_progress import RunProgress, saved_progress
+from onward.training.run.tasks import validation_tasks
 from onward.training.step.build import build_trainer, learning_rate
 from onward.training.step.loss import Loss, LossFunction
 from onward.training.step.plans import Planner
@@ -69,6 +70,7 @@ class Run(Shown):
         self.planner = Planner(p.config, p.inputs.windows(p.config, context_length), self.device, self.processes)
         self.held_out = p.inputs.validation_windows(p.config, context_length)
         self.held_out_sets = p.inputs.validation_sets(p.config, context_length)
+        self.tasks = validation_tasks(p.config, p.inputs, p.tokenizer)
         self.saver = Saver(self.folder, p.config.keep, adapter_base(p.config, p.model))
         self.log = EventLog(self.folder, not self.processes.rank, p.messages)
 
@@ -224,7 +226,9 @@ class Run(Shown):
             return
         loss = self.inputs.measure(self.trainer.loss)
         with self.budget.validating() if self.budget else nullcontext():
-            validation = validate(self.trainer, self.tokenizer, self.held_out, self.config, loss, self.held_out_sets)
+            validation = validate(
+                self.trainer, self.tokenizer, self.held_out, self.config, loss, self.held_out_sets, self.tasks
+            )
             if not self.processes.rank:
                 self.saver.best(self.step, validation.validation_loss)
             yield self.log.write(validation)

@@ -1,14 +1,16 @@
 """Validation during a run: the loss on a part of the validation text, and measurements of the model."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onward.data.windows import IGNORE_INDEX, HeldOutWindows
+from onward.evaluation.tasks import Task
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
 from onward.training.step.health import measure
 from onward.training.step.loss import Loss, mean_figures
+from onward.training.step.tasks import task_results
 from onward.training.step.trainer import Trainer
 
 
@@ -30,10 +32,11 @@ def validate(
     config: RunConfig,
     loss: Loss,
     sets: Mapping[str, HeldOutWindows] | None = None,
+    tasks: Sequence[Task] = (),
 ) -> Validation:
     """Compute the means of a loss over about `config.validation_tokens` tokens of evenly spread windows, in the
     precision of training and with averaged weights if the trainer averages them; of each of the `sets` of a mixture,
-    the loss alone."""
+    the loss alone, and of each task the score."""
     model, size = trainer.model, config.batch_size
     apart = max(1, windows.num_tokens // config.validation_tokens)
     chosen = range(0, len(windows), apart)
@@ -45,6 +48,8 @@ def validate(
             rows = range(0, len(own), max(1, own.num_tokens // config.validation_tokens))
             parts = (own.read(rows[i : i + size]).to(model.device) for i in range(0, len(rows), size))
             figures[f"set_loss/{name}"] = mean_figures(model, parts, loss, config.precision).loss
+        for result in task_results(tasks, model, tokenizer, config.task_limit):
+            figures[f"task/{result.task}"] = result.score
     whole = windows.read(chosen)
     targets = whole.targets[whole.targets != IGNORE_INDEX].tolist()
     bits = math.nan

@@ -1,0 +1,25 @@
+"""The tasks whose scores a run measures at each validation."""
+
+from onward.errors import UserError
+from onward.evaluation.tasks import ScoredTask, Task, tasks_of
+from onward.evaluation.tasks.task import with_text
+from onward.text.tokenizer import Tokenizer
+from onward.training.config import RunConfig
+from onward.training.inputs.texts import Inputs
+
+
+def validation_tasks(config: RunConfig, inputs: Inputs, tokenizer: Tokenizer) -> list[Task]:
+    """Return the tasks of a configuration, those without a file about the validation text of the run.
+
+    Raises a UserError for a run without validations, and for a task that is unknown, has no questions, or whose answers
+    are written.
+    """
+    if not config.evaluate_tasks:
+        return []
+    if config.validation == "none":
+        raise UserError("evaluate_tasks asks questions at each validation, and validation is none: give another")
+    tasks = with_text(tasks_of(config.evaluate_tasks), inputs.validation_text(tokenizer))
+    for task in tasks:
+        if not isinstance(task, ScoredTask) and not task.questions(1)[0].choices:
+            raise UserError(f"evaluate_tasks names {task.label}, which has no choices: evaluate it after the run")
+    return tasks

@@ -1,0 +1,26 @@
+"""Scores of tasks during training."""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from onward.evaluation.benchmark import TaskResult, run_task
+from onward.evaluation.tasks import Task
+from onward.model.decoder import Decoder
+from onward.text.tokenizer import Tokenizer
+
+
+def task_results(tasks: Sequence[Task], model: Decoder, tokenizer: Tokenizer, limit: int) -> list[TaskResult]:
+    """Return the results of a model at tasks with choices, with up to `limit` questions each.
+
+    Draws no random numbers, and compiles nothing: blocks that torch.compile has compiled for training run as they are
+    written, so that training goes on with the same kernels.
+    """
+    with torch.compiler.set_stance("force_eager"):
+        return [run_task(task, model, tokenizer, not_written, limit=limit) for task in tasks]
+
+
+def not_written(*_: Any) -> NoReturn:
+    """Stand for the engine, which no task with choices calls."""
+    raise AssertionError
