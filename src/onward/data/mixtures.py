@@ -1,4 +1,4 @@
-"""Several tables of examples as one, with shares.
+"""Several tables of examples as one, with shares that are constant or change over a run.
 
 Shapes: M examples of all tables.
 """
@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from onward.data.curricula import Interleaving
 from onward.data.examples import Examples
+from onward.data.packing import ExampleBatch, PackedExamples, batch_of
 from onward.errors import UserError
 
 SET = "set"  # the number of an example that says which table it comes from
@@ -43,6 +45,26 @@ def weighted(examples: Examples, weights: Sequence[float], seed: int) -> Example
         passes, rest = divmod(count, max(1, len(own)))
         chosen += [own] * passes + [np.sort(generator.permutation(own)[:rest])]
     return examples.select(np.concatenate(chosen))
+
+
+class MixedRows:
+    """The rows of examples of a run on several tables whose shares change over the run. Row i is a pure function of the
+    seed and i; it holds examples of one table, each of which has its own epochs."""
+
+    def __init__(self, tables: Sequence[PackedExamples], mixture: Interleaving, seed: int) -> None:
+        """`tables` are rows of the same examples."""
+        self.tables, self.mixture, self.seed = tables, mixture, seed
+
+    def __len__(self) -> int:
+        """Return the number of rows in an epoch of all tables."""
+        return sum(map(len, self.tables))
+
+    def read(self, numbers: Sequence[int]) -> ExampleBatch:
+        """Return the rows with these numbers, padded to the longest of them; numbers continue without end."""
+        sources, ranks = self.mixture.places(np.array(numbers))
+        rows = [self.tables[table].examples_of([rank])[0] for table, rank in zip(sources.tolist(), ranks.tolist())]
+        batch = batch_of(self.tables[0].examples, rows, self.tables[0].by_example)
+        return batch.changed(seed=(self.seed * 1_000_003 + numbers[0]) % 2**63)
 
 
 def one_set(examples: Examples, index: int) -> Examples:

@@ -59,12 +59,22 @@ class PackedExamples:
     """
 
     def __init__(
-        self, examples: Examples, length: int, seed: int | None, *, packed: bool = True, by_example: bool = False
+        self,
+        examples: Examples,
+        length: int,
+        seed: int | None,
+        *,
+        packed: bool = True,
+        by_example: bool = False,
+        chosen: Sequence[int] | None = None,
     ) -> None:
+        """`chosen` are the numbers of the examples to use; by default all."""
+        chosen = range(len(examples)) if chosen is None else chosen
         self.examples, self.seed, self.by_example = examples, seed, by_example
-        lengths = examples.lengths.tolist()
+        lengths = examples.lengths[list(chosen)].tolist()
         room = length * examples.per_example
-        self.rows = best_fit(lengths, room) if packed else [[i] for i in range(len(lengths))]
+        rows = best_fit(lengths, room) if packed else [[i] for i in range(len(lengths))]
+        self.rows = [[chosen[i] for i in row] for row in rows]
         self.num_tokens = sum(lengths)
 
     def __len__(self) -> int:
@@ -73,14 +83,18 @@ class PackedExamples:
 
     def read(self, numbers: Sequence[int]) -> ExampleBatch:
         """Return the rows with these numbers, padded to the longest of them; numbers continue without end."""
+        batch = batch_of(self.examples, self.examples_of(numbers), self.by_example)
+        return batch.changed(seed=((self.seed or 0) * 1_000_003 + numbers[0]) % 2**63)
+
+    def examples_of(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of the examples in each of the rows with these numbers."""
         if self.seed is None:
             order = np.array(numbers)
         else:
             epoch, number = np.divmod(np.array(numbers, np.uint64), np.uint64(len(self)))
             key = hashed(self.seed % 2**64, epoch)
             order = permuted(number, np.full_like(number, len(self)), key).astype(np.int64)
-        batch = batch_of(self.examples, [self.rows[i] for i in order.tolist()], self.by_example)
-        return batch.changed(seed=((self.seed or 0) * 1_000_003 + numbers[0]) % 2**63)
+        return [self.rows[i] for i in order.tolist()]
 
 
 def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool = False) -> ExampleBatch:

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onward.arguments import checked, explained, named
+from onward.config.mixtures import MovingWeight
 from onward.config.part_types import Size
+from onward.data.curricula import interleaving
 from onward.data.tokens import Tokens
 from onward.device import known_device
 from onward.errors import UserError
@@ -24,7 +26,6 @@ from onward.splitmix import GOLDEN, MULTIPLIERS
 Packing = Literal["stream", "documents"]
 Numbers = NDArray[np.uint64]
 IGNORE_INDEX = -100  # the target of a token that is not predicted; the default of torch's cross_entropy, too
-BLOCK = 10_000  # windows in which each source has exactly its share
 SHIFTING = 10  # windows: a text in which as many fit has one fewer in an epoch, so that each epoch can cut elsewhere
 
 
@@ -86,10 +87,10 @@ class Windows:
     once, shuffled, without overlap. A text of n windows has n of them per epoch; from n = SHIFTING on it has n - 1, and
     each epoch begins at another offset, so that different targets are left out each time.
 
-    Without `weights` the sources are one text. With weights, one per source, every BLOCK windows contain exactly that
-    share of each source, evenly spread, and each source has its own epochs. With pack "documents", positions restart at
-    0 in each document and the last token of a document has no target, so that no token attends to another document;
-    with "stream" the documents are one text.
+    Without `weights` the sources are one text. With weights, one per source, each source has its own epochs. Every
+    10,000 windows contain exactly its share, evenly spread; weights that change do so over a run of `total` windows.
+    With pack "documents", positions restart at 0 in each document and the last token of a document has no target, so
+    that no token attends to another document; with "stream" the documents are one text.
 
     Raises a UserError if the weights do not fit the sources, or if a source is shorter than one window.
     """
@@ -101,7 +102,8 @@ class Windows:
         context_length: Size,
         seed: int,
         *,
-        weights: Sequence[float] = (),
+        weights: Sequence[float | MovingWeight] = (),
+        total: Size = 1,
         pack: Packing = "stream",
     ) -> None:
         self.sources = sources if weights else [Tokens.join(sources)]
@@ -116,12 +118,9 @@ class Windows:
         counts = np.where(fitting < SHIFTING, fitting, fitting - 1)
         self.counts = counts.astype(np.uint64)
         self.room = (sizes - counts * context_length).astype(np.uint64)  # number of tokens at which an epoch can begin
-        self.shares = shares(weights or [1.0], len(self.sources))
-        # the k-th window of a source is at place (k + 1/2) / share: as evenly spread as possible
-        ranks = [np.arange(share) for share in self.shares]
-        order = np.argsort(np.concatenate([(k + 0.5) / len(k) for k in ranks]), kind="stable")
-        self.source = np.repeat(np.arange(len(ranks)), self.shares)[order]
-        self.rank = np.concatenate(ranks)[order]
+        if len(weights or [1.0]) != len(self.sources):
+            raise UserError(f"there are {len(weights)} weights for {len(self.sources)} sources: give one for each")
+        self.mixture = interleaving(weights or [1.0], total)
 
     def __len__(self) -> int:
         """Return the number of windows in an epoch, of all sources."""
@@ -131,11 +130,9 @@ class Windows:
     def read(self, numbers: Sequence[int]) -> Batch:
         """Return the windows with these numbers, which continue without end. The batch's dropout seed is a function of
         the seed and the first number."""
-        block, place = np.divmod(np.array(numbers), BLOCK)
-        source = self.source[place]
-        number = (block * self.shares[source] + self.rank[place]).astype(np.uint64)
+        source, number = self.mixture.places(np.array(numbers))
         windows = self.counts[source]
-        epoch, number = np.divmod(number, windows)
+        epoch, number = np.divmod(number.astype(np.uint64), windows)
         key = hashed(self.seed % 2**64, source.astype(np.uint64), epoch)
         starts = hashed(key) % self.room[source] + permuted(number, windows, key) * self.length
         batch = cut([(self.sources[s], int(start)) for s, start in zip(source, starts)], self.length, self.pack)
@@ -186,19 +183,6 @@ def cut(segments: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> B
     targets[begins[:, 1:] > 0] = IGNORE_INDEX
     positions = np.arange(length) - np.maximum.accumulate(begins[:, :-1], axis=1)
     return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), torch.from_numpy(positions))
-
-
-def shares(weights: Sequence[float], sources: int) -> NDArray[np.int64]:
-    """Compute the number of windows of each of `sources` sources in BLOCK windows, by largest remainders. Raises a
-    UserError for weights that do not fit."""
-    if len(weights) != sources:
-        raise UserError(f"there are {len(weights)} weights for {sources} sources: give one for each")
-    if not min(weights) * BLOCK > sum(weights):  # false for nan, too
-        raise UserError(f"weights are {tuple(weights)}: each must be positive, and above 1/{BLOCK:,} of them all")
-    exact = np.array(weights) / sum(weights) * BLOCK
-    counts = np.floor(exact).astype(np.int64)
-    counts[np.argsort(counts - exact, kind="stable")[: BLOCK - counts.sum()]] += 1
-    return counts
 
 
 def hashed(*parts: Numbers | int) -> Numbers:

@@ -11,6 +11,7 @@ from onward import families, fields
 from onward.arguments import Range, check_fields, checked, named, shown
 from onward.config.decoder import DecoderConfig
 from onward.config.lora import LoRA
+from onward.config.mixtures import MovingWeight, check_weights
 from onward.config.part_types import Size, SizeOrZero
 from onward.errors import UserError
 from onward.training import presets
@@ -32,7 +33,7 @@ class DataOptions:
     """The data. A source is a text or a folder that `onward data prepare` made."""
 
     sources: tuple[str, ...] = ("embedded",)  # files, folders, globs, pipes, hf://NAME, - or the name of a corpus
-    weights: tuple[Weight, ...] = ()  # share of the windows from each source, in order; (): by their sizes
+    weights: tuple[Weight | MovingWeight, ...] = ()  # share of each source, or its ramp; (): by their sizes
     tokenizer: str = ""  # char, byte, bpe:VOCABULARY or a path; "": the one of prepared sources, else bpe:4096
     validation: str = "0.1"  # a file, the share at the end of each source (of at most 4 million tokens), or none
     field: str = "text"  # the field of each record of .jsonl, .parquet and hf:// that holds the text
@@ -121,6 +122,9 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
             raise UserError(f"time is {self.time!r}, and no model can be trained in less than a second: give it more")
         if self.weights and len(self.weights) != len(self.sources):
             raise UserError(f"there are {len(self.weights)} weights for {len(self.sources)} sources: give one for each")
+        check_weights(self.weights)
+        if self.time and self.curriculum:
+            raise UserError("weights change over the run, and with time the clock ends it: give steps or epochs")
         if unknown := [name for name in self.track if name not in TRACKERS]:
             raise UserError(f"track is {unknown[0]!r}: {fields.nearest(unknown[0], TRACKERS)}")
         if not self.dialed:
@@ -148,6 +152,16 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
         """Return the learning rate after the warm-up; if none is given, it follows from the model's width `d_model`."""
         usual = (1.0 if self.optimizer == "muon" else 0.5) / (self.mup or d_model)
         return usual if self.learning_rate is None else self.learning_rate
+
+    @property
+    def curriculum(self) -> bool:
+        """Whether the weights of the sources change over the run."""
+        return any(isinstance(weight, MovingWeight) for weight in self.weights)
+
+    @property
+    def windows(self) -> int:
+        """The number of windows that the run trains on; 1 while its steps are not fixed."""
+        return max(1, self.steps * self.batch_size * self.accumulation)
 
     @property
     def dialed(self) -> bool:

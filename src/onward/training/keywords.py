@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from onward.config.lora import Adapters
+from onward.config.mixtures import MovingWeight
 from onward.training.methods import Method
 from onward.training.methods.reference import ReferenceModel
 from onward.training.reinforcement.policy_losses import Reduction, Scale
@@ -57,7 +58,7 @@ class RunKeywords(CommonKeywords, total=False):
     """The keyword arguments of `onward.train`; see RunConfig for their meanings and defaults."""
 
     base: str
-    weights: Sequence[float]
+    weights: Sequence[float | MovingWeight]
     tokenizer: str
     field: str
     encoding: str
@@ -72,7 +73,7 @@ class FinetuneKeywords(CommonKeywords, total=False):
 
     method: str | Method
     columns: str
-    weights: Sequence[float]
+    weights: Sequence[float | MovingWeight]
     template: str
     length: int
     too_long: Literal["error", "cut", "drop"]

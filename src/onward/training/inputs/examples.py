@@ -13,13 +13,16 @@ import torch
 
 from onward import fields
 from onward.checkpoint.load import open_source
+from onward.config.mixtures import MovingWeight
+from onward.data.curricula import interleaving
 from onward.data.examples import Encoder, Examples, held_out, tabulated
 from onward.data.forms import with_fields
-from onward.data.mixtures import SET, joined, one_set, weighted
+from onward.data.mixtures import SET, MixedRows, joined, one_set, weighted
 from onward.data.packing import PackedExamples, batch_of
 from onward.data.progress import Progress, silent
 from onward.data.records import Record
 from onward.data.shapes import Records
+from onward.data.windows import TrainingWindows
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.files import file_sha256, write_json
@@ -53,16 +56,24 @@ class ExampleInputs(Inputs):
         first = (self.examples if self.held_out is None else self.held_out).sequence(0)
         return list(first.tokens[: max(1, first.trained.index(True))])
 
-    def packed(self, examples: Examples, context_length: int, seed: int | None) -> PackedExamples:
-        """Return examples as packed rows, shuffled by the seed or, if it is None, in order."""
+    def packed(
+        self, examples: Examples, context_length: int, seed: int | None, chosen: Sequence[int] | None = None
+    ) -> PackedExamples:
+        """Return examples, all or those that are chosen, as packed rows: shuffled by the seed or, if it is None, in
+        order."""
         c, method = self.config, self.config.method
         packed = c.packed and not method.samples_itself
         length = row_length(c, context_length)
-        return PackedExamples(examples, length, seed, packed=packed, by_example=method.by_example)
+        return PackedExamples(examples, length, seed, packed=packed, by_example=method.by_example, chosen=chosen)
 
-    def windows(self, config: Any, context_length: int) -> PackedExamples:
+    def windows(self, config: Any, context_length: int) -> TrainingWindows:
         """Return the training examples as packed rows, in the order of the run's seed."""
-        return self.packed(self.examples, context_length, config.seed)
+        if not config.curriculum:
+            return self.packed(self.examples, context_length, config.seed)
+        sets = self.examples.numbers[SET]
+        chosen = [np.flatnonzero(sets == index).tolist() for index in range(len(config.weights))]
+        tables = [self.packed(self.examples, context_length, config.seed + i, own) for i, own in enumerate(chosen)]
+        return MixedRows(tables, interleaving(config.weights, config.windows), config.seed)
 
     def validation_windows(self, config: Any, context_length: int) -> PackedExamples | None:
         """Return the held-out examples as packed rows, in order; None if there are none."""
@@ -140,8 +151,11 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
             files = {TRAIN: train.select(np.flatnonzero(~chosen)), VALIDATION: train.select(np.flatnonzero(chosen))}
     elif config.validation != "none":
         files[VALIDATION] = table([config.validation])
-    if config.weights:
-        files[TRAIN] = weighted(files[TRAIN], config.weights, config.seed)
+    if config.curriculum:
+        check_sets(files[TRAIN], config)
+    elif config.weights:
+        constant = [weight for weight in config.weights if not isinstance(weight, MovingWeight)]
+        files[TRAIN] = weighted(files[TRAIN], constant, config.seed)
     check_labels(files[TRAIN], config)
     for name, examples in files.items():
         (with_reference(examples, config) if isinstance(method.reference, Kept) else examples).save(folder / name)
@@ -171,6 +185,13 @@ def check_teacher(teacher: str, base: str, tokenizer: Tokenizer) -> None:
             f"the teacher {teacher} has embeddings of {rows} tokens, and its tokenizer {tokenizer.vocab_size}: take "
             "another"
         )
+
+
+def check_sets(examples: Examples, config: FinetuneConfig) -> None:
+    """Raise a UserError if a source has no examples to train on."""
+    present = {int(index) for index in examples.numbers.get(SET, [0])}
+    if missing := [source for index, source in enumerate(config.sources) if index not in present]:
+        raise UserError(f"{missing[0]} has no examples to train on: add some, or leave it out")
 
 
 def check_labels(examples: Examples, config: FinetuneConfig) -> None:

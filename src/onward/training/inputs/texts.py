@@ -63,7 +63,8 @@ class Inputs:
     def windows(self, config: RunConfig, context_length: int) -> TrainingWindows:
         """Return the training tokens as windows of `context_length` tokens and their targets, in the order and from the
         sources that `config` gives."""
-        return Windows(self.train, context_length, config.seed, weights=config.weights, pack=config.pack)
+        c = config
+        return Windows(self.train, context_length, c.seed, weights=c.weights, total=c.windows, pack=c.pack)
 
     def validation_windows(self, config: RunConfig, context_length: int) -> HeldOutWindows | None:
         """Return the windows of the whole validation text; None without one."""

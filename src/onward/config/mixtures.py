@@ -1,0 +1,61 @@
+"""Weights of the sources of a mixture as values. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated
+
+from onward.arguments import Range
+from onward.errors import UserError
+from onward.fields import Part
+
+Share = Annotated[float, Range(0, 1)]  # of a run
+WeightOrZero = Annotated[float, Range(0, 1e9)]
+Points = tuple[tuple[float, float], ...]  # shares of the run, ascending, and the weight at each
+
+
+class MovingWeight(Part):
+    """The type of weights that change over a run."""
+
+    def points(self) -> Points:
+        """Return the corners of the weight, between which it moves in straight lines."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Ramp(MovingWeight, kind="ramp"):
+    """A weight that is `first` until a share of the run, moves to `last` in a straight line, and stays there."""
+
+    first: WeightOrZero = 0.0
+    last: WeightOrZero = 1.0
+    begin: Share = 0.0  # share of the run after which it moves
+    end: Share = 1.0  # share of the run after which it has moved; the same as begin: at once
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.begin > self.end:
+            raise UserError(f"begin is {self.begin} and end is {self.end}: give a begin that is not after the end")
+
+    def points(self) -> Points:
+        return (0.0, self.first), (self.begin, self.first), (self.end, self.last), (1.0, self.last)
+
+
+def check_weights(weights: Sequence[float | MovingWeight]) -> None:
+    """Raise a UserError if all weights are 0 in some part of a run."""
+    corners = sorted({share for weight in weights for share, _ in points_of(weight)})
+    for begin, end in pairwise(corners):
+        if not any(at(points_of(weight), (begin + end) / 2) for weight in weights):
+            raise UserError(f"all weights are 0 from {begin:.0%} to {end:.0%} of the run: give one source more there")
+
+
+def at(points: Points, share: float) -> float:
+    """Return the weight at a share of the run that is none of the corners."""
+    (begin, first), (end, last) = next(p for p in pairwise(points) if p[0][0] < share < p[1][0])
+    return first + (last - first) * (share - begin) / (end - begin)
+
+
+def points_of(weight: float | MovingWeight) -> Points:
+    """Return the corners of a weight, of a number too."""
+    return weight.points() if isinstance(weight, MovingWeight) else ((0.0, weight), (1.0, weight))

@@ -1,0 +1,90 @@
+"""Which source, and which of its windows, is window i of a run on several sources with weights.
+
+Shapes: S sources, N windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onward.config.mixtures import MovingWeight, points_of
+from onward.errors import UserError
+
+BLOCK = 10_000  # windows in which each source has exactly its share
+GRID = 1 << 14  # parts of a run in which changing weights are added up
+
+Places = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+class Interleaving(Protocol):
+    """The interface of a mixture: a pure function of the number of a window."""
+
+    def places(self, numbers: NDArray[np.int64]) -> Places:
+        """Return the source of each window, and the number of the window among those of its source."""
+
+
+class Constant:
+    """Sources with constant weights: every BLOCK windows contain exactly the share of each source, evenly spread."""
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        if not min(weights) * BLOCK > sum(weights):  # false for nan, too
+            raise UserError(f"weights are {tuple(weights)}: each must be positive, and above 1/{BLOCK:,} of them all")
+        exact = np.array(weights) / sum(weights) * BLOCK
+        self.counts = whole(exact)
+        self.source, self.rank = spread([(np.arange(n) + 0.5) / n for n in self.counts])
+
+    def places(self, numbers: NDArray[np.int64]) -> Places:
+        block, place = np.divmod(numbers, BLOCK)
+        source = self.source[place]
+        return source, block * self.counts[source] + self.rank[place]
+
+
+class Curriculum:
+    """Sources with weights that change over a run of N windows: up to any window, each source has had its shares so
+    far, added up and rounded. Windows beyond the run, which replace those of failed steps, have the sources of the last
+    ones, backwards."""
+
+    def __init__(self, weights: Sequence[float | MovingWeight], total: int) -> None:
+        grid = (np.arange(GRID) + 0.5) / GRID
+        values = np.stack([np.interp(grid, *zip(*points_of(weight))) for weight in weights], 1)  # (GRID, S)
+        added = np.cumsum(values / values.sum(1, keepdims=True), 0) * (total / GRID)
+        edges, sofar = np.arange(GRID + 1) / GRID, np.concatenate([np.zeros((1, len(weights))), added])
+        self.total, self.counts = total, whole(sofar[-1])
+        # the k-th window of a source is where its shares so far add up to k + 1/2
+        middles = [(np.arange(n) + 0.5) * (exact / n if n else 1) for n, exact in zip(self.counts, sofar[-1])]
+        self.source, self.rank = spread([np.interp(m, sofar[:, s], edges) for s, m in enumerate(middles)])
+
+    def places(self, numbers: NDArray[np.int64]) -> Places:
+        times, index = np.divmod(numbers, self.total)
+        back = times % 2 == 1
+        index = np.where(back, self.total - 1 - index, index)
+        source, rank = self.source[index], self.rank[index]
+        rank = np.where(back, self.counts[source] - 1 - rank, rank)
+        return source, times * self.counts[source] + rank
+
+
+def interleaving(weights: Sequence[float | MovingWeight], total: int) -> Interleaving:
+    """Return the mixture of sources with these weights in a run of `total` windows. Raises a UserError for weights that
+    are too small."""
+    if any(isinstance(weight, MovingWeight) for weight in weights):
+        return Curriculum(weights, total)
+    return Constant([weight for weight in weights if not isinstance(weight, MovingWeight)])
+
+
+def spread(at: Sequence[NDArray[np.float64]]) -> Places:
+    """Return the source and the rank of each window, where `at` says where the windows of each source would be."""
+    order = np.argsort(np.concatenate(at), kind="stable")
+    ranks: Any = [np.arange(len(places)) for places in at]
+    return np.repeat(np.arange(len(at)), [len(places) for places in at])[order], np.concatenate(ranks)[order]
+
+
+def whole(exact: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Round numbers that add up to a whole one, by largest remainders, so that the sum stays the same."""
+    counts = np.floor(exact).astype(np.int64)
+    left = round(exact.sum()) - counts.sum()
+    counts[np.argsort(counts - exact, kind="stable")[:left]] += 1
+    return counts
