@@ -12,7 +12,8 @@ from functools import cache
 TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
 if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from here
     from onward.config.decoder import DecoderConfig
-    from onward.config.lora import Adapters, LoRA
+    from onward.config.lora import EVA, Adapters, LoRA, OLoRA, PiSSA
+    from onward.config.mixtures import Ramp
     from onward.config.part_types import Attention, Block, FeedForward, Norm, Position
     from onward.config.parts import (
         Alibi,
@@ -84,6 +85,7 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.transforms.lora import add_lora, merge_lora, remove_lora, use_adapter
 
 __all__ = [
+    "EVA",
     "Adapters",
     "Alibi",
     "Answer",
@@ -120,14 +122,17 @@ __all__ = [
     "NoPosition",
     "Norm",
     "Notice",
+    "OLoRA",
     "PagedKVCache",
     "PairMethod",
     "Parallel",
+    "PiSSA",
     "Plain",
     "Position",
     "PostNorm",
     "PreNorm",
     "RMSNorm",
+    "Ramp",
     "Request",
     "Rollback",
     "Rotary",

@@ -216,6 +216,12 @@ MISTAKES: dict[str, tuple[Any, str, str]] = {  # a record or several, further op
     "equal answers": ({**PAIR, "rejected": "3"}, "--method dpo", "chosen and rejected are equal"),
     "too long": (LONG, "", "1 of 1 examples are longer than 96 tokens, data.jsonl line 1 with"),
     "no such target": (PROMPT, "--lora lora(rank=2,targets=('attn.qq',))", "did you mean attn.q?"),
+    "no such beginning": (
+        PROMPT,
+        "--lora lora(init=pisa)",
+        "lora.init is 'pisa', which is no known kind of Initialization: did you mean pissa?",
+    ),
+    "weights that move backwards": (PROMPT, "--weights ramp(begin=0.9,end=0.1)", "begin is 0.9 and end is 0.1: give"),
     "a quantized base": ({"text": "2 + 3 is 5"}, "", "quantized weights, which are not trained: train adapters"),
     "a reward that raises": (PROMPT, "--method grpo --reward mine.py:raises", "ZeroDivisionError"),
     "a reward of NaN": (PROMPT, "--method rloo --reward mine.py:nan", "the reward nan returned nan"),

@@ -66,15 +66,19 @@ def test_a_killed_run_of_adapters_resumes_exactly(whole: Path, base: Path, chats
 
 
 @pytest.mark.parametrize(
-    ("part", "quantize"),
-    [(Gated(), "int8"), (Gated(), "int4"), (Experts(count=4, d_ff=8, backend="loop"), "")],
+    ("part", "quantize", "init"),
+    [
+        (Gated(), "int8", "none"),
+        (Gated(), "int4", "pissa"),
+        (Experts(count=4, d_ff=8, backend="loop"), "", "olora"),
+    ],
     ids=["int8", "int4", "experts"],
 )
 def test_a_base_of_each_kind_is_trained_on_and_resumed(
-    part: FeedForward, quantize: str, chats: Path, tmp_path: Path
+    part: FeedForward, quantize: str, init: str, chats: Path, tmp_path: Path
 ) -> None:
     base = base_model(tmp_path / "base", d_model=32, d_ff=64, mlp=part)
-    settings = LORA | {"quantize": quantize, "steps": 4}
+    settings = LORA | {"quantize": quantize, "steps": 4, "lora": f"lora(rank=4, dropout=0.1, init={init})"}
     list(Run.start(config(base, chats, tmp_path / "whole", **settings)).train())
     run = Run.start(config(base, chats, tmp_path / "run", **settings))
     for _ in run.train(stop=lambda: run.step == 2):
