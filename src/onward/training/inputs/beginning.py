@@ -29,8 +29,7 @@ def begin(config: FinetuneConfig, folder: Path, model: Decoder, inputs: Inputs) 
     """Initialize the adapters that a new run trains, and record the error of a quantized base in inputs.json. Returns
     the configuration with the ranks that EVA gives to layers, and sentences for the user."""
     lora, notes = config.adapters, []
-    if config.quantize:
-        error = quantization_error(config, model, inputs)
+    if config.quantize and (error := quantization_error(config, model, inputs)):
         write_json(folder / "inputs.json", read_json(folder / "inputs.json") | {"quantization": asdict(error)})
         notes.append(str(error))
     if lora is None:
@@ -45,15 +44,20 @@ def begin(config: FinetuneConfig, folder: Path, model: Decoder, inputs: Inputs) 
     return replace(config, lora=lora), notes
 
 
-def quantization_error(config: FinetuneConfig, model: Decoder, inputs: Inputs) -> QuantizationError:
-    """Compare a quantized base with the plain one, which is mapped into memory and computes where it is."""
+def quantization_error(config: FinetuneConfig, model: Decoder, inputs: Inputs) -> QuantizationError | None:
+    """Compare a quantized base with the plain one, which is mapped into memory and computes on the CPU; None if no
+    layer is quantized."""
     plain, _ = load_model(weights_folder(config))
-    squares = squared_errors(plain, model)
+    if not (squares := squared_errors(plain, model)):
+        return None
     layer = max(squares, key=lambda name: ratio(squares[name]))
     windows = inputs.windows(config, model.config.context_length)
-    batch = windows.read(range(max(1, min(len(windows), TOKENS // windows.read([0]).tokens.size(1)))))
-    if not batch.num_targets:
-        batch = Batch(batch.tokens[:, :-1], batch.tokens[:, 1:])
+    read = windows.read(range(max(1, min(len(windows), TOKENS // windows.read([0]).tokens.size(1)))))
+    targets = read.targets
+    if not read.num_targets and read.positions is not None:  # of prompts, all tokens
+        following, inside = read.tokens.roll(-1, 1), read.positions.roll(-1, 1) > 0
+        targets = torch.where(inside, following, IGNORE_INDEX)
+    batch = Batch(read.tokens, targets, read.positions)
     with use_adapter(model, ""):
         losses = [mean_figures(m, [batch.to(m.device)], CrossEntropy()).loss for m in (model, plain)]
     total = ratio(torch.stack([*squares.values()]).sum(0))

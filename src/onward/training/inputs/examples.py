@@ -70,7 +70,7 @@ class ExampleInputs(Inputs):
         """Return the training examples as packed rows, in the order of the run's seed."""
         if not config.curriculum:
             return self.packed(self.examples, context_length, config.seed)
-        sets = self.examples.numbers[SET]
+        sets = self.examples.numbers.get(SET, np.zeros(len(self.examples)))
         chosen = [np.flatnonzero(sets == index).tolist() for index in range(len(config.weights))]
         tables = [self.packed(self.examples, context_length, config.seed + i, own) for i, own in enumerate(chosen)]
         return MixedRows(tables, interleaving(config.weights, config.windows), config.seed)
