@@ -148,8 +148,8 @@ def convert(kind: Any, value: Any, where: str) -> Any:
             value = parse(value, where) if isinstance(value, str) else value
             args = tuple(a for a in args if (get_origin(a) is tuple) == isinstance(value, list | tuple))
         elif len(args) == 2 and isinstance(args[1], type) and issubclass(args[1], Part):  # a number or a part
-            number = isinstance(value, int | float) or (isinstance(value, str) and re.match(r"[-+.]?\d", value))
-            return convert(args[0] if number else args[1], value, where)
+            numeric = isinstance(value, int | float) or bool(isinstance(value, str) and re.match(r"[-+.]?\d", value))
+            return convert(args[0] if numeric else args[1], value, where)
         return convert(next(a for a in args if a is not type(None)), value, where)
     if origin is Literal:
         if value in args:

@@ -85,11 +85,11 @@ def ramps() -> st.SearchStrategy[MovingWeight]:
 def test_each_source_has_had_its_changing_share_up_to_every_window(
     moving: list[MovingWeight], constant: float, total: int
 ) -> None:
-    weights = [constant, *moving]
+    weights: list[float | MovingWeight] = [constant, *moving]
     mixture = Curriculum(weights, total)
     sources, ranks = mixture.places(np.arange(2 * total))
     fine = (np.arange(10_000) + 0.5) / 10_000
-    values = np.array([np.interp(fine, *zip(*points_of(weight))) for weight in weights])
+    values = np.array([np.interp(fine, *np.array(points_of(weight)).T) for weight in weights])
     due = np.cumsum(values / values.sum(0), 1) * total / len(fine)  # of each source, up to a share of the run
     for source in range(len(weights)):
         own = sources == source

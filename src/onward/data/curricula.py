@@ -50,7 +50,7 @@ class Curriculum:
 
     def __init__(self, weights: Sequence[float | MovingWeight], total: int) -> None:
         grid = (np.arange(GRID) + 0.5) / GRID
-        values = np.stack([np.interp(grid, *zip(*points_of(weight))) for weight in weights], 1)  # (GRID, S)
+        values = np.stack([np.interp(grid, *np.array(points_of(weight)).T) for weight in weights], 1)  # (GRID, S)
         added = np.cumsum(values / values.sum(1, keepdims=True), 0) * (total / GRID)
         edges, sofar = np.arange(GRID + 1) / GRID, np.concatenate([np.zeros((1, len(weights))), added])
         self.total, self.counts = total, whole(sofar[-1])

@@ -130,9 +130,9 @@ class Windows:
     def read(self, numbers: Sequence[int]) -> Batch:
         """Return the windows with these numbers, which continue without end. The batch's dropout seed is a function of
         the seed and the first number."""
-        source, number = self.mixture.places(np.array(numbers))
+        source, rank = self.mixture.places(np.array(numbers))
         windows = self.counts[source]
-        epoch, number = np.divmod(number.astype(np.uint64), windows)
+        epoch, number = np.divmod(rank.astype(np.uint64), windows)
         key = hashed(self.seed % 2**64, source.astype(np.uint64), epoch)
         starts = hashed(key) % self.room[source] + permuted(number, windows, key) * self.length
         batch = cut([(self.sources[s], int(start)) for s, start in zip(source, starts)], self.length, self.pack)
