@@ -32,7 +32,8 @@ GROUPS = {
         "generate": "prompt -> logits -> next token -> text",
         "chat": "a conversation, turn by turn",
         "serve": "models behind the API of OpenAI",
-        "evaluate": "loss, perplexity and bits per byte of a model on a text",
+        "evaluate": "loss, perplexity and bits per byte of a model on a text; its scores at tasks",
+        "prompt": "how the probabilities of answers move as examples are added to a prompt",
     },
     "look inside": {
         "inspect": "attention, next tokens, lens, heads and more of a model that reads a text",
@@ -91,6 +92,7 @@ How data flows, and the command for each step:
                                       which runs are there?    onward runs
                                              what is better?   onward compare a.toml b.toml --time 60s --seeds 3
                                             how good is it?    onward evaluate runs/mybook other.txt
+                               does it learn from examples?    onward prompt runs/mybook "great → good; huge →"
                                              look inside       onward inspect runs/mybook "Once upon a time" lens
                                             is it exact?       onward verify runs/mybook
   examples of answers -> an assistant                          onward finetune runs/mybook answers.jsonl --lora 16

@@ -1,0 +1,91 @@
+"""onward prompt: how the probabilities of answers move as examples are added."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any, ClassVar, Literal
+
+from onward.cli.shared.loading import Loading, load
+from onward.cli.shared.options import parse
+from onward.cli.shared.output import console, print_json, print_next, print_table
+from onward.config.part_types import Size
+from onward.errors import UserError
+from onward.fields import counted
+
+ABOUT = """\
+The likeliest answers to the question at the end of a prompt, with their probabilities, and how these move as 0, 1, 2,
+4 and more examples are put in front of the question: in-context learning. The examples are those of the prompt and,
+before them, those of a file.
+
+examples:
+  onward prompt runs/mybook "great → good; hot → warm; huge →"
+  onward prompt runs/mybook "great → good; hot → warm; huge →" --examples shots.jsonl --out shots.svg
+  onward prompt runs/mybook "huge →" --examples shots.csv --candidates big small       whole answers of yours
+  onward prompt runs/mybook "huge →" --examples shots.csv --max-new-tokens 4           whole answers by beam search
+  onward prompt gpt2 "Q: 2 + 2? A: 4
+Q: 3 + 4? A:" --json                                               a line for each example
+
+--examples is a .jsonl, .json or .csv file of rows with a question (huge →) and its answer (big).
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Loading):
+    """The options of `onward prompt`."""
+
+    positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"out": ("theme",)}
+    model: str  # folder of the model, or its name on the hub
+    prompt: str  # examples and, at the end, the beginning of a question
+    examples: str = ""  # a file with further examples: rows with question and answer
+    separator: str = ""  # between examples; "": a line break if the prompt has one or no semicolon, else "; "
+    candidates: tuple[str, ...] = ()  # the answers to compare
+    max_new_tokens: Size = 1  # tokens of an answer; above 1, answers are found by beam search
+    top: Size = 8  # answers that are shown
+    out: str = ""  # a file that ends in .svg, .png, .html or .json; "": the terminal
+    theme: Literal["auto", "light", "dark"] = "auto"  # auto: as the reader's system; a .png is then light
+    json: bool = False  # print the probabilities as JSON
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run `onward prompt`."""
+    options = parse(Options, argv, prog="onward prompt", about=ABOUT)
+    from onward.evaluation.in_context import alternatives, shots_of
+    from onward.evaluation.tasks.files import rows
+    from onward.reports.pictures.in_context import in_context, shown
+    from onward.reports.pictures.picture import format_of
+
+    if options.out:
+        format_of(Path(options.out))
+    if options.candidates and options.max_new_tokens > 1:
+        raise UserError("max_new_tokens finds answers, and candidates are the answers: give one of them")
+    given: list[str] = []
+    for _, row in rows(options.examples, "examples", ("question", "answer")) if options.examples else ():
+        given.append(f"{str(row['question']).strip()} {str(row['answer']).strip()}")
+    shots = shots_of(options.prompt, given, options.separator)
+    lm = load(options.model, options)
+    found = alternatives(
+        lm.model,
+        lm.text(),
+        shots,
+        candidates=options.candidates,
+        max_new_tokens=options.max_new_tokens,
+        top=options.top,
+    )
+    if options.out:
+        in_context(shots, found).write(Path(options.out), options.theme)
+    if options.json:
+        print_json({"question": shots.question, "examples": shots.examples, **asdict(found)})
+        return
+    table: list[dict[str, Any]] = []
+    for answer, values in zip(found.answers, found.probabilities):
+        columns = {counted(count, "example"): f"{value:.3g}" for count, value in zip(found.counts, values)}
+        table.append({"answer": shown(answer)} | columns)
+    print_table(table)
+    if options.out:
+        console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
+    else:
+        print_next(f"onward prompt {quote(options.model)} {quote(options.prompt)} --out prompt.svg")

@@ -1,0 +1,152 @@
+"""How the probabilities of answers move as examples are added to a prompt: in-context learning (Brown et al. 2020).
+
+Shapes: T tokens, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from onward.errors import UserError
+from onward.evaluation.continuations import Pair, score_continuations
+from onward.generation.search.beam import beam_search
+from onward.model.decoder import Decoder, check_ids, without_dropout
+from onward.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Shots:
+    """A question and examples for it, which are put in front of it."""
+
+    question: str
+    examples: tuple[str, ...]  # solved questions; the last one is the nearest to the question
+    separator: str  # between them
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of examples to try: 0, 1, 2, 4, 8 and so on, and all."""
+        total = len(self.examples)
+        powers = (1 << i for i in range(total.bit_length()))
+        return (0, *(count for count in powers if count < total), *([total] if total else []))
+
+    def text(self, count: int) -> str:
+        """Return the prompt with the `count` nearest examples."""
+        return self.separator.join([*self.examples[len(self.examples) - count :], self.question])
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """Answers to a question with their probabilities."""
+
+    counts: tuple[int, ...]  # of examples in front of the question
+    answers: tuple[str, ...]  # the likeliest with all examples first
+    probabilities: tuple[tuple[float, ...], ...]  # of each answer, with each number of examples
+
+
+def shots_of(prompt: str, examples: Sequence[str] = (), separator: str = "") -> Shots:
+    """Return the question at the end of a prompt, with the prompt's own examples and, before them, `examples`.
+
+    A prompt such as `great → good; hot → warm; huge →` has two examples. By default its parts are separated by line
+    breaks or, without any, by semicolons. Raises a UserError if the prompt has no text after its last separator.
+    """
+    separator = separator or ("; " if ";" in prompt and "\n" not in prompt.strip() else "\n")
+    mark = separator.strip() or separator
+    *own, question = (part.strip() for part in prompt.rstrip().split(mark))
+    if not question:
+        raise UserError(f"the prompt ends with its separator {mark!r}: write the beginning of a question after it")
+    return Shots(question, (*examples, *filter(None, own)), separator)
+
+
+def alternatives(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    shots: Shots,
+    *,
+    candidates: Sequence[str] = (),
+    max_new_tokens: int = 1,
+    top: int = 8,
+) -> Alternatives:
+    """Return the `top` likeliest answers to a question, by their highest probability with any number of examples.
+
+    By default an answer is the next token. With `max_new_tokens` above 1 it is a text of up to as many tokens, which
+    beam search finds, and which ends before the separator. With `candidates` these texts are the answers. Raises a
+    UserError if the examples do not fit into the context, and says how many do.
+    """
+    counts = shots.counts
+    prompts = [tokenizer.begin(tokenizer.encode(shots.text(count))) for count in counts]
+    room = model.config.context_length - (max_new_tokens if not candidates else longest(tokenizer, candidates)) + 1
+    if len(prompts[-1]) > room:
+        fitting = [count for count, tokens in zip(counts, prompts) if len(tokens) <= room]
+        advice = f"give at most {fitting[-1]} of them" if fitting else "shorten the question"
+        raise UserError(
+            f"the prompt with {counts[-1]} examples has {len(prompts[-1])} tokens, and the model's context room for "
+            f"{max(0, room)}: {advice}"
+        )
+    if not candidates and max_new_tokens == 1:
+        return next_tokens(model, tokenizer, counts, prompts, top)
+    answers = list(dict.fromkeys(one.strip() for one in candidates)) or found_by_beams(
+        model, tokenizer, prompts, shots.separator, max_new_tokens, top
+    )
+    begun = lambda text: tokenizer.begin(tokenizer.encode(text))
+    pairs = [
+        pair_after(prompt, begun(f"{shots.text(count)} {answer}"))
+        for answer in answers
+        for count, prompt in zip(counts, prompts)
+    ]
+    scored = iter(score_continuations(model, pairs))
+    table = {answer: tuple(math.exp(next(scored).logprob) for _ in counts) for answer in answers}
+    return ranked(counts, table, top if not candidates else len(answers))
+
+
+@torch.inference_mode()
+def next_tokens(
+    model: Decoder, tokenizer: Tokenizer, counts: tuple[int, ...], prompts: Sequence[Sequence[int]], top: int
+) -> Alternatives:
+    """Return the likeliest next tokens after each prompt, by their text."""
+    columns = []
+    with without_dropout(model):
+        for tokens in prompts:
+            check_ids(min(tokens), max(tokens), model.config)
+            logits = model.logits(model.hidden(torch.tensor([tokens], device=model.device))[:, -1:])[0, 0]
+            columns.append(logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)))
+    table = torch.stack(columns, 1).cpu()  # (V, prompts)
+    best = table.amax(1).topk(min(top, len(table))).indices.tolist()
+    return ranked(counts, {tokenizer.piece(token): tuple(table[token].tolist()) for token in best}, top)
+
+
+def found_by_beams(
+    model: Decoder, tokenizer: Tokenizer, prompts: Sequence[list[int]], separator: str, max_new_tokens: int, top: int
+) -> list[str]:
+    """Return the answers that beam search finds after any of the prompts, each up to the separator."""
+    ends = [token for token in tokenizer.end_ids if token < model.config.vocab_size]
+    mark = separator.strip() or separator
+    found: dict[str, None] = {}
+    for prompt in prompts:
+        search = {"max_new_tokens": max_new_tokens, "beams": top, "n": top, "stop_token_ids": ends}
+        for one in beam_search(model, [prompt], **search)[0]:  # type: ignore[arg-type]
+            text = tokenizer.decode([*prompt, *one.tokens])[len(tokenizer.decode(prompt)) :]
+            found[text.split(mark)[0].strip()] = None
+    found.pop("", None)
+    return list(found)
+
+
+def pair_after(prompt: Sequence[int], whole: Sequence[int]) -> Pair:
+    """Return the tokens of a prompt with its answer as a pair. A token across the boundary counts to the answer."""
+    count = min(len(prompt), len(whole) - 1)
+    return Pair(tuple(whole[:count]), tuple(whole[count:]))
+
+
+def longest(tokenizer: Tokenizer, answers: Sequence[str]) -> int:
+    """Return the number of tokens of the longest answer."""
+    return max(len(tokenizer.encode(f" {answer}", special=False)) for answer in answers)
+
+
+def ranked(counts: tuple[int, ...], table: dict[str, tuple[float, ...]], top: int) -> Alternatives:
+    """Return the `top` answers of a table by their highest probability, the likeliest with all examples first."""
+    best = sorted(table, key=lambda answer: -max(table[answer]))[:top]
+    best.sort(key=lambda answer: -table[answer][-1])
+    return Alternatives(counts, tuple(best), tuple(table[answer] for answer in best))

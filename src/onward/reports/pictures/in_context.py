@@ -1,0 +1,32 @@
+"""The picture of answers as examples are added to a prompt."""
+
+from onward.evaluation.in_context import Alternatives, Shots
+from onward.fields import counted
+from onward.reports.pictures.markup import MARKS, readable
+from onward.reports.pictures.panels import bars, curves, unique
+from onward.reports.pictures.picture import LINE_MARKS, Picture
+
+DRAWN = 6  # curves
+
+
+def in_context(shots: Shots, found: Alternatives) -> Picture:
+    """Draw the probability of each answer over the number of examples, and of all answers with all examples."""
+    names = [shown(answer) for answer in found.answers]
+    last = unique(names, [row[-1] for row in found.probabilities])
+    panels = []
+    if len(found.counts) > 1:
+        series = dict(zip(list(last)[:DRAWN], found.probabilities))
+        panels.append(curves("probability of an answer", found.counts, series, x_name="examples"))
+    count = found.counts[-1]
+    panels.append(bars(f"with {counted(count, 'example')}", last, unit="%"))
+    about = (
+        "The probability of each answer after the question, as examples are put in front of it: a model that learns in "
+        "context makes the answers likelier that follow the pattern of the examples. Its weights stay the same."
+    )
+    return Picture(shots.question, about, panels)
+
+
+def shown(answer: str) -> str:
+    """Return an answer on one line, with a mark in place of the space at its beginning."""
+    space = answer.startswith(" ")
+    return MARKS[" "] * space + readable(answer[space:], LINE_MARKS)
