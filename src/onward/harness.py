@@ -28,7 +28,8 @@ READ = frozenset({"top_p", "top_k", "min_p", "repetition_penalty", "temperature"
 
 @register_model("onward")
 class HarnessModel(TemplateLM):
-    """A model of Onward, as lm-evaluation-harness calls it. `path`: a folder, a name on the hub, or a loaded model."""
+    """A model of Onward, as lm-evaluation-harness calls it. `path`: a folder, a name on the hub, or a loaded model;
+    `dtype`, `quantize` and `device` are those of `onward.load`."""
 
     def __init__(
         self,

@@ -15,8 +15,8 @@ from onward.model.cache import KVCache, LayerCache
 
 
 class Binding:
-    """The cache layers and the number of threads for which the arguments of some kernel calls are set. `rows` is B;
-    `cache` has the kinds of layers that the calls were compiled for."""
+    """Sets the arguments of kernel calls that depend on the layers of a cache and on the number of threads, again
+    whenever these change. `rows` is B; `cache` has the kinds of layers that the calls were compiled for."""
 
     def __init__(self, calls: Sequence[Call], cache: KVCache, rows: int) -> None:
         self.calls, self.rows = calls, rows

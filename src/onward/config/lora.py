@@ -25,7 +25,7 @@ class Adapters(Part):
 
 
 class Initialization(Part):
-    """The type of values that A and B begin with."""
+    """The type of initializations: the values that A and B of an adapter begin with."""
 
 
 @dataclass(frozen=True)

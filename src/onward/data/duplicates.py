@@ -159,7 +159,7 @@ class Verdicts:
         return int(self.load(unit, "hashes")[index - self.offsets[unit]])
 
     def band(self, columns: slice, unit: int) -> np.ndarray:
-        """Hash the columns `columns` of the signatures of a unit's documents; uint64."""
+        """Return a hash of the columns `columns` of each signature of a unit's documents, uint64."""
         signatures = self.signature_file(unit)[:, columns].astype(np.uint64)
         keys = np.zeros(len(signatures), np.uint64)
         for column in signatures.T:

@@ -56,6 +56,7 @@ class PackedExamples:
 
     An epoch has every row once, shuffled, or in the order of the examples if the seed is None. A row has capacity for
     `length` tokens of each sequence of an example; with `packed` it holds as many examples as fit, else one.
+    `by_example` is that of `batch_of`.
     """
 
     def __init__(

@@ -24,7 +24,8 @@ ATTEMPTS, WAIT = 5, 1.0  # requests for a grade, and seconds before the second o
 
 @dataclass(frozen=True)
 class JudgeServer:
-    """The model that grades, and how it is asked."""
+    """A model behind an OpenAI-compatible address that grades texts: its address, name and key, and the limits of
+    requests."""
 
     url: str  # up to /v1
     model: str  # its name on the server

@@ -28,8 +28,8 @@ class Where:
 
 @dataclass(frozen=True)
 class Output(Where):
-    """The activation is the output of the submodule `of`; "" is the module itself. `heads` > 0 splits the last
-    dimension into heads. `flat`: the output is (B * T, ...), not (B, T, ...)."""
+    """The location of an activation that is the output of the submodule `of`; "" is the module itself. `heads` > 0
+    splits the last dimension into heads. `flat`: the output is (B * T, ...), not (B, T, ...)."""
 
     of: str = ""
     heads: int = 0
@@ -38,14 +38,14 @@ class Output(Where):
 
 @dataclass(frozen=True)
 class Input(Output):
-    """The activation is the input of the submodule `of`; the fields are those of `Output`."""
+    """The location of an activation that is the input of the submodule `of`; the fields are those of `Output`."""
 
 
 @dataclass(frozen=True)
 class Mid(Where):
-    """The activation is the residual stream between attention and feed-forward of a block. `reader` is the submodule
-    that reads the stream, `sum_at` the submodule whose input is the stream plus the output of the feed-forward ("":
-    the block's output is this sum)."""
+    """The location of the residual stream between attention and feed-forward of a block. `reader` is the submodule that
+    reads the stream, `sum_at` the submodule whose input is the stream plus the output of the feed-forward ("": the
+    block's output is this sum)."""
 
     reader: str
     sum_at: str
@@ -58,14 +58,14 @@ class Steps(Where):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the intermediate results."""
+        """The names under which the intermediate results are declared."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class NormScale(Steps):
-    """The activation is the number by which a norm with an `eps` divides each vector; `centered`: the norm subtracts
-    the mean of the vector first."""
+    """The location of the number by which a norm with an `eps` divides each vector; `centered`: the norm subtracts the
+    mean of the vector first."""
 
     centered: bool
 
@@ -76,9 +76,9 @@ class NormScale(Steps):
 
 @dataclass(frozen=True)
 class ContextVectors(Steps):
-    """The activations are the vectors that an attention module passes to its AttentionContext. `rotated` names the
-    vectors passed to `rotate`, in the order of the calls; `cached` maps each cache entry to the name of the vectors
-    written to it."""
+    """The location of the vectors that an attention module passes to its AttentionContext. `rotated` names the vectors
+    passed to `rotate`, in the order of the calls; `cached` maps each cache entry to the name of the vectors written to
+    it."""
 
     rotated: tuple[str, ...]
     cached: Mapping[str, str]
@@ -90,7 +90,7 @@ class ContextVectors(Steps):
 
 @dataclass(frozen=True)
 class Queries(Steps):
-    """The activation is the queries that the submodule `attend`, of class `Attend`, receives."""
+    """The location of the queries that the submodule `attend`, of class `Attend`, receives."""
 
     attend: str = "attend"
 
@@ -101,7 +101,7 @@ class Queries(Steps):
 
 @dataclass(frozen=True)
 class Scores(Steps):
-    """The activations are the scores before and after the mask, and the attention weights, in the submodule `attend` of
+    """The location of the scores before and after the mask, and of the attention weights, in the submodule `attend` of
     class `Attend`."""
 
     attend: str = "attend"
@@ -113,7 +113,7 @@ class Scores(Steps):
 
 @dataclass(frozen=True)
 class Latents(Steps):
-    """The activations are the latents of a LatentAttentionModule, and the keys and values computed from them."""
+    """The location of the latents of a LatentAttentionModule, and of the keys and values computed from them."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ class Latents(Steps):
 
 @dataclass(frozen=True)
 class ExpertSteps(Steps):
-    """The activations are the router's scores and choices in an ExpertsModule, and the units and outputs of the chosen
+    """The location of the router's scores and choices in an ExpertsModule, and of the units and outputs of the chosen
     experts."""
 
     @property

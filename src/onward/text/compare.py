@@ -115,7 +115,8 @@ def compare(tokenizers: Mapping[str, Tokenizer], texts: Iterable[Labeled]) -> di
 
 
 def difference(text: str, back: str) -> dict[str, str]:
-    """Return the first difference between a text and `back`, its decoded tokens, with some context of both."""
+    """Return the first difference between a text and `back`, its decoded tokens, with some context of both, as {"text",
+    "back"}."""
     at = next((n for n, (a, b) in enumerate(zip(text, back)) if a != b), min(len(text), len(back)))
     place = slice(max(at - 10, 0), at + 20)
     return {"text": text[place], "back": back[place]}

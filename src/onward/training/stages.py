@@ -20,9 +20,9 @@ from onward.training.step.loss import CrossEntropy, Loss
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of training, pre-training or fine-tuning: how the inputs of a run are made and opened, how a new run
-    begins in its folder, and its loss. A beginning returns the configuration, in which it may have fixed options that
-    were left open, and sentences for the user."""
+    """A stage of training, pre-training or fine-tuning: functions that prepare and open the inputs of a run, begin a
+    new run in its folder, and make its loss. A beginning returns the configuration, in which it may have fixed options
+    that were left open, and sentences for the user."""
 
     prepare: Callable[[Any, Path, Progress], Tokenizer]
     open: Callable[..., Inputs]

@@ -187,8 +187,9 @@ def split(
 def initial_factors(
     stored: AdaptedWeight, targets: Mapping[str, Target], kind: str, rank: int, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute A (R, I) and B (O, R) from which PEFT initialized an adapter, in the row order of the family: PEFT
-    subtracts scaling B A from the base."""
+    """Compute A (R, I) and B (O, R) from which PEFT initialized an adapter of `rank` R by `kind` (pissa or olora), in
+    the row order of the family: PEFT subtracts scaling B A from the base. Raises a ValueError for weights of which the
+    factors are unknown, such as stacks."""
     modules = [targets[our].module for our in stored.ours]
     if stored.stack or stored.expert is not None or any(isinstance(module, QuantizedLinear) for module in modules):
         raise ValueError(f"init_lora_weights is {kind}, which is for layers with plain weights: merge it in PEFT")

@@ -12,8 +12,8 @@ from onward.generation.request import Request
 
 
 class LookupDraft:
-    """A draft that proposes the tokens that followed the last occurrence of the text's final n-gram of at most `ngram`
-    tokens (prompt lookup decoding, Saxena 2023)."""
+    """A draft that proposes up to `num_draft_tokens` tokens: those that followed the last occurrence of the text's
+    final n-gram of at most `ngram` tokens (prompt lookup decoding, Saxena 2023)."""
 
     manager: CacheManager | None = None
 

@@ -30,7 +30,7 @@ from onward.tracing.calls import Row, labeled
 
 
 class ModelDraft:
-    """A draft that proposes tokens sampled from a smaller model with the same vocabulary."""
+    """A draft that proposes up to `num_draft_tokens` tokens, sampled from a smaller model with the same vocabulary."""
 
     def __init__(self, model: Decoder, num_draft_tokens: int = 4) -> None:
         if num_draft_tokens < 1:

@@ -43,7 +43,7 @@ class Scale:
         return FAINT if self.faint else 1.0
 
     def over(self, values: np.ndarray) -> "Scale":
-        """Return the scale with a note whether some of `values` exceed its top."""
+        """Return the scale, marked as `clipped` if some of `values` exceed its top."""
         beyond = bool(np.nanmax(np.abs(values), initial=0) > 1.001 * self.top)
         return replace(self, clipped=self.clipped or beyond)
 

@@ -65,8 +65,8 @@ def quantization_error(config: FinetuneConfig, model: Decoder, inputs: Inputs) -
 
 
 def rows(config: FinetuneConfig, model: Decoder, inputs: Inputs) -> Iterator[Rows]:
-    """Yield the training examples in the order of the run, in batches: tokens, positions, and which tokens are trained;
-    of prompts, all but each first one."""
+    """Yield the training examples in the order of the run, in batches: tokens, positions, and a mask of the trained
+    tokens; for examples that are prompts only, of all tokens but the first."""
     windows, size = inputs.windows(config, model.config.context_length), config.batch_size
     for start in range(0, PASSES * len(windows), size):
         batch = windows.read(range(start, start + size)).to(model.device)

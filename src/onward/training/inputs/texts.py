@@ -159,7 +159,7 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
 
 
 def validation_start(tokens: Tokens, share: float, pack: Packing) -> int:
-    """Return the index of the first validation token of a source.
+    """Return the index of the first validation token of a source whose last `share` is for validation.
 
     With packed documents it is the start of the document nearest to the share, so that no document is in both texts,
     unless that would more than double the validation text.

@@ -84,9 +84,9 @@ class Distillation(Loss):
 
 
 class OnPolicy(Loss):
-    """Distillation on completions by the student (Agarwal et al. 2024, algorithm 1): in a fraction of the batches, each
-    row's answer is replaced by the student's own. The seed of a batch determines whether it is replaced, and the
-    completions."""
+    """Distillation on completions by the student (Agarwal et al. 2024, algorithm 1): in a fraction of the batches,
+    `share`, each row's answer is replaced by the student's own, of at most `most` tokens. The seed of a batch
+    determines whether it is replaced, and the completions."""
 
     def __init__(self, distillation: Distillation, share: float, most: int, tokenizer: Tokenizer) -> None:
         self.distillation, self.share, self.most, self.tokenizer = distillation, share, most, tokenizer

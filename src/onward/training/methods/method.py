@@ -54,7 +54,7 @@ class Method(Part):
 
     @property
     def samples_itself(self) -> bool:
-        """Whether the model writes answers itself, of which the loss needs one per row."""
+        """Whether the model in training writes answers of its own, for which each row must hold one example."""
         return False
 
     def check(self) -> None:

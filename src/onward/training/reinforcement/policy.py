@@ -81,7 +81,8 @@ class Rule(Protocol):
 
 
 class PolicyGradient(Loss):
-    """A policy-gradient method as a Loss; make the Trainer with `loss=` this object."""
+    """A policy-gradient method as a Loss: samples completions, scores them by a reward and compares them with the
+    reference, if any. Make the Trainer with `loss=` this object."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ class Cell:
 
     @property
     def flops(self) -> float:
-        """The floating-point operations of the run, 6 N D."""
+        """The floating-point operations of the run, 6 N D, of N parameters and D tokens."""
         return 6.0 * self.parameters * self.tokens
 
     def variant(self, config: RunConfig) -> Variant:

@@ -98,7 +98,7 @@ class Length:
 
 @dataclass(frozen=True)
 class Moment:
-    """An event of one run, with the progress of all runs."""
+    """An event of the run that is training, one of many, with the progress of all runs."""
 
     variant: Variant
     seed: int
