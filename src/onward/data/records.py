@@ -145,7 +145,8 @@ def csv_records(path: Path) -> Iterator[Record]:
 
 
 def cell(column: str, text: str) -> Any:
-    """Return a cell of a .csv as a value: JSON as it says, a `label` or `margin` as a number or bool, else the text."""
+    """Return a cell of a .csv as a value: a list or an object of JSON, in `label` and `margin` a number or a boolean,
+    else the text."""
     number = column in ("label", "margin")
     if number or text[0] in "[{":
         try:

@@ -48,7 +48,8 @@ def ladder() -> str:
 
 
 def renewed(page: str) -> str:
-    """Return a page in which the text between each `<!-- NAME -->` and `<!-- end -->` is generated anew."""
+    """Return the Markdown of a page in which the text between each `<!-- NAME -->` and `<!-- end -->` is generated anew
+    by the function of this name."""
     made = {"families": families(), "ladder": ladder()}
     within = re.compile(r"<!-- (\w+) -->\n.*?\n<!-- end -->", re.DOTALL)
     return within.sub(lambda match: f"<!-- {match[1]} -->\n\n{made[match[1]]}\n\n<!-- end -->", page)

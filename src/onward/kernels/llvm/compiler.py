@@ -116,8 +116,8 @@ def load(module: ir.Module, cpu: str | None = None, folder: Path | None = None) 
 
 
 def optimized(text: str, target: Any) -> Any:
-    """Parse and optimize the text of an LLVM module; return the module. Raises a RuntimeError if it is invalid, since
-    LLVM would end the process later."""
+    """Parse the text of an LLVM module and optimize it for a target machine; return the module. Raises a RuntimeError
+    if it is invalid, since LLVM would end the process later."""
     parsed = llvm.parse_assembly(text)
     parsed.verify()
     passes = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=2))

@@ -229,7 +229,8 @@ class PairLoss(ReferencedLoss):
     tail: float = 1.0  # see `logprobs_of`
 
     def logprobs(self, model: Decoder, batch: ExampleBatch) -> Logprobs:
-        """Compute the log-probabilities that are compared with those of the reference."""
+        """Compute the log-probabilities of a batch's answers by the model, which are compared with those of the
+        reference."""
         return sequence_logprobs(model, batch, self.tail)
 
     def __call__(self, model: Decoder, batch: ExampleBatch) -> Sums:
@@ -267,7 +268,8 @@ class JudgedLoss(ReferencedLoss):
     reference: Reference
 
     def logprobs(self, model: Decoder, batch: ExampleBatch) -> Logprobs:
-        """Compute the log-probabilities that are compared with those of the reference."""
+        """Compute the log-probabilities of a batch's answers by the model, which are compared with those of the
+        reference."""
         return sequence_logprobs(model, batch)
 
     def __call__(self, model: Decoder, batch: ExampleBatch) -> Sums:
