@@ -1,18 +1,19 @@
 """Adapters: they change nothing at first, are all that is trained, and equal their merged weights everywhere."""
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from onward.config.lora import LoRA
+from onward.config.lora import EVA, Initialization, LoRA
 from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.model.cache import KVCache
 from onward.training.step.optimizer import optimizers
 from onward.training.step.trainer import StepPlan, Trainer
-from onward.transforms.lora import adapter_names, add_lora, merge_lora, remove_lora, use_adapter, weights
+from onward.transforms.factors import principal
+from onward.transforms.lora import adapter_names, adapters_of, add_lora, merge_lora, remove_lora, use_adapter, weights
 from onward.transforms.quantize import quantize_model
 
 from support.adapters import LORA, stirred
@@ -112,6 +113,30 @@ def test_only_adapters_and_whole_modules_are_trained(lora: LoRA, precision: str)
         assert torch.equal(parameter, before[name]) == ("_lora." not in name and name != "norm.weight"), name
 
 
+@dataclass(frozen=True)
+class Half(Initialization, kind="half"):
+    """Begins with half of what PiSSA begins with."""
+
+    def factors(self, weight: torch.Tensor, rank: int, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+        a, b = principal(weight, rank, scaling)
+        return a, b / 2
+
+
+@dataclass(frozen=True)
+class Nothing(Initialization, kind="nothing"):
+    """Begins with what it does not say."""
+
+
+@torch.no_grad()
+def test_an_initialization_of_the_user_begins_as_the_base() -> None:
+    model, tokens = decoder(DECODERS["llama"], torch.float64), token_ids(DECODERS["llama"])
+    plain = model(tokens)
+    add_lora(model, LoRA(rank=2, init=Half()), "half")  # a name of a method of modules, too
+    assert_close(model(tokens), plain)
+    adapter = next(adapter for _, _, adapter in adapters_of(model, "half"))
+    assert adapter.b.count_nonzero() == adapter.b.numel()
+
+
 def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
     model, mixture = decoder(DECODERS["llama"]), decoder(DECODERS["deepseek"])
     for make, message in (
@@ -126,6 +151,8 @@ def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
             "tokens are given, and embed is trained already",
         ),
         (lambda: add_lora(model, LoRA(bias="some")), "bias is 'some'"),  # type: ignore[arg-type]
+        (lambda: add_lora(decoder(DECODERS["llama"]), LoRA(init=EVA())), "eva begins with the inputs of layers"),
+        (lambda: add_lora(decoder(DECODERS["llama"]), LoRA(init=Nothing())), "Nothing has no method factors"),
         (lambda: LoRA(targets=()), "targets are empty"),
         (lambda: LoRA(targets=(), full=("norm",)), "targets are empty"),
     ):

@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from onward.arguments import Range
-from onward.config.part_types import Rate, Size, SizeOrZero
+from onward.config.part_types import OwnMethod, Rate, Size, SizeOrZero
 from onward.errors import UserError
 from onward.fields import Part
 
@@ -25,7 +25,13 @@ class Adapters(Part):
 
 
 class Initialization(Part):
-    """The type of initializations: the values that A and B of an adapter begin with."""
+    """The type of initializations: the values that A and B of an adapter begin with.
+
+    One of your own defines `factors(weight, rank, scaling)`, which returns A (R, I) and B (O, R) for a weight (O, I);
+    their product, times scaling, is subtracted from the weight. Onward's are computed in `transforms/`.
+    """
+
+    factors: ClassVar[OwnMethod] = None
 
 
 @dataclass(frozen=True)

@@ -172,6 +172,9 @@ class WeightAdapters(nn.ModuleDict):
         super().__init__()
         self.selection = selection
 
+    def __setitem__(self, name: str, adapter: nn.Module) -> None:
+        self._modules[name] = adapter  # add_module refuses names of methods, such as half, which a folder may have
+
     def __getitem__(self, name: str) -> Adapter | TokenRows:
         return cast(Adapter | TokenRows, super().__getitem__(name))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onward.config.lora import Initialization, PiSSA
+from onward.config.lora import Initialization, OLoRA, PiSSA
 from onward.errors import UserError
 
 OVERSAMPLED = 8  # singular values of a randomized SVD beyond those that are needed, which make these more accurate
@@ -42,4 +42,9 @@ def parts_of(weight: Tensor, init: Initialization, rank: int, scaling: float, na
         )
     if isinstance(init, PiSSA):
         return principal(weight, rank, scaling, init.iterations)
-    return orthonormal(weight, rank)
+    if isinstance(init, OLoRA):
+        return orthonormal(weight, rank)
+    if init.factors is None:
+        raise UserError(f"{type(init).__name__} has no method factors, which returns A and B: define it")
+    a, b = init.factors(weight, rank, scaling)
+    return a, b

@@ -142,6 +142,12 @@ def initialize(model: Decoder, lora: LoRA, name: str = "default") -> None:
             adapter.begin(*parts_of(whole, lora.init, rank, adapter.scaling, weight))
 
 
+def untrained(model: Decoder, name: str = "default") -> bool:
+    """Return whether the adapters called `name` are as `add_adapters` makes them."""
+    layers = (adapter for _, target, adapter in adapters_of(model, name) if not isinstance(target.module, nn.Embedding))
+    return not any(adapter.b.any() for adapter in layers)
+
+
 def train_whole(model: Decoder, name: str) -> None:
     """Make all parameters of the module `name` trainable. If head and embedding share a weight, the module gets its own
     copy."""

@@ -67,6 +67,8 @@ class FinetuneConfig(RunConfig, ExampleOptions):
             raise UserError(f"first is {self.first!r} without adapters on top of it: give lora, or leave it out")
         if self.adapters and self.adapters.dropout and not self.method.dropout:
             raise UserError(f"lora.dropout is given, and {self.method.kind} computes without dropout: leave it out")
+        if self.adapters and self.adapters.b_rate != 1 and self.optimizer == "muon":
+            raise UserError("lora.b_rate is given with muon, whose updates have one size: leave it out, or take adamw")
         if self.lora and isinstance(self.method.reference, Synced):
             raise UserError("reference is synced, which follows weights and not adapters: leave out lora, or synced")
         for name, reason in NOT_WITH_ADAPTERS.items():

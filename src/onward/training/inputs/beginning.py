@@ -18,10 +18,10 @@ from onward.training.finetuning.quantization import QuantizationError
 from onward.training.inputs.texts import Inputs
 from onward.training.step.loss import CrossEntropy, mean_figures
 from onward.transforms.eva import Rows, explained_variance
-from onward.transforms.lora import initialize, use_adapter
+from onward.transforms.lora import initialize, untrained, use_adapter
 from onward.transforms.quantize import ratio, squared_errors
 
-PASSES = 2  # over the data, at most, until the components of EVA have converged
+PASSES, BATCHES = 2, 1000  # over the data and of it, at most, until the components of EVA have converged
 TOKENS = 512  # of the data, about, for the loss of a quantized base
 
 
@@ -32,7 +32,7 @@ def begin(config: FinetuneConfig, folder: Path, model: Decoder, inputs: Inputs) 
     if config.quantize and (error := quantization_error(config, model, inputs)):
         write_json(folder / "inputs.json", read_json(folder / "inputs.json") | {"quantization": asdict(error)})
         notes.append(str(error))
-    if lora is None:
+    if lora is None or not untrained(model):  # a model that was given may have adapters with values of their own
         return config, notes
     if not isinstance(lora.init, EVA):
         initialize(model, lora)
@@ -68,7 +68,7 @@ def rows(config: FinetuneConfig, model: Decoder, inputs: Inputs) -> Iterator[Row
     """Yield the training examples in the order of the run, in batches: tokens, positions, and a mask of the trained
     tokens; for examples that are prompts only, of all tokens but the first."""
     windows, size = inputs.windows(config, model.config.context_length), config.batch_size
-    for start in range(0, PASSES * len(windows), size):
+    for start in range(0, min(PASSES * len(windows), BATCHES * size), size):
         batch = windows.read(range(start, start + size)).to(model.device)
         trained = torch.zeros_like(batch.tokens, dtype=torch.bool)
         trained[:, 1:] = batch.targets[:, :-1] != IGNORE_INDEX
