@@ -143,6 +143,9 @@ def test_texts_take_weights_that_change_and_run_json_keeps_them(tmp_path: Path) 
     second = (tokens == run.tokenizer.encode("x")[0]).any(1)
     assert not second[:16].any()
     assert int(second[16:].sum()) == 13  # 16 * 4 / 5
+    list(run.train())
+    last = [row for row in metrics(tmp_path / "run") if "validation_loss" in row][-1]
+    assert last["set_loss/first"] < last["validation_loss"] < last["set_loss/second"], "of the first it has seen more"
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {

@@ -166,7 +166,8 @@ def measured_costs(
     if validation is None:
         return Costs(step, save)
     less = replace(config, validation_tokens=max(2, int(part * config.validation_tokens)))
-    validated = validate(trainer, tokenizer, validation, less, inputs.measure(trainer.loss))
+    sets = inputs.validation_sets(config, trainer.model.config.context_length)
+    validated = validate(trainer, tokenizer, validation, less, inputs.measure(trainer.loss), sets)
     usual = min(config.validation_tokens, validation.num_tokens)
     once = (clock() - start) * max(1.0, usual / max(1, validated.tokens))
     sample(trainer.model, tokenizer)  # the first one may compile kernels

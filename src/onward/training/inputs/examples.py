@@ -32,7 +32,7 @@ from onward.text.tokenizer import Tokenizer
 from onward.training.finetuning.base import base_checksum, base_of, base_tokenizer, load_base
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.inputs.record import read_record
-from onward.training.inputs.texts import Inputs, share
+from onward.training.inputs.texts import Inputs, share, short_names
 from onward.training.losses.answers import REFERENCE
 from onward.training.methods.distill import Distill
 from onward.training.methods.policy import PolicyMethod
@@ -103,12 +103,6 @@ class ExampleInputs(Inputs):
         batches = (rows.read(chosen[i : i + size]).to(model.device) for i in range(0, len(chosen), size))
         means = mean_figures(model, batches, loss)
         return {"loss": means.loss, "tokens": rows.num_tokens * len(chosen) // len(rows)} | means.figures
-
-
-def short_names(sources: Sequence[str]) -> list[str]:
-    """Return names of sources for the log: those of their files, or the sources themselves if some are equal."""
-    names = [Path(source).name.partition(".")[0] for source in sources]
-    return names if len({*names}) == len(names) else list(sources)
 
 
 def row_length(config: FinetuneConfig, context_length: int) -> int:

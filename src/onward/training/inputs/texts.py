@@ -40,6 +40,7 @@ class Inputs:
     validation: Tokens | None
     unknown_characters: int
     validation_bytes: int | None = None  # of the validation text; None where it is a share of each source
+    validation_parts: tuple[Tokens, ...] = ()  # of each source, where the validation text is a share of each
     cut_documents: int = 0  # sources whose validation text begins inside a document
     labels: tuple[str, ...] = ()  # of the head of outputs that the run trains, if it does
     notes: tuple[str, ...] = ()  # for the user, at the start of the run
@@ -71,8 +72,10 @@ class Inputs:
         return None if self.validation is None else ValidationWindows(self.validation, context_length, config.pack)
 
     def validation_sets(self, config: RunConfig, context_length: int) -> Mapping[str, HeldOutWindows]:
-        """Return the held-out examples of each source by its name, for a loss of its own; by default none."""
-        return {}
+        """Return the validation text of each source of a mixture with weights by its name, for a loss of its own."""
+        names = short_names(config.sources) if config.weights else []
+        parts = {name: part for name, part in zip(names, self.validation_parts) if len(part) > 1}
+        return {name: ValidationWindows(part, context_length, config.pack) for name, part in parts.items()}
 
     def measure(self, loss: Loss) -> Loss:
         """Return the loss for validation, in a run that trains with `loss`: for text, the plain cross-entropy."""
@@ -143,11 +146,12 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
     if not sources or not all(sources):
         raise UserError(f"{folder / 'inputs.json'}.train names a source that is not there: restore it")
     validation = Tokens.join(data[record.validation].sources) if record.validation else None
-    cut = 0
+    cut, parts = 0, list[Tokens]()
     if part := share(config.validation):
         starts = [[(tokens, validation_start(tokens, part, config.pack)) for tokens in several] for several in sources]
         pairs = list(chain.from_iterable(starts))
-        validation = Tokens.join(tokens.part(start, len(tokens)) for tokens, start in pairs)
+        parts = [Tokens.join(tokens.part(start, len(tokens)) for tokens, start in several) for several in starts]
+        validation = Tokens.join(parts)
         cut = sum(not len(tokens.starts(start, start + 1)) for tokens, start in pairs)
         sources = [tuple(tokens.part(0, start) for tokens, start in several) for several in starts]
     if validation is not None and len(validation) < 2:
@@ -155,7 +159,13 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
     unknown = sum(source.unknown_characters for one in data.values() for source in one.records)
     n_bytes = sum(source.bytes for source in data[name].records) if (name := record.validation) else None
     train = tuple(map(Tokens.join, sources))
-    return Inputs(train, validation, unknown, n_bytes, cut, checksums=record.checksums)
+    return Inputs(train, validation, unknown, n_bytes, tuple(parts), cut, checksums=record.checksums)
+
+
+def short_names(sources: Sequence[str]) -> list[str]:
+    """Return names of sources for the log: those of their files, or the sources themselves if some are equal."""
+    names = [Path(source).name.partition(".")[0] for source in sources]
+    return names if len({*names}) == len(names) else list(sources)
 
 
 def validation_start(tokens: Tokens, share: float, pack: Packing) -> int:
