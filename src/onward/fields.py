@@ -196,7 +196,8 @@ def convert(kind: Any, value: Any, where: str) -> Any:
 
 def part(slot: type[P], value: Any, where: str) -> P:
     """Make a part of the type `slot` from its text (`rotary(theta=5e5)`), its table (`{"kind": "rotary", "theta":
-    5e5}`) or a shorthand of its type. Errors begin with `where`."""
+    5e5}`) or a shorthand of its type. Errors begin with `where`. Raises a UserError for an unknown kind, and for fields
+    that do not fit."""
     value = slot.shorthand(value) or (parse(value, where) if isinstance(value, str) else value)
     if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
         raise UserError(f"{where} is {shown(value)}: {nearest('', slot.choices())}")
@@ -256,7 +257,7 @@ def trusted(modules: abc.Iterable[str]) -> str:
 
 def parse(text: str, where: str) -> Any:
     """Parse text in Python's notation to plain values; names and calls become tables with a `kind`, and weighted sums
-    of them a table of the kind "sum". Errors begin with `where`."""
+    of them a table of the kind "sum". Errors begin with `where`. Raises a UserError for any other notation."""
 
     def read(node: ast.expr) -> Any:
         match node:

@@ -56,7 +56,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends texts."""
+        """The token that ends texts. Raises a UserError if the tokenizer has none."""
         if self.text.eos_id is None:
             raise UserError("the tokenizer has no token that ends texts, which lm-evaluation-harness needs: add one")
         return self.text.eos_id

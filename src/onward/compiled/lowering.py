@@ -137,7 +137,7 @@ def each(key: tuple[Any, ...], formula: Formula, out: Tensor, operands: Sequence
 
 def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], list[Call]]:
     """Return the function that lowers an operation of two operands, one of which may be a number. `of_floats` and
-    `of_integers` name the methods of Code that compute it."""
+    `of_integers` name the methods of Code that compute it. The function raises NotCompilable for other dtypes."""
 
     def lowered(operation: Operation) -> list[Call]:
         out, pair = target_of(operation), operation.arguments[:2]
@@ -164,7 +164,7 @@ def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], lis
 
 def unary(formula: Callable[..., Any], *defaults: Any) -> Callable[[Operation], list[Call]]:
     """Return the function that lowers an operation of one operand. Further arguments of its formula are numbers, by
-    default `defaults`."""
+    default `defaults`. The function raises NotCompilable for parameters that are tensors."""
 
     def lowered(operation: Operation) -> list[Call]:
         given = [*operation.arguments[1:], *defaults[len(operation.arguments) - 1 :]]

@@ -20,7 +20,8 @@ class MovingWeight(Part):
     """The type of weights that change over a run."""
 
     def points(self) -> Points:
-        """Return the corners of the weight, between which it moves in straight lines."""
+        """Return the corners of the weight as pairs (share of the run, weight); between them it moves in straight
+        lines."""
         raise NotImplementedError
 
 
@@ -51,11 +52,11 @@ def check_weights(weights: Sequence[float | MovingWeight]) -> None:
 
 
 def at(points: Points, share: float) -> float:
-    """Return the weight at a share of the run that is none of the corners."""
+    """Return the weight at a share of the run between two corners."""
     (begin, first), (end, last) = next(p for p in pairwise(points) if p[0][0] < share < p[1][0])
     return first + (last - first) * (share - begin) / (end - begin)
 
 
 def points_of(weight: float | MovingWeight) -> Points:
-    """Return the corners of a weight, of a number too."""
+    """Return the corners of a weight; those of a number are at 0 and 1."""
     return weight.points() if isinstance(weight, MovingWeight) else ((0.0, weight), (1.0, weight))

@@ -21,7 +21,7 @@ Places = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class Interleaving(Protocol):
-    """The interface of a mixture: a pure function of the number of a window."""
+    """The interface of a mixture of sources, a pure function of the number of a window."""
 
     def places(self, numbers: NDArray[np.int64]) -> Places:
         """Return the source of each window, and the number of the window among those of its source."""
@@ -76,7 +76,8 @@ def interleaving(weights: Sequence[float | MovingWeight], total: int) -> Interle
 
 
 def spread(at: Sequence[NDArray[np.float64]]) -> Places:
-    """Return the source and the rank of each window, where `at` says where the windows of each source would be."""
+    """Return the source of each window, and its number among those of its source; `at` gives for each source the
+    positions in the run that its windows should have."""
     order = np.argsort(np.concatenate(at), kind="stable")
     ranks: Any = [np.arange(len(places)) for places in at]
     return np.repeat(np.arange(len(at)), [len(places) for places in at])[order], np.concatenate(ranks)[order]

@@ -82,7 +82,7 @@ def contaminated(
     items: Sequence[Sequence[int]], data: Sequence[Tokens], progress: Callable[[int], None] = lambda done: None
 ) -> list[bool]:
     """Return for each item, a text as token ids, whether one of its N-grams occurs in the data. An item of fewer than N
-    tokens has none, and counts as clean."""
+    tokens has none, and counts as clean. `progress` is called with the number of tokens that were read."""
     grams = [ngrams(item) for item in items]
     found = find_ngrams({one for several in grams for one in several}, data, progress)
     return [not several.isdisjoint(found) for several in grams]

@@ -40,7 +40,7 @@ class Shots:
 
 @dataclass(frozen=True)
 class Alternatives:
-    """Answers to a question with their probabilities."""
+    """Answers to a question with their probabilities, for each number of examples in `counts`."""
 
     counts: tuple[int, ...]  # of examples in front of the question
     answers: tuple[str, ...]  # the likeliest with all examples first
@@ -106,7 +106,8 @@ def alternatives(
 def next_tokens(
     model: Decoder, tokenizer: Tokenizer, counts: tuple[int, ...], prompts: Sequence[Sequence[int]], top: int
 ) -> Alternatives:
-    """Return the likeliest next tokens after each prompt, by their text."""
+    """Return the `top` likeliest next tokens after the prompts, by their text, as the answers; `counts` are the numbers
+    of examples in the prompts."""
     columns = []
     with without_dropout(model):
         for tokens in prompts:
@@ -146,7 +147,8 @@ def longest(tokenizer: Tokenizer, answers: Sequence[str]) -> int:
 
 
 def ranked(counts: tuple[int, ...], table: dict[str, tuple[float, ...]], top: int) -> Alternatives:
-    """Return the `top` answers of a table by their highest probability, the likeliest with all examples first."""
+    """Return the `top` answers of a table (probabilities by answer) by their highest probability, the likeliest with
+    all examples first."""
     best = sorted(table, key=lambda answer: -max(table[answer]))[:top]
     best.sort(key=lambda answer: -table[answer][-1])
     return Alternatives(counts, tuple(best), tuple(table[answer] for answer in best))

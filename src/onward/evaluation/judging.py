@@ -52,7 +52,7 @@ class JudgeServer:
                 raise
 
     def grade(self, text: str) -> float:
-        """Return a tenth of the grade in the reply to a text."""
+        """Return a tenth of the grade in the reply to a text. Raises a UserError after ATTEMPTS failures."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 reply = chat(self.url, self.model, text, self.key_env, self.seconds)

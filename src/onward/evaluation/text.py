@@ -66,7 +66,7 @@ def documents_of(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> 
 def evaluate_texts(model: Decoder, tokenizer: Tokenizer, documents: Sequence[str], stride: int = 0) -> Evaluation:
     """Compute loss, perplexity and bits per byte over documents, each after a beginning-of-text token if the tokenizer
     has one; see `score.evaluate` for `stride`. Bytes are those of the documents, even if the tokenizer does not know a
-    character."""
+    character. Raises a UserError for anything but texts."""
     for text in documents:
         if not isinstance(text, str):
             raise UserError(f"a document is {text!r}: evaluate takes a text, a list of texts or token ids")
@@ -81,7 +81,7 @@ def evaluate_tokens(
 ) -> Evaluation:
     """Compute loss, perplexity and bits per byte over token ids (T,) of any length; see `score.evaluate` for `stride`.
     The bytes of their text, `n_bytes`, are by default counted from the tokens; an unknown character counts as the three
-    bytes of U+FFFD."""
+    bytes of U+FFFD. Raises a UserError for an array of another shape or dtype."""
     if isinstance(tokens, np.ndarray) and (tokens.ndim != 1 or tokens.dtype.kind not in "iu"):
         raise UserError(f"tokens are {tokens.dtype} {tokens.shape}: evaluate takes integers (T,)")
     if n_bytes is None:

@@ -42,7 +42,7 @@ class Cell:
 
 
 def cells(text: str) -> list[Cell]:
-    """Return the blocks of code of a page."""
+    """Return the blocks of code of a Markdown page, in order."""
     return [
         Cell(
             found["kind"],
@@ -107,7 +107,8 @@ def near(shown: str, found: str, percent: float) -> bool:
 
 
 def rewritten(text: str, outputs: Sequence[str]) -> str:
-    """Return a page with new outputs, one for each block; a block that shows no output still shows none."""
+    """Return the Markdown of a page with new outputs, one for each block; a block that shows no output still shows
+    none."""
     rest = iter(outputs)
 
     def replaced(found: re.Match[str]) -> str:

@@ -15,7 +15,7 @@ SENTENCE = re.compile(r"\n\n([^\n#<`].*?[.?])(?=\s)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Chapter:
-    """A chapter of the course."""
+    """A chapter of the course: its file, number, title and Markdown."""
 
     path: Path
     number: int
@@ -24,7 +24,7 @@ class Chapter:
 
     @property
     def about(self) -> str:
-        """The first sentence."""
+        """The first sentence of the text."""
         found = SENTENCE.search(self.text)
         return " ".join(found[1].split()) if found else ""
 
@@ -35,7 +35,8 @@ class Chapter:
 
 
 def read_chapter(path: Path) -> Chapter:
-    """Read a chapter, a file such as 04-attention.md whose heading is `# 4. Attention by hand`."""
+    """Read a chapter, a file such as 04-attention.md whose heading is `# 4. Attention by hand`. Raises a UserError for
+    a heading of another form."""
     text = path.read_text(encoding="utf-8")
     heading = HEADING.search(text)
     if not heading:

@@ -12,7 +12,7 @@ FILE = Path(__file__).parent / "glossary.toml"
 
 @dataclass(frozen=True)
 class Entry:
-    """A term of the glossary."""
+    """A term of the glossary: its name, meaning, chapter and name in the code."""
 
     name: str
     text: str  # one sentence

@@ -4,7 +4,8 @@ import re
 
 
 def for_terminal(text: str) -> str:
-    """Replace the HTML of a page: a folded answer gets a heading, a picture becomes its title and the file's name."""
+    """Return a page's Markdown without HTML: a folded answer gets a heading, a picture becomes its title and the file's
+    name."""
     text = re.sub(r"<summary>(.*?)</summary>", r"**\1**", text)
     text = re.sub(r"</?details>|<!--.*?-->", "", text, flags=re.DOTALL)
     return re.sub(r"!\[(.*?)\]\((.*?)\)", r"*Picture: \1 (\2)*", text)

@@ -24,7 +24,7 @@ summary { cursor: pointer } a { color: light-dark(#2546b8, #9db4ff) }
 
 
 def web_page(chapter: Chapter) -> str:
-    """Return the page of a chapter, with its pictures inside."""
+    """Return a chapter as a self-contained HTML page, with its pictures inside."""
 
     def inlined(found: re.Match[str]) -> str:
         picture = chapter.path.parent / found[1]

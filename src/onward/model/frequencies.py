@@ -17,6 +17,7 @@ def scaled_frequencies(part: Scaling, plain: Tensor, theta: float, rope_length: 
     P) for pair p.
 
     `rope_length` (B, 1, 1) is the length for which each row is scaled; the result is (P,) where a scaling ignores it.
+    Raises a UserError for a scaling of your own without a method `frequencies`.
     """
     if part.frequencies is not None:
         return part.frequencies(plain, theta, rope_length)

@@ -85,7 +85,7 @@ def rotary(part: Rotary, width: int, positions: Tensor, rope_length: Tensor) -> 
 
 def score_bias(part: Position, config: DecoderConfig, device: torch.device) -> tuple[Tensor, ScoreBias] | None:
     """Return the slope of each head, (H,), and the function that computes the bias of a score from a slope and two
-    positions; None if the position part adds no bias."""
+    positions; None if the position part adds no bias. Raises a UserError for a part with slopes and no `score_bias`."""
     if part.slopes is not None:
         slopes = part.slopes(config, device)
     else:

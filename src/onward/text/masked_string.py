@@ -204,7 +204,8 @@ def spread(text: MaskedString, times: int) -> list[str]:
 
 
 def percent(text: str, values: Any) -> str:
-    """Compute `text % values` with masks; fields without padding or conversion keep theirs."""
+    """Compute `text % values` with masks; fields without padding or conversion keep theirs. Raises TooLarge as
+    `as_text` does."""
     form, pieces, position = MaskedString(text, mask_of(text)), list[str](), 0
     waiting = list(values) if isinstance(values, tuple) else [values]
     for match in DIRECTIVE.finditer(form):

@@ -162,7 +162,8 @@ METHODS: dict[str, Callable[..., str]] = {
 
 
 def formatted(environment: Environment, text: str, args: Any, kwargs: Mapping[str, Any]) -> str:
-    """Compute `text.format(*args, **kwargs)` with masks; fields that are neither padded nor converted keep theirs."""
+    """Compute `text.format(*args, **kwargs)` with masks; fields that are neither padded nor converted keep theirs.
+    Raises TooLarge if a field is too wide."""
     formatter, pieces, count = SandboxedFormatter(environment), list[str](), 0
     form = from_template if all(byte & FROM_TEMPLATE for byte in mask_of(text)) else MaskedString
     for literal, name, spec, conversion in Formatter().parse(text):

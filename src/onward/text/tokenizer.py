@@ -187,7 +187,8 @@ class Tokenizer:
 
 
 def utf8(text: str) -> str:
-    """Replace each surrogate, half of a character, by U+FFFD, since the library does not accept surrogates."""
+    """Replace each surrogate, half of a character, by U+FFFD, since the library does not accept surrogates. Raises a
+    UserError for a value that is no text."""
     if not isinstance(text, str):
         raise UserError(f"text is {shown(text)}: a tokenizer takes text")
     return SURROGATE.sub(UNKNOWN, text)

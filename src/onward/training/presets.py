@@ -71,7 +71,7 @@ def merge(
 
     A part in `over` that names its kind keeps the other fields of the part in `base`, if both have the same kind or its
     class is a subclass. Of several parts in `base` it keeps the fields they have in common. A table without a kind
-    changes fields of the only part in `base`.
+    changes fields of the only part in `base`. Raises a UserError for fields of several parts at once.
     """
     result = dict(base)
     for name, value in over.items():

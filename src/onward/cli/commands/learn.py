@@ -32,7 +32,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward learn`."""
+    """Run `onward learn`: list the chapters of the course; or print one, run its code, or write it as a page."""
     options = parse(Options, argv, prog="onward learn", about=ABOUT)
     from onward.learn.chapters import chapters, find_chapter
 

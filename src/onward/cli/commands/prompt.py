@@ -51,7 +51,8 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward prompt`."""
+    """Run `onward prompt`: print how the probabilities of answers change as examples are added to a prompt, or draw
+    them."""
     options = parse(Options, argv, prog="onward prompt", about=ABOUT)
     from onward.evaluation.in_context import alternatives, shots_of
     from onward.evaluation.tasks.files import rows

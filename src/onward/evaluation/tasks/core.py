@@ -87,7 +87,7 @@ class Core(ScoredTask, kind="core"):
         return [self] if self.task else [replace(self, task=label) for label in entries(self.folder)]
 
     def items(self, count: int) -> list[dict[str, Any]]:
-        """Return up to `count` items, in nanochat's order."""
+        """Return up to `count` items, the rows of the task's file, in nanochat's order."""
         items = read_items(Path(self.folder) / "eval_data" / self.entry.dataset_uri, self.entry)
         random.Random(ORDER).shuffle(items)
         return items[:count]
@@ -144,7 +144,7 @@ class Core(ScoredTask, kind="core"):
 
 
 def written(item: Mapping[str, Any], kind: Kind, delimiter: str) -> list[str]:
-    """Return an item as texts, one for each of its choices."""
+    """Return an item (a row of a task) as texts, one for each of its choices."""
     match kind:
         case "multiple_choice":
             return [f"{item['query']}{delimiter}{choice}" for choice in item["choices"]]
@@ -155,7 +155,7 @@ def written(item: Mapping[str, Any], kind: Kind, delimiter: str) -> list[str]:
 
 
 def solved(item: Mapping[str, Any], entry: CoreEntry) -> str:
-    """Return an item with its answer as text."""
+    """Return an item with its right answer, as text for an example."""
     texts = written(item, entry.icl_task_type, entry.continuation_delimiter)
     return texts[item["gold"]] if "gold" in FIELDS[entry.icl_task_type] else texts[0]
 

@@ -66,7 +66,8 @@ def doctor(model: nn.Module, *, checks: Collection[str] = (), **about: Unpack[Ab
 
     Optional facts about the model are keyword arguments, see `About`: `fresh` and `trained` weights, an `adapter` for a
     model with another call, its `loss`, its `cache`, its `batches`, its `tokenizer`, the pattern of parameters that
-    should be `frozen`. A check without the facts it needs is `not applicable`. The model is left unchanged.
+    should be `frozen`. A check without the facts it needs is `not applicable`. The model is left unchanged. Raises a
+    UserError for an unknown argument.
     """
     kinds = get_type_hints(About, include_extras=True)
     if unknown := next((name for name in about if name not in kinds), None):

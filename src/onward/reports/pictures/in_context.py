@@ -27,6 +27,6 @@ def in_context(shots: Shots, found: Alternatives) -> Picture:
 
 
 def shown(answer: str) -> str:
-    """Return an answer on one line, with a mark in place of the space at its beginning."""
+    """Return an answer as text on one line, with a mark in place of the space at its beginning."""
     space = answer.startswith(" ")
     return MARKS[" "] * space + readable(answer[space:], LINE_MARKS)

@@ -27,7 +27,8 @@ TOKENS = 512  # of the data, about, for the loss of a quantized base
 
 def begin(config: FinetuneConfig, folder: Path, model: Decoder, inputs: Inputs) -> tuple[FinetuneConfig, list[str]]:
     """Initialize the adapters that a new run trains, and record the error of a quantized base in inputs.json. Returns
-    the configuration with the ranks that EVA gives to layers, and sentences for the user."""
+    the configuration with the ranks that EVA gives to layers, and sentences for the user. Raises a UserError for ranks
+    that EVA would distribute."""
     lora, notes = config.adapters, []
     if config.quantize and (error := quantization_error(config, model, inputs)):
         write_json(folder / "inputs.json", read_json(folder / "inputs.json") | {"quantization": asdict(error)})

@@ -52,7 +52,8 @@ class Prepared:
 
 def chosen_base(config: RunConfig, model: Decoder | None) -> tuple[RunConfig, Decoder | None, dict[str, Any]]:
     """Return the configuration, the model to begin from, and its config.json. The model is the given one, or that in
-    `config.base`, which is loaded; None, with {}, for a run from new weights."""
+    `config.base`, which is loaded; None, with {}, for a run from new weights. Raises a UserError for an option that the
+    run does not read."""
     hf: dict[str, Any] = {}
     for module in config.imports:
         fields.import_parts(module)

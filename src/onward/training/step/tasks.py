@@ -22,5 +22,5 @@ def task_results(tasks: Sequence[Task], model: Decoder, tokenizer: Tokenizer, li
 
 
 def not_written(*_: Any) -> NoReturn:
-    """Stand for the engine, which no task with choices calls."""
+    """Raise an AssertionError; takes the place of the engine, which no task with choices calls."""
     raise AssertionError
