@@ -1,6 +1,7 @@
 """Losses of reinforcement: equal to their formulas in fp64, and to TRL's where TRL is installed."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 from onward import fields
+from onward.data.windows import IGNORE_INDEX
 from onward.training.methods import Method
+from onward.training.methods.online_dpo import OnlineDPO
 from onward.training.methods.policy import GroupMethod
 from onward.training.methods.rloo import RLOO
 from onward.training.reinforcement.policy_losses import (
@@ -23,6 +26,7 @@ from onward.training.reinforcement.policy_losses import (
     value_loss,
     whitened,
 )
+from onward.training.reinforcement.rollouts import PolicyOutputs, Rollouts
 
 
 def case() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -164,7 +168,7 @@ def their_trainer(logprobs: Tensor, **options: Any) -> Any:
         args=Anything(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
         accelerator=Anything(num_processes=1, gather=same, reduce=same, gather_for_metrics=same),
         model=Anything(training=True),
-        _metrics={"train": __import__("collections").defaultdict(list)},
+        _metrics={"train": defaultdict(list)},
         **{"beta": 0.0, "top_entropy_quantile": 1.0, "importance_sampling_level": "token", **options},
     )
     fake.current_gradient_accumulation_steps, fake.max_completion_length = 1, 7
@@ -175,6 +179,75 @@ def their_trainer(logprobs: Tensor, **options: Any) -> Any:
 def their_inputs(mask: Tensor) -> dict[str, Any]:
     ids = torch.zeros(6, 5, dtype=torch.long)
     return {"prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1], "completion_ids": ids, "completion_mask": mask}
+
+
+def pairs_of(method: OnlineDPO, used: list[float] | None = None) -> tuple[Tensor, Tensor]:
+    """The loss of online DPO for `case`, in groups of its samples, and its gradient."""
+    logprobs, _, reference, mask, rewards = case()
+    targets = torch.where(mask > 0, 1, IGNORE_INDEX)
+    rollouts = Rollouts(targets, targets, rewards=rewards, reference_logprobs=reference)
+    rollouts = rollouts.changed(used=None if used is None else torch.tensor(used))
+    outputs = PolicyOutputs(logprobs, logprobs, logprobs, logprobs)
+    per_token, figures = method.token_losses(outputs, rollouts)
+    total, count = reduced(per_token, rollouts.mask, method.mean_over, 7)
+    assert figures.keys() <= {*method.reports}
+    return total / count, torch.autograd.grad(total / count, logprobs)[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "used", "wanted"),  # the best and the worst of each group of rewards 1, 0, 0.5, 2, 2, -1
+    [
+        (OnlineDPO(), None, [(0, 1), (3, 2), (4, 5)]),
+        (OnlineDPO(beta=0.5, label_smoothing=0.2, samples=3), None, [(0, 1), (3, 5)]),
+        (OnlineDPO(samples=6), None, [(3, 5)]),
+        (OnlineDPO(samples=3), [0, 1, 1, 1, 1, 0], [(2, 1), None]),  # what is left of the second are equal rewards
+    ],
+)
+def test_online_dpo_is_dpo_of_the_best_and_the_worst(
+    method: OnlineDPO, used: list[float] | None, wanted: list[tuple[int, int] | None]
+) -> None:
+    logprobs, _, reference, mask, _ = case()
+    ratio, losses = ((logprobs - reference) * mask).sum(1), []
+    for pair in wanted:
+        margin = method.beta * (ratio[pair[0]] - ratio[pair[1]]) if pair else 0 * ratio[0]
+        e = method.label_smoothing
+        losses.append(-(1 - e) * torch.log(margin.sigmoid()) - e * torch.log((-margin).sigmoid()))
+    loss = torch.stack(losses).mean()
+    mine, gradient = pairs_of(method, used)
+    assert math.isclose(mine.item(), loss.item(), rel_tol=1e-12)
+    torch.testing.assert_close(gradient, torch.autograd.grad(loss, logprobs)[0], rtol=1e-12, atol=1e-15)
+
+
+def test_online_dpo_is_that_of_trl() -> None:
+    theirs = pytest.importorskip("trl.experimental.online_dpo.online_dpo_trainer", reason="install trl to compare")
+    logprobs, _, reference, mask, rewards = case()
+    order = [0, 2, 4, 1, 3, 5]  # TRL has the first completions of all prompts, then the second ones
+    ids = torch.zeros(3, 1, dtype=torch.long)
+    answers = torch.ones(6, 5, dtype=torch.long)
+    losses: list[Tensor] = []
+    stats: Any = defaultdict(list)
+    same = lambda tensor, *_: tensor
+    fake = SimpleNamespace(
+        args=Anything(beta=0.1, loss_type="sigmoid", n_gpu=1, gradient_accumulation_steps=1, use_vllm=False),
+        _generate=lambda *_: (ids, ids, answers, mask[order], None),
+        _forward=lambda model, *_: (logprobs if model == "policy" else reference)[order],
+        _calculate_rewards_from_functions=lambda **_: rewards[order],
+        ref_model="reference",
+        model="policy",
+        eos_token_ids=[0],
+        reward_funcs=[1],
+        processing_class=SimpleNamespace(batch_decode=lambda *_, **__: [""] * 6),
+        accelerator=SimpleNamespace(gather_for_metrics=same, backward=losses.append),
+        state=Anything(global_step=1),
+        stats=stats,
+        beta=0.1,
+    )
+    fake.args.torch_empty_cache_steps = None
+    policy = type("Policy", (str,), {"train": lambda self: None})("policy")
+    theirs.OnlineDPOTrainer.training_step(fake, policy, {"prompt": ["", "", ""]})
+    mine, gradient = pairs_of(OnlineDPO())
+    assert math.isclose(mine.item(), losses[0].item(), rel_tol=1e-6)
+    torch.testing.assert_close(gradient, torch.autograd.grad(losses[0], logprobs)[0], rtol=1e-5, atol=1e-12)
 
 
 def test_ppo_is_the_formula_in_fp64() -> None:

@@ -1,6 +1,7 @@
 """Reinforcement: losses against TRL and formulas in fp64, completions by our engine, and toy tasks that are learned."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ def learned(
     rule = method_of(kind, samples=samples, completion_length=1)
     loss = PolicyGradient(rule, DIGITS, reward_of("exact"))
     trainer, generator = learner(loss, 1e-3, seed), torch.Generator().manual_seed(seed)
+    start = deepcopy(trainer.model)
+    loss.reference = Reference(lambda: start)
     rewards, gap = list[float](), 0.0
     for step in range(steps):
         pairs = torch.randint(highest + 1, (count, 2), generator=generator).tolist()
@@ -73,15 +76,15 @@ def learned(
 @pytest.mark.parametrize(
     ("kind", "seed", "steps", "count", "samples", "highest", "reached"),
     [
-        *((kind, 0, 30, 8, 8, 1, 0.8) for kind in ("grpo", "gspo", "cispo", "sapo")),
+        *((kind, 0, 30, 8, 8, 1, 0.8) for kind in ("grpo", "gspo", "cispo", "sapo", "online_dpo")),
         *(
             pytest.param(kind, seed, 200, 64, 16, 9, 0.9, marks=pytest.mark.long)
-            for kind in ("grpo", "gspo", "cispo")
+            for kind in ("grpo", "gspo", "cispo", "online_dpo")
             for seed in range(3)
         ),
     ],
 )
-def test_methods_of_groups_learn_sums_modulo_ten(
+def test_models_learn_sums_modulo_ten_from_rewards(
     kind: str, seed: int, steps: int, count: int, samples: int, highest: int, reached: float
 ) -> None:
     first, last, gap = learned(seed, steps, count, samples, highest, reached, kind)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from onward.errors import UserError
 from onward.evaluation import endpoint, judging
 from onward.fields import notation
+from onward.text import regular
 from onward.training.rewards.reward import Completion, Reward, reward_of
 from onward.training.rewards.sum import OpenReward
 from onward.training.run.run import Run
@@ -38,6 +39,7 @@ SCORES: list[tuple[str, str, dict[str, Any], float]] = [  # a reward, a completi
     (r"regex(pattern='\\d+')", " 42\n", {}, 1.0),
     (r"regex(pattern='\\d+')", "42!", {}, 0.0),
     ("regex(pattern='a.b')", "a\nb", {}, 1.0),
+    ("regex(pattern='(a|aa)+')", "a" * 60 + "b", {}, 0.0),  # which backtracking alone would try for ages
     ("length(characters=4)", "abc", {}, 0.75),
     ("length(characters=4)", "a" * 20, {}, 0.0),
     ("length(tokens=4)", "four tokens", {"tokens": [5, 6, 7, 8]}, 1.0),
@@ -53,6 +55,10 @@ SCORES: list[tuple[str, str, dict[str, Any], float]] = [  # a reward, a completi
     ("json_schema(file='schema.json')", "{}", {}, 0.1),
     ("json_schema(file='schema.json')", "no", {}, 0.0),
     ("json_schema(file='schema.json')", "[" * 100_000, {}, 0.0),
+    ("json_schema(file='slow.json')", f'"{"a" * 60}b"', {}, 0.1),
+    ("json_schema(file='slow.json')", '"no"', {}, 0.1),
+    ("json_schema(file='slow.json')", '"b aaa"', {}, 1.0),
+    ("json_schema(file='nested.json')", "[" * 300 + "]" * 300, {}, 0.1),
     ("code", "def f(x): return x + 1", {"tests": ["assert f(1) == 2", "assert f(1) == 3"]}, 0.5),
     ("code(tests=check)", MESSY, {"check": "assert f(1) == 2"}, 1.0),
     ("code", "not Python", {"tests": "assert True"}, 0.0),
@@ -111,11 +117,15 @@ def asks(p, c, a, height): return [1.0] * len(c)
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(regular, "SECONDS", 0.1)
     Path("mine.py").write_text(MINE)
     Path("helper.py").write_text("ONE = 1.0\n")
     Path("broken.py").write_text("1 / 0\n")
     Path("schema.json").write_text('{"type": "object", "required": ["a"]}')
     Path("wrong.json").write_text('{"type": 5}')
+    Path("slow.json").write_text('{"pattern": "(a|aa)+$"}')
+    Path("nested.json").write_text('{"items": {"$ref": "#"}}')
+    Path("away.json").write_text('{"$ref": "http://127.0.0.1:9/schema"}')
     return tmp_path
 
 
@@ -180,6 +190,7 @@ WRONG = {  # notations, and what is said of them
     "length(words=5)": "words is not a known option",
     "regex": "regex.pattern is missing",
     "regex(pattern='(')": "no regular expression: missing",
+    "regex(pattern='(a{2000}){1000}')": "repeats a part more than 1,000,000 times",
     "format(template='a')": "write {} where",
     "2 * (exact + number)": "write it as name",
     "exact + exact": "has the term exact twice",
@@ -187,9 +198,11 @@ WRONG = {  # notations, and what is said of them
     "judge(url='localhost', model=m)": "give an address such as http",
     "judge(url='file:///etc', model=m)": "give an address such as http",
     "judge(url='http://a', model=m, prompt='Rate it')": "write {completion} where",
+    "pairwise(url='http://a', model=m, prompt='{first}')": "write {second} where",
     "judge(url='http://a', model=m, key_env='sk-123')": "no name of an environment variable: the key itself",
     "json_schema(file='none.json')": "there is no file none.json",
     "json_schema(file='wrong.json')": "wrong.json is no JSON schema",
+    "json_schema(file='away.json')": "away.json is no JSON schema .Unresolvable: http://127",
     "none.py:f": "there is no file none.py",
     "broken.py:f": "broken.py cannot be run: ZeroDivisionError: division by zero",
     "mine.py:cuont": "has no function 'cuont': did you mean count",
@@ -314,10 +327,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server.server_close()
 
 
-def judged(server: Server, texts: list[str], options: str = "", **columns: Any) -> list[float]:
+def judged(server: Server, texts: list[str], options: str = "", kind: str = "judge", **columns: Any) -> list[float]:
     """The scores of texts by the model m of a server."""
     address = f"http://127.0.0.1:{server.server_port}/v1/"
-    reward = OpenReward(reward_of(f"judge(url='{address}', model=m{options})"))
+    reward = OpenReward(reward_of(f"{kind}(url='{address}', model=m{options})"))
     return reward([Completion("Say hello", text, "hi", columns) for text in texts])
 
 
@@ -354,6 +367,50 @@ def test_a_judge_is_asked_again_while_it_is_busy(server: Server) -> None:
     server.replies = [(429, b"busy"), (503, b""), (200, b"not JSON"), (200, "no grade"), (200, "9")]
     assert judged(server, ["hello"]) == [0.9]
     assert len(server.requests) == 5
+
+
+SHORT = ", prompt='{prompt}|{answer}|{first}|{second}'"
+
+
+def longer(text: str) -> str:
+    """The reply of a judge that prefers the longer answer, and of two of the same length the first."""
+    *_, first, second = text.split("|")
+    return "<think>A or B?</think> **A**" if len(first) >= len(second) else "It is B."
+
+
+@pytest.mark.parametrize(
+    ("texts", "wanted", "requests"),
+    [
+        (["a", "aaa"], [0.0, 1.0], 2),
+        (["ab", "ba"], [0.5, 0.5], 2),  # A in both orders: the place decides, not the answer
+        (["a", "a"], [0.5, 0.5], 0),
+        (["aa", "a", "aaa", "a"], [2 / 3, 1 / 6, 1.0, 1 / 6], 10),
+        (["a"], [0.0], 0),
+    ],
+)
+def test_a_pairwise_judge_scores_the_share_of_wins(
+    server: Server, texts: list[str], wanted: list[float], requests: int
+) -> None:
+    server.replies = [(200, longer)]
+    assert judged(server, texts, SHORT, "pairwise") == pytest.approx(wanted)
+    assert len(server.requests) == requests
+
+
+def test_a_pairwise_judge_compares_completions_of_one_prompt(server: Server) -> None:
+    server.replies = [(200, longer)]
+    address = f"http://127.0.0.1:{server.server_port}/v1"
+    reward = OpenReward(reward_of(f"pairwise(url='{address}', model=m{SHORT})"))
+    lengths = [("p", 1), ("p", 2), ("q", 4), ("q", 3)]
+    assert reward([Completion(prompt, "a" * n) for prompt, n in lengths]) == [0, 1, 1, 0]
+    asked = {body["messages"][0]["content"] for _, _, body in server.requests}
+    assert asked == {"p||a|aa", "p||aa|a", "q||aaaa|aaa", "q||aaa|aaaa"}
+
+
+@pytest.mark.parametrize("reply", ["Both A and B", "neither", "Answer C", "a"])
+def test_a_pairwise_judge_without_a_verdict_is_one_sentence(server: Server, reply: str) -> None:
+    server.replies = [(200, reply)]
+    with pytest.raises(UserError, match="without either A or B alone, 5 times: mend it"):
+        judged(server, ["a", "b"], "", "pairwise")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""A model behind an OpenAI-compatible address that grades texts. Does not import torch.
+"""A model behind an OpenAI-compatible address that grades or compares texts. Does not import torch.
 
 The request is POST URL/chat/completions, as OpenAI's servers and most others take it, with temperature 0. It is
-repeated while the server is busy, fails, or replies without a grade.
+repeated while the server is busy, fails, or replies without a verdict.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from onward.errors import UserError
 from onward.evaluation.endpoint import Repeat, chat
 
 NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?")
+LETTER = re.compile(r"\b[AB]\b")
 MOST = 10  # the best grade
-ATTEMPTS, WAIT = 5, 1.0  # requests for a grade, and seconds before the second one, twice as many before each further
+ATTEMPTS, WAIT = 5, 1.0  # requests for a verdict, and seconds before the second one, twice as many before each further
 
 
 @dataclass(frozen=True)
 class JudgeServer:
-    """A model behind an OpenAI-compatible address that grades texts: its address, name and key, and the limits of
+    """A model behind an OpenAI-compatible address that judges texts: its address, name and key, and the limits of
     requests."""
 
     url: str  # up to /v1
@@ -37,11 +38,25 @@ class JudgeServer:
         """Return a tenth of the grade from 0 to 10 in the reply to each text. `graded` is called with the index of a
         text and its grade, as soon as that is known. Raises a UserError for a server that refuses, or fails ATTEMPTS
         times."""
+        return self.verdicts(texts, grade_in, f"a number from 0 to {MOST}", graded)
+
+    def preferences(self, texts: Sequence[str]) -> list[float]:
+        """Return 1 for each text whose reply names A, 0 for B. Raises a UserError as `grades` does."""
+        return self.verdicts(texts, preference_in, "either A or B alone")
+
+    def verdicts(
+        self,
+        texts: Sequence[str],
+        read: Callable[[str], float | None],
+        wanted: str,
+        judged: Callable[[int, float], None] = lambda i, verdict: None,
+    ) -> list[float]:
+        """Return what `read` finds in the replies to texts, after the judge's thoughts; `wanted` names it."""
 
         def ask(i: int) -> float:
-            grade = self.grade(texts[i])
-            graded(i, grade)
-            return grade
+            verdict = self.verdict(texts[i], read, wanted)
+            judged(i, verdict)
+            return verdict
 
         with ThreadPoolExecutor(self.concurrency) as threads:
             waiting = [threads.submit(ask, i) for i in range(len(texts))]
@@ -51,14 +66,14 @@ class JudgeServer:
                 threads.shutdown(cancel_futures=True)
                 raise
 
-    def grade(self, text: str) -> float:
-        """Return a tenth of the grade in the reply to a text. Raises a UserError after ATTEMPTS failures."""
+    def verdict(self, text: str, read: Callable[[str], float | None], wanted: str) -> float:
+        """Return what `read` finds in the reply to a text. Raises a UserError after ATTEMPTS failures."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 reply = chat(self.url, self.model, text, self.key_env, self.seconds)
-                if (found := grade_in(reply)) is None:
-                    raise Repeat(f"replied {shown(reply)}, without a number from 0 to {MOST}")
-                return found / MOST
+                if (found := read(reply.rpartition("</think>")[2])) is None:
+                    raise Repeat(f"replied {shown(reply)}, without {wanted}")
+                return found
             except Repeat as why:
                 if attempt == ATTEMPTS:
                     raise UserError(f"the judge {self.model} at {self.url} {why}, {ATTEMPTS} times: mend it") from None
@@ -66,13 +81,13 @@ class JudgeServer:
         raise AssertionError("the last attempt returns or raises")
 
 
-def check_judge(name: str, url: str, prompt: str, key_env: str, needed: str) -> None:
-    """Raise a UserError, which names the option `name`.url, for an address, a prompt without the variable `needed`, or
-    the name of an environment variable that cannot be used."""
+def check_judge(name: str, url: str, prompt: str, key_env: str, *needed: str) -> None:
+    """Raise a UserError, which names the option `name`.url, for an address, a prompt without one of the variables
+    `needed`, or the name of an environment variable that cannot be used."""
     if not re.match(r"https?://[^/]", url):
         raise UserError(f"{name}.url is {shown(url)}: give an address such as http://localhost:8000/v1")
-    if f"{{{needed}}}" not in prompt:
-        raise UserError(f"{name}.prompt is {shown(prompt)}: write {{{needed}}} where that is to be")
+    if lacking := next((one for one in needed if f"{{{one}}}" not in prompt), None):
+        raise UserError(f"{name}.prompt is {shown(prompt)}: write {{{lacking}}} where that is to be")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key_env):
         raise UserError(f"{name}.key_env is no name of an environment variable: the key itself is not given")
 
@@ -83,6 +98,12 @@ def filled(prompt: str, values: Mapping[str, Any]) -> str:
 
 
 def grade_in(reply: str) -> float | None:
-    """Return the first number from 0 to 10 in a reply, after its thoughts; None if it has none."""
-    numbers = map(float, NUMBER.findall(reply.rpartition("</think>")[2]))
-    return next((number for number in numbers if number <= MOST), None)
+    """Return a tenth of the first number from 0 to 10 in a reply; None if it has none."""
+    numbers = map(float, NUMBER.findall(reply))
+    return next((number / MOST for number in numbers if number <= MOST), None)
+
+
+def preference_in(reply: str) -> float | None:
+    """Return 1 for a reply that names A, 0 for B, None if it names both or neither."""
+    letters = {*LETTER.findall(reply)}
+    return float(letters == {"A"}) if len(letters) == 1 else None

@@ -160,6 +160,7 @@ def show(options: Options) -> None:
     from onward.cli.shared.examples import show_examples, show_without_model
     from onward.training.finetuning.config import FinetuneConfig
     from onward.training.methods import Method
+    from onward.training.methods.sft import SFT
 
     if not options.sources:
         raise UserError("no examples to show: name a .jsonl, .json, .csv or .parquet")
@@ -169,7 +170,10 @@ def show(options: Options) -> None:
     object.__setattr__(config, "method", method)  # without what only its run needs, such as a reward
     (show_examples if options.model else show_without_model)(config, options.count, options.json)
     if not options.json:
-        print_next(f"onward finetune {options.model or 'MODEL'} {' '.join(map(quote, options.sources))}")
+        chosen = {name: getattr(options, name) for name in ("method", "template", "columns")}
+        flags = [f"--{name} {quote(value)}" for name, value in chosen.items() if value not in ("", SFT.kind)]
+        model = quote(options.model) if options.model else "MODEL"
+        print_next(" ".join(["onward finetune", model, *map(quote, options.sources), *flags]))
 
 
 def get(options: Options) -> None:

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal
 from onward.errors import UserError
 from onward.evaluation.tasks.task import Question, Task, text_of
 from onward.text.numbers import same_number
+from onward.text.regular import compiled, matches
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,7 @@ class Answers(Task, kind="answers"):
         result = []
         for where, row in rows(self.file, self.kind, ("question", "answer")):
             if self.match == "regex":
-                try:
-                    re.compile(str(row["answer"]))
-                except re.error as error:
-                    raise UserError(f"{where}: the answer is no regular expression ({error}): correct it") from None
+                compiled(str(row["answer"]), f"{where}: the answer")
             result.append(Question(str(row["question"]).strip(), expected=str(row["answer"])))
         return result[:count]
 
@@ -70,7 +67,7 @@ class Answers(Task, kind="answers"):
             case "number":
                 return same_number(answer, expected)
             case "regex":
-                return re.fullmatch(expected, answer) is not None
+                return matches(expected, answer)
             case _:
                 return answer == expected
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from onward.arguments import Range
 from onward.training.methods.policy import GroupMethod
+from onward.training.reinforcement.policy_losses import Reduction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +21,10 @@ class CISPO(GroupMethod, kind="cispo"):
     formula: ClassVar[str] = "-min(p / p_old, highest), a constant in the gradient, times A log p, + kl KL"
 
     highest: Annotated[float, Range(1, 1e6)] = 5.0  # the largest weight of a token
+
+    @property
+    def mean_over(self) -> Reduction:
+        return "dapo"
 
     def surrogate(self, logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         ratio = (logprobs - old).exp().detach()

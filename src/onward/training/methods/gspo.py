@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from onward.training.methods.policy import Clip, ClipAbove, GroupMethod
-from onward.training.reinforcement.policy_losses import Reduction, clipped, sequence_ratio
+from onward.training.reinforcement.policy_losses import clipped, sequence_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,10 +21,6 @@ class GSPO(GroupMethod, kind="gspo"):
 
     clip_low: Clip = 3e-4  # ratios are clipped to 1 - clip_low
     clip_high: ClipAbove = 4e-4  # and to 1 + clip_high
-
-    @property
-    def mean_over(self) -> Reduction:
-        return "grpo"
 
     def surrogate(self, logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         return clipped(sequence_ratio(logprobs, old, mask), advantages, self.clip_low, self.clip_high)

@@ -1,4 +1,4 @@
-"""Methods that reward the model's own completions of prompts, with a policy-gradient loss.
+"""Methods that reward the model's own completions of prompts.
 
 Shapes: N completions, T tokens of a prompt and its completion.
 """
@@ -14,6 +14,7 @@ from onward.config.part_types import Size, SizeOrZero
 from onward.errors import UserError
 from onward.training.environments import Environment
 from onward.training.methods.method import Base, Method, NotNegative, Positive
+from onward.training.methods.reference import Online, ReferenceModel
 from onward.training.reinforcement.policy_losses import Reduction, Scale, group_advantages
 from onward.training.rewards import Reward
 
@@ -31,7 +32,8 @@ ClipAbove = Annotated[float, Range(0, 100)]
 
 @dataclass(frozen=True)
 class PolicyMethod(Method, kind=""):
-    """A policy-gradient method. A subclass defines `advantages` and `surrogate`.
+    """A method that rewards completions. A policy-gradient method defines `advantages` and `surrogate`, another one
+    `token_losses`.
 
     p and p_old are the probabilities of a token by the model and by the model that sampled it, A is its advantage.
     """
@@ -47,6 +49,7 @@ class PolicyMethod(Method, kind=""):
         "logprob_gap",
     )
     kl_in_loss: ClassVar[bool] = True  # whether the KL is a term of the loss, and not of the reward
+    tempered: ClassVar[bool] = True  # whether the probabilities in the loss are those at the temperature
 
     reward: Reward | None = None  # such as exact, exact + 0.2 * length(tokens=50), FILE.py:FUNCTION or a folder
     samples: Annotated[int, Range(2, 4096)] = 8  # completions of each prompt
@@ -67,9 +70,18 @@ class PolicyMethod(Method, kind=""):
         return True
 
     @property
+    def reference(self) -> ReferenceModel | None:
+        return Online() if self.kl else None
+
+    @property
+    def loss_temperature(self) -> float:
+        """The temperature of the probabilities in the loss."""
+        return self.temperature if self.tempered else 1.0
+
+    @property
     def mean_over(self) -> Reduction:
         """The reduction of the losses of tokens to one loss; see `policy_losses.reduced`."""
-        return "dapo"
+        return "grpo"
 
     def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
         from onward.data.forms import prompted
@@ -77,17 +89,18 @@ class PolicyMethod(Method, kind=""):
         return prompted(encoder, records)
 
     def loss(self, base: Base) -> PolicyGradient:
-        from onward.training.losses.answers import Reference
         from onward.training.reinforcement.policy import PolicyGradient
 
         self.check()
         assert self.reward is not None
-        return PolicyGradient(self, base.tokenizer(), self.reward, Reference(base.load), device=base.device)
+        reference = self.reference.open(base) if self.reference else None
+        return PolicyGradient(self, base.tokenizer(), self.reward, reference, device=base.device)
 
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
-        """Compute the fields of rollouts that follow from their rewards: `advantages` (N, T) or (N, 1), and what else
-        the loss needs. `sampled` are the outputs of the model that sampled, if there is a KL or `needs_sampled`."""
-        raise NotImplementedError
+        """Compute the fields of rollouts that follow from their rewards, by default none: `advantages` (N, T) or
+        (N, 1), and what else the loss needs. `sampled` are the outputs of the model that sampled, if there is a KL or
+        `needs_sampled`."""
+        return {}
 
     @property
     def needs_sampled(self) -> bool:
@@ -99,9 +112,12 @@ class PolicyMethod(Method, kind=""):
         from log p and log p_old (N, T), and the mask (N, T), which is 1 for the tokens of completions."""
         raise NotImplementedError
 
-    def further_loss(self, outputs: PolicyOutputs, rollouts: Rollouts) -> Tensor | float:
-        """Compute further losses of tokens, (N, T), which are added to those of `surrogate`; by default none."""
-        return 0.0
+    def token_losses(self, outputs: PolicyOutputs, rollouts: Rollouts) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Compute the loss of each token, (N, T) or (N, 1), and figures of the method."""
+        logprobs, mask = outputs.logprobs, rollouts.mask
+        old = logprobs.detach() if rollouts.old_logprobs is None else rollouts.old_logprobs
+        loss, is_clipped = self.surrogate(logprobs, old, rollouts.advantages, mask)
+        return loss, {"clip_share": (is_clipped * mask).sum() / mask.sum().clamp(min=1)}
 
 
 @dataclass(frozen=True)

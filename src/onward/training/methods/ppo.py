@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from onward.arguments import Range
 from onward.training.methods.method import NotNegative, Share
 from onward.training.methods.policy import Clip, ClipAbove, PolicyMethod
-from onward.training.reinforcement.policy_losses import clipped, gae, value_loss, whitened
+from onward.training.reinforcement.policy_losses import Reduction, clipped, gae, value_loss, whitened
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +38,10 @@ class PPO(PolicyMethod, kind="ppo"):
     value_weight: NotNegative = 0.5  # weight of the loss of the values
 
     @property
+    def mean_over(self) -> Reduction:
+        return "dapo"
+
+    @property
     def needs_sampled(self) -> bool:
         return True
 
@@ -54,7 +58,9 @@ class PPO(PolicyMethod, kind="ppo"):
     def surrogate(self, logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         return clipped((logprobs - old).exp(), advantages, self.clip_low, self.clip_high)
 
-    def further_loss(self, outputs: PolicyOutputs, rollouts: Rollouts) -> Tensor | float:
+    def token_losses(self, outputs: PolicyOutputs, rollouts: Rollouts) -> tuple[Tensor, Mapping[str, Tensor]]:
         assert rollouts.old_values is not None
         assert rollouts.returns is not None
-        return self.value_weight * value_loss(outputs.values, rollouts.old_values, rollouts.returns, VALUE_CLIP)
+        loss, figures = super().token_losses(outputs, rollouts)
+        of_values = value_loss(outputs.values, rollouts.old_values, rollouts.returns, VALUE_CLIP)
+        return loss + self.value_weight * of_values, figures

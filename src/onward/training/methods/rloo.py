@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from onward.training.methods.policy import Clip, ClipAbove, PolicyMethod
-from onward.training.reinforcement.policy_losses import Reduction, clipped, leave_one_out
+from onward.training.reinforcement.policy_losses import clipped, leave_one_out
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,10 +25,6 @@ class RLOO(PolicyMethod, kind="rloo"):
 
     clip_low: Clip = 0.2  # ratios are clipped to 1 - clip_low
     clip_high: ClipAbove = 0.2  # and to 1 + clip_high
-
-    @property
-    def mean_over(self) -> Reduction:
-        return "grpo"
 
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
         rewards = rollouts.rewards

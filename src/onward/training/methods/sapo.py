@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from onward.training.methods.method import Positive
 from onward.training.methods.policy import GroupMethod
-from onward.training.reinforcement.policy_losses import Reduction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,10 +21,6 @@ class SAPO(GroupMethod, kind="sapo"):
 
     tau_good: Positive = 1.0  # steepness for tokens of better completions
     tau_bad: Positive = 1.05  # steepness for tokens of worse completions
-
-    @property
-    def mean_over(self) -> Reduction:
-        return "grpo"
 
     def surrogate(self, logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         ratio, good = (logprobs - old).exp(), (advantages > 0).to(logprobs.dtype)

@@ -1,4 +1,4 @@
-"""Reinforcement: the model answers prompts with our engine, answers are rewarded, and a policy-gradient loss follows.
+"""Reinforcement: the model answers prompts with our engine, answers are rewarded, and the loss follows.
 
 It is a loss like any other: `prepare` turns batches of prompts into batches of rewarded completions before a step.
 Shapes: P prompts, G completions of each, N = P G, T tokens, M tokens of completions, D d_model, V vocabulary.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import accumulate, groupby
@@ -51,7 +52,8 @@ class Group:
 
 
 class Rule(Protocol):
-    """The fields and functions of a policy-gradient method, such as GRPO; see `methods.policy.PolicyMethod`."""
+    """The fields and functions of a method that rewards completions, such as GRPO; see
+    `methods.policy.PolicyMethod`."""
 
     @property
     def samples(self) -> int: ...
@@ -59,6 +61,12 @@ class Rule(Protocol):
     def completion_length(self) -> int: ...
     @property
     def temperature(self) -> float: ...
+    @property
+    def loss_temperature(self) -> float: ...
+    @property
+    def dropout(self) -> bool: ...
+    @property
+    def reference(self) -> object: ...
     @property
     def kl(self) -> float: ...
     @property
@@ -76,13 +84,12 @@ class Rule(Protocol):
     @property
     def replay(self) -> int: ...
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Any]: ...
-    def surrogate(self, logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]: ...
-    def further_loss(self, outputs: PolicyOutputs, rollouts: Rollouts) -> Tensor | float: ...
+    def token_losses(self, outputs: PolicyOutputs, rollouts: Rollouts) -> tuple[Tensor, Mapping[str, Tensor]]: ...
 
 
 class PolicyGradient(Loss):
-    """A policy-gradient method as a Loss: samples completions, scores them by a reward and compares them with the
-    reference, if any. Make the Trainer with `loss=` this object."""
+    """A method that rewards completions as a Loss: samples completions, scores them by a reward and compares them with
+    the reference, if any. Make the Trainer with `loss=` this object."""
 
     def __init__(
         self,
@@ -207,10 +214,10 @@ class PolicyGradient(Loss):
         new = new.changed(engine_logprobs=logprobs, terms=terms).to(model.device)
         sampled = None
         with without_dropout(model):
-            if m.kl:
+            if m.reference:
                 new = new.changed(reference_logprobs=self.reference_logprobs(model, new))
             if m.iterations > 1 or m.needs_sampled:
-                sampled = policy_outputs(model, new, m.temperature)
+                sampled = policy_outputs(model, new, m.loss_temperature)
             if sampled is not None and m.iterations > 1:
                 gap = largest(sampled.plain - new.engine_logprobs, new.mask)
                 new = new.changed(old_logprobs=sampled.logprobs, gap=gap)
@@ -243,9 +250,9 @@ class PolicyGradient(Loss):
     def reference_logprobs(self, model: Decoder, batch: Batch) -> Tensor:
         """Return the log-probabilities (N, T) of targets by the reference. Raises a UserError without a reference."""
         if self.reference is None:
-            raise UserError("kl is given without a reference: give the model to compare with")
+            raise UserError("the method compares with a reference, and there is none: give the model to compare with")
         with self.reference.of(model) as other:
-            return policy_outputs(other, batch, self.method.temperature).logprobs
+            return policy_outputs(other, batch, self.method.loss_temperature).logprobs
 
     def __call__(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
         """Return the sum to minimize, the sum to report, and figures. Prompts without completions, as in validation,
@@ -257,23 +264,21 @@ class PolicyGradient(Loss):
             scale = share / rollouts.divisor
             return total * scale, reported * scale, {name: value * scale for name, value in sums.items()}
         mask, reference = batch.mask, batch.reference_logprobs
-        outputs = policy_outputs(model, batch, m.temperature)
+        with nullcontext() if m.dropout else without_dropout(model):
+            outputs = policy_outputs(model, batch, m.loss_temperature)
         logprobs = outputs.logprobs
-        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-        loss, is_clipped = m.surrogate(logprobs, old, batch.advantages, mask)
-        if m.kl_in_loss and reference is not None:
+        loss, further = m.token_losses(outputs, batch)
+        if m.kl and m.kl_in_loss and reference is not None:
             loss = loss + m.kl * kl_estimate(logprobs, reference)
-        loss = loss + m.further_loss(outputs, batch)
         total, _ = reduced(loss, mask, m.mean_over, m.completion_length)
-        clip_share = (is_clipped * mask).sum() / mask.sum().clamp(min=1)
         count, grouped = mask.sum().clamp(min=1), batch.rewards.view(-1, m.samples)
         figures = {
             "reward": batch.rewards.mean(),
             "length": mask.sum(1).mean(),
             "ended": batch.ended.mean(),
             "entropy": (outputs.entropy * mask).sum() / count,
-            "clip_share": clip_share,
             "zero_spread": (grouped.amax(1) == grouped.amin(1)).float().mean(),
+            **further,
         }
         if len(self.reward.names) > 1:
             figures |= {f"reward/{name}": mean for name, mean in zip(self.reward.names, batch.terms.mean(0))}

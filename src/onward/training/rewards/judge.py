@@ -1,32 +1,41 @@
-"""A model behind an OpenAI-compatible address that judges completions, as a reward."""
+"""A model behind an OpenAI-compatible address that judges completions, as a reward: each by itself, or in pairs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from itertools import groupby, permutations
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from onward.arguments import Range
 from onward.training.rewards.reward import Completion, Reward, Seconds
+
+if TYPE_CHECKING:
+    from onward.evaluation.judging import JudgeServer
 
 PROMPT = (
     "Rate how well the answer responds to the request, from 0 (useless) to 10 (perfect).\n\n"
     "Request:\n{prompt}\n\nAnswer:\n{completion}\n\nReply with the number alone."
 )
+PAIR_PROMPT = (
+    "Which answer responds better to the request?\n\nRequest:\n{prompt}\n\nAnswer A:\n{first}\n\n"
+    "Answer B:\n{second}\n\nReply with A or B alone."
+)
 
 
 @dataclass(frozen=True)
-class Judge(Reward, kind="judge"):
-    """A tenth of the grade from 0 to 10 that a model gives to a completion: the first such number in its reply, after
-    its thoughts.
+class AskedModel(Reward, kind=""):
+    """A reward that asks a model on a server.
 
     The request is POST URL/chat/completions, as OpenAI's servers and most others take it, with temperature 0. It is
-    repeated while the server is busy, fails, or replies without a grade; after 5 requests the run ends.
+    repeated while the server is busy, fails, or replies without a verdict; after 5 requests the run ends.
     """
+
+    needed: ClassVar[tuple[str, ...]] = ()  # variables that the prompt must have
 
     url: str  # up to /v1, such as http://localhost:8000/v1
     model: str  # its name on the server
-    prompt: str = PROMPT  # in which {prompt}, {completion}, {answer} and {COLUMN} are replaced
+    prompt: str = ""
     key_env: str = "OPENAI_API_KEY"  # name of the environment variable with the key; without it none is sent
     seconds: Seconds = 60.0  # that a request may take
     concurrency: Annotated[int, Range(1, 1024)] = 8  # requests at a time
@@ -35,17 +44,58 @@ class Judge(Reward, kind="judge"):
         from onward.evaluation.judging import check_judge
 
         super().__post_init__()
-        check_judge("reward.judge", self.url, self.prompt, self.key_env, "completion")
+        check_judge(f"reward.{self.kind}", self.url, self.prompt, self.key_env, *self.needed)
+
+    @property
+    def server(self) -> JudgeServer:
+        """The server that is asked."""
+        from onward.evaluation.judging import JudgeServer
+
+        return JudgeServer(self.url, self.model, self.key_env, self.seconds, self.concurrency)
+
+    def filled(self, completion: Completion, /, **texts: str) -> str:
+        """Return the prompt of the judge for a completion, of which `texts` are shown."""
+        from onward.evaluation.judging import filled
+
+        values = {"answer": completion.answer, **completion.columns, "prompt": completion.prompt, **texts}
+        return filled(self.prompt, values)
+
+
+@dataclass(frozen=True)
+class Judge(AskedModel, kind="judge"):
+    """A tenth of the grade from 0 to 10 that a model on a server gives to a completion: the first such number in its
+    reply, after its thoughts."""
+
+    needed: ClassVar[tuple[str, ...]] = ("completion",)
+
+    prompt: str = PROMPT  # in which {prompt}, {completion}, {answer} and {COLUMN} are replaced
 
     def scores(self, completions: Sequence[Completion]) -> list[float]:
-        from onward.evaluation.judging import JudgeServer, filled
+        return self.server.grades([self.filled(one, completion=one.text) for one in completions])
 
-        server = JudgeServer(self.url, self.model, self.key_env, self.seconds, self.concurrency)
-        return server.grades([filled(self.prompt, self.values(completion)) for completion in completions])
 
-    def values(self, completion: Completion) -> dict[str, object]:
-        """Return the values of the variables in the prompt for a completion, by name: prompt, completion, answer and
-        other fields of its record."""
-        values = {**completion.columns, "prompt": completion.prompt, "completion": completion.text}
-        values.setdefault("answer", completion.answer)
-        return values
+@dataclass(frozen=True)
+class Pairwise(AskedModel, kind="pairwise"):
+    """The share of the other completions of its prompt to which a model on a server prefers a completion.
+
+    It is asked about each two of them in both orders, since judges prefer a place, and replies A or B. Two completions
+    of the same text are a tie.
+    """
+
+    needed: ClassVar[tuple[str, ...]] = ("first", "second")
+
+    prompt: str = PAIR_PROMPT  # in which {prompt}, {first}, {second}, {answer} and {COLUMN} are replaced
+
+    def scores(self, completions: Sequence[Completion]) -> list[float]:
+        record = lambda i: (completions[i].prompt, completions[i].answer, completions[i].columns)
+        groups = [[*group] for _, group in groupby(range(len(completions)), record)]
+        pairs = [pair for group in groups for pair in permutations(group, 2)]
+        differ = [(i, j) for i, j in pairs if completions[i].text != completions[j].text]
+        texts = [self.filled(completions[i], first=completions[i].text, second=completions[j].text) for i, j in differ]
+        preferences = dict(zip(differ, self.server.preferences(texts)))
+        wins = [0.0] * len(completions)
+        for i, j in pairs:
+            share = preferences.get((i, j), 0.5)
+            wins[i] += share / 2
+            wins[j] += (1 - share) / 2
+        return [wins[i] / max(1, len(group) - 1) for group in groups for i in group]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from onward.config.part_types import SizeOrZero
 from onward.errors import UserError
 from onward.text.numbers import same_number
+from onward.text.regular import compiled, matches
 from onward.training.rewards.reward import Completion, Reward, Scorer
 
 if TYPE_CHECKING:
@@ -63,19 +64,17 @@ class Contains(Reward, kind="contains"):
 
 @dataclass(frozen=True)
 class Regex(Reward, kind="regex"):
-    """1 if a regular expression matches the whole completion, up to surrounding spaces; else 0."""
+    """1 if a regular expression matches the whole completion, up to surrounding spaces; else 0, and so after a second
+    of trying."""
 
     pattern: str  # in Python's notation; a dot matches line breaks too
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        try:
-            re.compile(self.pattern, re.DOTALL)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise UserError(f"reward.regex.pattern is {self.pattern!r:.99}, no regular expression: {error}") from None
+        compiled(self.pattern, "reward.regex.pattern")
 
     def score(self, completion: Completion) -> float:
-        return float(re.fullmatch(self.pattern, completion.text.strip(), re.DOTALL) is not None)
+        return float(matches(self.pattern, completion.text.strip()))
 
 
 @dataclass(frozen=True)
@@ -142,6 +141,8 @@ class JsonSchema(Reward, kind="json_schema"):
     def open(self, tokenizer: Tokenizer | None = None, device: str = "auto") -> Scorer:
         try:
             import jsonschema
+            import jsonschema_specifications
+            import referencing.exceptions
         except ImportError:
             raise UserError("the reward json_schema needs the package jsonschema: pip install jsonschema") from None
         from onward.files import read_json
@@ -153,13 +154,30 @@ class JsonSchema(Reward, kind="json_schema"):
             jsonschema.Draft202012Validator.check_schema(schema)
         except jsonschema.SchemaError as error:
             raise UserError(f"{self.file} is no JSON schema ({error.message:.99}): correct it") from None
-        conforms = jsonschema.Draft202012Validator(schema).is_valid
+
+        def pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+            if isinstance(value, str) and not matches(pattern, value, f"{self.file}: pattern", whole=False):
+                yield jsonschema.ValidationError("another text")
+
+        bounded = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": pattern})
+        validator = bounded(schema, registry=jsonschema_specifications.REGISTRY)  # which fetches nothing
+
+        def conforms(value: Any) -> bool:
+            try:
+                return bool(validator.is_valid(value))
+            except RecursionError:  # of nested values
+                return False
+            except referencing.exceptions.Unresolvable as error:
+                raise UserError(f"{self.file} is no JSON schema ({error!s:.99}): correct it") from None
+
+        conforms(None)  # follows the first references
         return lambda completions: [json_score(conforms, completion.text) for completion in completions]
 
 
 def json_score(conforms: Callable[[Any], bool], text: str) -> float:
     """Return 1 for JSON that conforms, 0.1 for other JSON, else 0."""
     try:
-        return 1.0 if conforms(json.loads(text)) else 0.1
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return 0.0
+    return 1.0 if conforms(value) else 0.1

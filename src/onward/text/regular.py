@@ -1,0 +1,38 @@
+"""Regular expressions of users, whose matching takes a bounded time. Does not import torch."""
+
+import re
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from onward.errors import UserError
+
+SECONDS = 1.0  # that matching a text may take; backtracking can take exponential time
+MOST = 1_000_000  # copies of a part of the pattern, which the library writes out
+REPEATS = re.compile(r"(\)?)\{(\d*)(?:,(\d*))?\}")
+
+
+@lru_cache
+def compiled(pattern: str, where: str) -> Any:
+    """Compile a regular expression in Python's notation, whose dots match line breaks too. Raises a UserError that
+    begins with `where` if it is malformed, or repeats a part more than a million times."""
+    import regex
+
+    counts = [(group, int(most or least or 0)) for group, least, most in REPEATS.findall(pattern)]
+    copies = max([1, *(count for _, count in counts)]) * prod(max(1, count) for group, count in counts if group)
+    if copies > MOST:
+        raise UserError(f"{where} is {pattern!r:.99}, which repeats a part more than {MOST:,} times: write + or *")
+    try:
+        return regex.compile(pattern, regex.DOTALL)
+    except (regex.error, OverflowError, RecursionError) as error:
+        raise UserError(f"{where} is {pattern!r:.99}, no regular expression: {error}") from None
+
+
+def matches(pattern: str, text: str, where: str = "the pattern", *, whole: bool = True) -> bool:
+    """Return whether a regular expression matches the whole text or, without `whole`, a part of it; False if that
+    takes longer than a second."""
+    expression = compiled(pattern, where)
+    try:
+        return (expression.fullmatch if whole else expression.search)(text, timeout=SECONDS) is not None
+    except TimeoutError:
+        return False
