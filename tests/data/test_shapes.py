@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import re
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def test_conversion_equals_that_of_trl(case: str) -> None:
     utils = pytest.importorskip("trl.data_utils", reason="needs TRL: pip install trl")
     _, row, record = CASES[case]
     if "conversations" in row:
-        theirs = utils.maybe_convert_to_chatml({"conversations": row["conversations"]})
+        theirs = utils.maybe_convert_to_chatml({"conversations": deepcopy(row["conversations"])})  # which renames them
         talk = [{**one, "role": ROLES[one["role"]]} for one in theirs["messages"]]  # TRL keeps the names of roles
         assert record["messages"] == talk
         return

@@ -146,6 +146,10 @@ def check_roles(messages: Any) -> None:
     between."""
     if not isinstance(messages, list | tuple) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
         raise UserError("messages are not a list of {'role': ..., 'content': ...}: write them so")
+    for i, message in enumerate(messages, 1):
+        content = message.get("content")
+        if not isinstance(content, str) and (content is not None or not message.get("tool_calls")):
+            raise UserError(f"message {i} has the content {shown(content)}: give a text, or remove the record")
     roles = [message["role"] for message in messages]
     for i, (before, role) in enumerate(zip(["", *roles], roles)):
         wrong = role in ("system", "developer") and before not in ("", "system", "developer")

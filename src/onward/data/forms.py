@@ -132,8 +132,8 @@ def margin(values: Mapping[str, Any]) -> dict[str, float]:
 
 def number(value: Any, name: str) -> float:
     """Return the field `name` of a record as a number. Raises a UserError if it is none."""
-    if not isinstance(value, int | float) or not np.isfinite(value):
-        raise UserError(f"{name} is {value!r}: it must be a finite number")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not np.isfinite(value):
+        raise UserError(f"{name} is {shown(value)}: it must be a finite number")
     return float(value)
 
 

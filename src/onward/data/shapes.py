@@ -42,7 +42,7 @@ def message(value: Any, role: str = "") -> dict[str, Any]:
         raise UserError(f"a turn is {shown(value)}: write it as {{'from': 'human', 'value': 'text'}}")
     if "from" not in value:
         return dict(value)
-    if value["from"] not in ROLES:
+    if not isinstance(value["from"], str) or value["from"] not in ROLES:
         raise UserError(f"a turn is from {shown(value['from'])}: {nearest(str(value['from']), ROLES)}")
     return {"role": ROLES[value["from"]], "content": value["value"]}
 
@@ -56,7 +56,7 @@ def sharegpt(values: dict[str, Any]) -> Values:
     """Convert a row with `conversations`, perhaps with `system`, with `chosen` and `rejected`, or with a `kto_tag`, to
     a record. Raises a UserError for malformed turns."""
     turns, system = values.pop("conversations"), values.pop("system", None)
-    if not isinstance(turns, list | tuple):
+    if not isinstance(turns, list | tuple) or not turns:
         raise UserError(f"conversations are {shown(turns)}: write a list of {{'from': 'human', 'value': 'text'}}")
     talk = [*system_message(system), *map(message, turns)]
     if {"chosen", "rejected"} <= values.keys():
@@ -73,12 +73,14 @@ def alpaca(values: dict[str, Any]) -> Values:
     `system` and `history`, a list of earlier pairs, to a record. Raises a UserError for a malformed history."""
     system, earlier = values.pop("system", None), values.pop("history", None) or []
     parts = [values.pop(name, None) for name in ("instruction", "input")]
+    if wrong := next((part for part in parts if not isinstance(part, str | None)), None):
+        raise UserError(f"instruction or input is {shown(wrong)}: give a text")
     talk = system_message(system)
     for pair in earlier:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise UserError(f"history has {shown(pair)}: write pairs of an instruction and its answer")
         talk += [message(pair[0], "user"), message(pair[1], "assistant")]
-    talk.append(message("\n\n".join(str(part) for part in parts if part), "user"))
+    talk.append(message("\n\n".join(part for part in parts if part), "user"))
     if "output" in values:
         talk.append(message(values.pop("output"), "assistant"))
         return {**values, "messages": talk}
