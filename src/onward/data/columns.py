@@ -11,4 +11,7 @@ def renaming(columns: str) -> dict[str, str]:
         if not (name.strip() and theirs.strip()):
             wrong = f"{name}{equal}{theirs}".strip()
             raise UserError(f"columns has {wrong!r}: write our name and theirs, prompt=question,completion=answer")
+    names = [name.strip() for name, _, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"columns has {twice[0]} twice: name one column for it")
     return {name.strip(): theirs.strip() for name, _, theirs in pairs}

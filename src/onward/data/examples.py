@@ -136,7 +136,9 @@ def check_tools(tokenizer: Tokenizer, tools: Any) -> None:
 
 
 def check_text(text: str, name: str) -> None:
-    """Raise a UserError, which calls the text `name`, if a text is empty."""
+    """Raise a UserError, which calls the text `name`, if it is of another type or empty."""
+    if not isinstance(text, str):
+        raise UserError(f"{name} is {shown(text)}: give a text")
     if not text:
         raise UserError(f"the {name} is empty: give it words, or remove the example")
 

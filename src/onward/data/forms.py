@@ -1,11 +1,10 @@
 """The forms of examples: each method of fine-tuning builds examples of one form from records."""
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-import numpy as np
 
 from onward.arguments import shown
 from onward.data.examples import Encoder, Example, TokenSequence, check_text
@@ -89,11 +88,11 @@ def said(encoder: Encoder, prompt: Any, answer: Any, tools: Any = None) -> Token
 def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
     """Return the sequence of a record for `supervised`, from its messages, prompt and completion, or text. Raises a
     UserError if it has none of them."""
-    if "messages" in values:
+    if has(values, "messages"):
         return encoder.conversation(values["messages"], tools=values.get("tools"))
-    if "prompt" in values and "completion" in values:
+    if has(values, "prompt", "completion"):
         return said(encoder, values["prompt"], values["completion"], values.get("tools"))
-    if isinstance(values.get("text"), str):
+    if has(values, "text"):
         return encoder.document(values["text"])
     raise missing(values, "messages, prompt and completion, or text")
 
@@ -111,7 +110,7 @@ def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return a prompt, its chosen and its rejected answer, from the fields of a record. If both answers are whole
     conversations, the prompt is their common prefix. Raises a UserError if an answer is missing, or both are equal."""
-    if "chosen" not in values or "rejected" not in values:
+    if not has(values, "chosen", "rejected"):
         raise missing(values, "chosen and rejected, with a prompt")
     prompt, chosen, rejected = values.get("prompt"), values["chosen"], values["rejected"]
     if chosen == rejected:
@@ -132,9 +131,12 @@ def margin(values: Mapping[str, Any]) -> dict[str, float]:
 
 def number(value: Any, name: str) -> float:
     """Return the field `name` of a record as a number. Raises a UserError if it is none."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not np.isfinite(value):
-        raise UserError(f"{name} is {shown(value)}: it must be a finite number")
-    return float(value)
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # of a huge whole number
+        pass
+    raise UserError(f"{name} is {shown(value)}: it must be a finite number")
 
 
 def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
@@ -149,10 +151,10 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
     for record in records:
         with placed(record):
             values = record.values
-            if "chosen" in values and "rejected" in values:
+            if has(values, "chosen", "rejected"):
                 prompt, chosen, rejected = pair(values)
                 answers = [(chosen, 1.0), (rejected, 0.0)]
-            elif "completion" in values and "label" in values:
+            elif has(values, "completion", "label"):
                 prompt = "" if values.get("prompt") is None else values["prompt"]
                 answers = [(values["completion"], wanted(values["label"]))]
             else:
@@ -225,6 +227,12 @@ def placed(record: Record) -> Iterator[None]:
         raise UserError(f"{record.place}: {error}") from None
 
 
+def has(values: Mapping[str, Any], *names: str) -> bool:
+    """Return whether a record has all of these fields; a field of a table without a value is none."""
+    return all(values.get(name) is not None for name in names)
+
+
 def missing(values: Mapping[str, Any], wanted: str) -> UserError:
     """Return the error for a record without a field that the method needs; `wanted` are these fields in words."""
-    return UserError(f"it has {', '.join(map(repr, values)) or 'no fields'}, and needs {wanted}")
+    given = [repr(name) for name, value in values.items() if value is not None]
+    return UserError(f"it has {', '.join(given) or 'no fields'}, and needs {wanted}")

@@ -69,7 +69,7 @@ def with_template(tokenizer: Tokenizer, name: str) -> Tokenizer:
     if template is None:
         path = Path(name)
         if not path.is_file():
-            raise UserError(f"template is {name!r}: {nearest(name, TEMPLATES)}, or name a file of Jinja")
+            raise UserError(f"template is {name!r}: {nearest(name, TEMPLATES)} (or name a file of Jinja)")
         template = Template(path.read_text(encoding="utf-8"))
     if not template.end and tokenizer.eos is None and "eos_token" in template.source:
         raise UserError(f"template is {name!r}, which ends answers with eos_token, and the tokenizer has none")

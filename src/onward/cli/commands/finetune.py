@@ -98,7 +98,9 @@ def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool]:
     values = read(own, join_duration(argv), prog="onward finetune", about=about(method))
     if "show" in values and (unread := values.keys() & {"resume", "json"}):
         raise UserError(f"show prints examples and ends, and {' and '.join(sorted(unread))} is given: choose one")
-    show = fields.convert(int, values.pop("show", 0), "show")
+    asked, show = "show" in values, fields.convert(int, values.pop("show", 0), "show")
+    if asked and show < 1:
+        raise UserError(f"show is {show}: give the number of examples to print, at least 1")
     values, folder, as_json = given_options(values, FinetuneConfig)
     if folder:
         return folder, 0, as_json

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from onward.errors import UserError
-from onward.fields import SUM
+from onward.fields import SUM, notation
 from onward.training.methods.method import Base, Method
 from onward.training.methods.pairs import PairMethod
 from onward.training.methods.reference import ReferenceModel
@@ -37,6 +38,11 @@ class Mixed(Method, kind=SUM, internal=True):
         methods = [method for _, method in self.terms]
         if other := next((m for m in methods if not isinstance(m, PairMethod | SFT)), None):
             raise UserError(f"method has the term {other.kind}, which is no loss of pairs: train with it alone")
+        if not all(math.isfinite(weight) and weight for weight, _ in self.terms):
+            raise UserError("a weight of method is 0 or not finite: give it another, or leave out its term")
+        names = [notation(method) for method in methods]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise UserError(f"method has the term {twice[0]:.99} twice: write it once, with the sum of the weights")
         if not self.pairs:
             raise UserError("method has no term that compares answers, such as dpo: add one")
         if len({(m.tail, m.reference) for m in self.pairs if m.reference}) > 1:

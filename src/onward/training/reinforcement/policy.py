@@ -105,7 +105,9 @@ class PolicyGradient(Loss):
         self.sampling = Sampling(temperature=method.temperature)
         self.ends = frozenset(tokenizer.end_ids)  # tokens that end a completion
         self.replay = Replay(method.replay)
-        self.replier: Replier | None = None  # of the environment, opened when it is needed
+        self.replier: Replier | None = method.environment.open() if method.environment else None
+        if method.environment:
+            reply_tokens(tokenizer, getattr(method.environment, "role", ""), "")  # an error without a chat template
         self.kept: list[Rollouts] = []
         self.remaining = 0  # further steps that use the kept rollouts
         self.largest_gap, self.gap_share = 0.0, 0
@@ -179,8 +181,7 @@ class PolicyGradient(Loss):
         """Return the tokens of the environment's replies to completions, which have these numbers among `owners`; None
         for those that have ended."""
         environment: Any = self.method.environment
-        if self.replier is None:
-            self.replier = environment.open()
+        assert self.replier is not None
         completions = [self.completion(owners[i], one) for i, one in zip(numbers, made)]
         open_ = [c for c in completions if len(c.turns) // 2 + 1 < environment.turns]
         texts = iter(self.replier(open_) if open_ else ())

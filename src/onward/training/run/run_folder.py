@@ -24,6 +24,8 @@ def new_folder(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another --out") from None
     with run_lock(folder):
+        if not new and not (folder / "run.json").exists() and holds_model(folder):
+            raise UserError(f"{folder} holds a model, which a run would overwrite: choose another --out")
         if saves(folder):  # of a process that was faster
             raise UserError(f"{folder} holds a run already: --resume {quote(str(folder))}, or choose another --out")
         try:
@@ -32,6 +34,11 @@ def new_folder(folder: Path) -> Iterator[None]:
             if new and not (folder / "data.unfinished").exists():
                 shutil.rmtree(folder, ignore_errors=True)
             raise
+
+
+def holds_model(folder: Path) -> bool:
+    """Return whether a folder is that of a model or an adapter."""
+    return any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
 
 
 def record_steps(config: RunConfig) -> None:
