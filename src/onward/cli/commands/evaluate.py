@@ -80,15 +80,18 @@ def main(argv: Sequence[str]) -> None:
     if options.tasks:
         of_tasks(options)
         return
-    from onward.cli.shared.tasks import own_tasks
+    from onward.cli.shared.tasks import keep, own_tasks, row, step_of
     from onward.evaluation.heads import judges
+    from onward.reports.runs.scores import scores_of
 
     lm = load(options.model, options)
     measure = of_examples(options, lm) if judges(lm.model) else of_text(options, lm)
     result = asdict(measure(lm))
     plain = asdict(measure(load(options.model, replace(options, quantize="")))) if options.quantize else {}
     inputs = None if options.sources or judges(lm.model) else inputs_of(options)
-    tasks = own_tasks(lm, inputs.validation_text(lm.text())) if inputs else []
+    found = own_tasks(lm, inputs.validation_text(lm.text())) if inputs else []
+    keep(options.model, options, scores_of([], found, step_of(options.model)))
+    tasks = [*map(row, found)]
     if options.json:
         print_json(result | ({"plain": plain} if plain else {}) | ({"tasks": tasks} if tasks else {}))
         return

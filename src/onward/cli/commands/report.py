@@ -12,11 +12,12 @@ from onward.errors import UserError
 from onward.hub import locate
 
 ABOUT = """\
-Write the report of a run, running, stopped or finished, or of any model: one page with its curves, samples, attention
-and next tokens, that needs no network.
+Write the report of a run, running, stopped or finished, or of any model: one page with its curves, report card,
+samples, attention and next tokens, that needs no network. Of a run also card.md, the report card alone: data, size,
+cost, loss, the scores that onward evaluate has kept beside published figures, and limits.
 
 examples:
-  onward report runs/mybook                                 runs/mybook/report.html and runs/mybook/loss.svg
+  onward report runs/mybook                                 runs/mybook/report.html, card.md and loss.svg
   onward report runs/mybook --text "The cat sat on the mat, and the dog looked at the cat."
   onward report runs/mybook --compare runs/other            with the curves and options of another run
   onward report runs/mybook --out mybook.html --json

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.cli.shared.contamination import contamination_rows, training_data
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from onward.evaluation.benchmark import TaskResult
     from onward.evaluation.tasks import Task
     from onward.language_model import LanguageModel
+    from onward.reports.runs.scores import TaskScore
 
 QUICK = "cloze, words, copying, brackets, arithmetic, mapping"
 FEW = 100  # questions of each of these
@@ -37,12 +39,26 @@ class Exam:
 def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json: bool) -> None:
     """Evaluate models on tasks and print their scores, as tables or with `as_json` as JSON, and the differences of the
     others to the first. Raises a UserError, after the other results are printed, if a task failed."""
+    from onward.reports.runs.scores import scores_of
+
     failures: dict[str, str] = {}
     foreign: list[dict[str, Any]] = []
     data = training_data(exam.against) if exam.against else None
     results = {model: run_all(model, loading, exam, failures, foreign) for model in models}
     rows = [{"model": model} | row(result) for model, found in results.items() for result in found.values()]
-    core = [one for model, found in results.items() for one in core_rows(model, found, exam.tasks)]
+    scores = {model: scores_of(exam.tasks, [*found.values()], step_of(model)) for model, found in results.items()}
+    core = [
+        {"model": model, "core": one.score, "error": one.error, "questions": one.questions}
+        for model, several in scores.items()
+        for one in several
+        if one.metric == "centered"
+    ]
+    for model, several in scores.items():
+        keep(
+            model,
+            loading,
+            [*several, *harness_scores(step_of(model), [row for row in foreign if row["model"] == model])],
+        )
     first, *others = results
     differences = [one for other in others for one in compared(results[first], other, results[other])]
     dirty = []
@@ -113,31 +129,48 @@ def row(result: TaskResult) -> dict[str, Any]:
     return values | {"error": None if math.isnan(result.error) else result.error, "questions": result.questions}
 
 
-def own_tasks(lm: LanguageModel, text: str) -> list[dict[str, Any]]:
-    """Return the scores of a model at the tasks of QUICK, with FEW questions each, about the validation text of its
+def own_tasks(lm: LanguageModel, text: str) -> list[TaskResult]:
+    """Return the results of a model at the tasks of QUICK, with FEW questions each, about the validation text of its
     run. A task for which the text is too short is left out, and named on standard error."""
     from onward.evaluation.tasks.task import tasks_of, with_text
 
-    rows: list[dict[str, Any]] = []
+    results: list[TaskResult] = []
     with progress_bars(counted=True) as show:
         for task in with_text(tasks_of(QUICK), text):
             try:
-                rows += map(row, lm.evaluate_tasks([task], limit=FEW, progress=show))
+                results += lm.evaluate_tasks([task], limit=FEW, progress=show)
             except UserError as error:
                 console.print(f"without the task {task.label}: {error}", markup=False, soft_wrap=True)
-    return rows
+    return results
 
 
-def core_rows(model: str, results: Results, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Return the CORE metric of a model, as one row, if all tasks of a bundle have been measured."""
-    from onward.evaluation.tasks.core import Core, core_metric, entries
+def harness_scores(step: int, rows: Sequence[Mapping[str, Any]]) -> list[TaskScore]:
+    """Return rows of lm-evaluation-harness as scores of the weights of a step."""
+    from onward.reports.runs.scores import TaskScore
 
-    own = [task for task in tasks if isinstance(task, Core)]
-    found = [results[task.label] for task in own if task.label in results]
-    if not found or [one.task for one in found] != [*entries(own[0].folder)]:
-        return []
-    value, error = core_metric([(one.score, one.error, one.chance) for one in found])
-    return [{"model": model, "core": value, "error": error, "questions": sum(one.questions for one in found)}]
+    suite = "lm-evaluation-harness"
+    return [
+        TaskScore(step, row["task"], row["score"], row["metric"], suite, error, examples=row["examples"])
+        for row in rows
+        for error in [row["error"] if isinstance(row["error"], float) else None]
+    ]
+
+
+def keep(model: str, loading: Loading, scores: Sequence[TaskScore]) -> None:
+    """Keep scores in the folder of a run, for its report card. Scores of weights that were changed on loading, and of
+    a model without a run, are not kept."""
+    from onward.reports.runs.scores import keep_scores
+
+    as_saved = not (loading.quantize or loading.dtype or loading.adapter_folder or loading.rope)
+    if as_saved and (Path(model) / "run.json").exists():
+        keep_scores(Path(model), scores)
+
+
+def step_of(model: str) -> int:
+    """Return the step of a run whose weights are in its folder; 0 for a model without a run."""
+    from onward.reports.runs.record import Record
+
+    return Record(Path(model)).figures().step
 
 
 def compared(ours: Results, other: str, theirs: Results) -> list[dict[str, Any]]:

@@ -13,13 +13,16 @@ from onward.checkpoint.huggingface.folder import read_config
 from onward.checkpoint.load import load_model, open_source
 from onward.checkpoint.peft.adapters import is_adapter
 from onward.errors import UserError
+from onward.files import written_whole
 from onward.model.decoder import Decoder
 from onward.planning.descriptions import describe_parts
 from onward.reports.pictures.markup import readable
 from onward.reports.runs.command import command, public
 from onward.reports.runs.metrics import sample
 from onward.reports.runs.record import Record
-from onward.reports.runs.report import COUNTS, data_rows, duration
+from onward.reports.runs.report import COUNTS, data_rows
+from onward.reports.runs.report_card import PUBLISHED, SCORES, ReportCard, report_card
+from onward.reports.runs.wording import duration
 from onward.text.tokenizer import Tokenizer
 
 ROWS = 12  # largest number of validations in the table of losses
@@ -42,21 +45,75 @@ def model_card(folder: Path, license: str, name: str = "") -> str:
     record, model_type = Record(folder), str(read_config(folder).get("model_type", ""))
     model, tokenizer = load_model(folder)[0], open_source(folder).tokenizer()
     base = str(record.options.get("base") or "")
+    card = report_card(record, model.config, tokenizer)
     parts = [
-        properties(license, model_type, base, record.options.get("sources") or []),
+        properties(license, model_type, base, record, name.rpartition("/")[2]),
         f"# {name.rpartition('/')[2]}\n\n{lead(record, model, model_type)}",
         "## The model\n\n" + table(("part", "value"), described(record, model, tokenizer)),
         "## How to use it\n\n" + usage(name, model_type, model, tokenizer),
         *training(record),
+        *tasks(card),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def properties(license: str, model_type: str, base: str, sources: Sequence[Any]) -> str:
-    """Return the YAML metadata at the top of the card. `sources` are the run's sources of text; those on the hub are
-    listed as datasets."""
+def write_report_card(folder: Path, model: Decoder, tokenizer: Tokenizer | None) -> None:
+    """Write card.md, the report card, into the folder of a run; nothing into the folder of a model without a run."""
+    card = report_card(Record(folder), model.config, tokenizer)
+    if not card.facts:
+        return
+    parts = [f"# The report card of {folder.resolve().name}", table(("", ""), card.facts), *tasks(card)]
+    for prompt, text in card.samples:
+        parts.append(f"## A sample\n\n{block('text', (prompt + text).replace('```', chr(39) * 3).splitlines())}")
+    with written_whole(folder / "card.md") as new:
+        new.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def tasks(card: ReportCard) -> Iterator[str]:
+    """Yield the sections of the report card on tasks, published figures and limits. Yields nothing for a model without
+    a run."""
+    if card.scores:
+        about = "Scores with standard errors; guessing is the score of a model that knows nothing."
+        yield f"## Tasks\n\n{about}\n\n" + table(SCORES, card.scores)
+    if card.published:
+        about = "Of the models nearest in size, measured in the same way; bits per byte are of another text."
+        yield f"## Published figures\n\n{about}\n\n" + table(PUBLISHED, card.published)
+        yield "Sources:\n\n" + "\n".join(f"- {source}" for source in card.sources)
+    if card.limits:
+        yield "## What it cannot do\n\n" + "\n".join(f"- {readable(limit, {})}" for limit in card.limits)
+
+
+def results(record: Record, name: str) -> dict[str, Any]:
+    """Return the figures of a run in the form of the hub's model-index, for ModelCardData; {} without any."""
+    from huggingface_hub import EvalResult
+
+    def result(dataset: str, kind: str, value: float, **more: Any) -> EvalResult:
+        return EvalResult(
+            task_type="text-generation",
+            dataset_type=re.sub(r"[^a-z0-9]+", "_", dataset.lower()).strip("_") or "text",
+            dataset_name=dataset,
+            metric_type=kind,
+            metric_value=round(value, 6),
+            **more,
+        )
+
+    figures = record.figures()
+    measured = {"perplexity": figures.perplexity, "bits_per_byte": figures.bits_per_byte}
+    found = [result("validation text", kind, value) for kind, value in measured.items() if value is not None]
+    for score in record.scores:
+        name_of = f"{score.task}, {score.examples} examples" if score.examples else score.task
+        error = {} if score.error is None else {"metric_args": {"standard_error": round(score.error, 6)}}
+        kind = "accuracy" if score.metric == "acc" else score.metric
+        found.append(result(name_of, kind, score.score, metric_name=f"{score.metric} ({score.suite})", **error))
+    return {"model_name": name, "eval_results": found} if found else {}
+
+
+def properties(license: str, model_type: str, base: str, record: Record, name: str) -> str:
+    """Return the YAML metadata at the top of the card. The run's sources of text that are on the hub are listed as
+    datasets, its figures as evaluation results of the model `name`."""
     from huggingface_hub import ModelCardData
 
+    sources = record.options.get("sources") or []
     table: dict[str, Any] = {
         "license": license,
         "library_name": "onward" if model_type == "onward" else "transformers",
@@ -68,6 +125,7 @@ def properties(license: str, model_type: str, base: str, sources: Sequence[Any])
         table["base_model_relation"] = "finetune"
     if published := [str(source).removeprefix("hf://") for source in sources if str(source).startswith("hf://")]:
         table["datasets"] = published
+    table |= results(record, name)
     return f"---\n{ModelCardData(**table).to_yaml()}\n---"
 
 

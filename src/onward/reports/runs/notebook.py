@@ -15,7 +15,7 @@ from onward.planning.releases import find
 from onward.reports.pictures.markup import boxed, visible
 from onward.reports.runs.curve import loss_svg
 from onward.reports.runs.record import Figures, Record
-from onward.reports.runs.report import duration
+from onward.reports.runs.wording import duration
 from onward.text.tokenizer import Tokenizer
 from onward.training.run.run import Run
 

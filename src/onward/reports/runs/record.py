@@ -19,6 +19,7 @@ from onward.files import read_json
 from onward.notebook import Shown
 from onward.planning.fits import Run
 from onward.reports.runs.metrics import Metrics, numbers, read_lines, read_metrics
+from onward.reports.runs.scores import TaskScore, read_scores
 from onward.training.finetuning.config import config_class
 from onward.training.finetuning.quantization import QuantizationError
 from onward.training.run.lock import is_running
@@ -89,6 +90,12 @@ class Record(Shown):
             return str(fields.build(QuantizationError, known)) if known else ""
         except UserError:
             return ""
+
+    @cached_property
+    def scores(self) -> list[TaskScore]:
+        """The scores at tasks of the newest weights."""
+        steps = self.metrics.steps
+        return read_scores(self.folder, int(steps[-1]["step"]) if steps else 0)
 
     @cached_property
     def result(self) -> dict[str, float]:

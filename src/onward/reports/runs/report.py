@@ -1,7 +1,6 @@
 """Writes report.html: all records of a run or a model on one self-contained page."""
 
 import platform
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
@@ -28,6 +27,8 @@ from onward.reports.runs.curve import loss_figure
 from onward.reports.runs.look import look
 from onward.reports.runs.metrics import Metrics, sample
 from onward.reports.runs.record import Figures, Record, options_in_effect
+from onward.reports.runs.report_card import PUBLISHED, SCORES, computation, report_card
+from onward.reports.runs.wording import duration, source_line
 from onward.text.tokenizer import Tokenizer
 
 SAMPLES, SAMPLE_LENGTH = 60, 4_000  # largest number of samples, and of characters of each
@@ -37,7 +38,6 @@ LOSS = (
     "The loss is the mean negative log-probability of the next token. It falls quickly while frequent tokens are "
     "learned, then slowly."
 )
-UNSHOWN = "shards", "unknown_characters", "files", "size", "listing", "fingerprint"  # of a source
 
 
 def write_report(
@@ -59,6 +59,7 @@ def write_report(
         **head(record, figures, model.config, tokenizer),
         "comparison": comparison(record, figures, model.config, other) if other else "",
         "curve": loss_figure(metrics, record.guesses(vocab_size), *others) if metrics.steps else "",
+        "card": card_section(record, model.config, tokenizer),
         "loss_about": LOSS if record.method == "sft" else visible(f"The loss is that of the method {record.method}."),
         "rollbacks": rollbacks(metrics),
         "charts": charts(metrics, *others),
@@ -106,6 +107,7 @@ def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tok
         "tokenizer": ", ".join([*([options["tokenizer"]] if options.get("tokenizer") else []), vocabulary]),
         "text": source_line(record.data.get("sources") or options.get("sources")),
         "quantized base": record.quantization,
+        "computation": computation(record, config),
         "written": record.when,
         "this page": f"made {date.today().isoformat()} with PyTorch {torch.__version__}, Python "
         f"{platform.python_version()}, {platform.machine()}",
@@ -122,6 +124,22 @@ def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tok
     }
 
 
+def card_section(record: Record, config: DecoderConfig, tokenizer: Tokenizer | None) -> str:
+    """Return the HTML of the report card; "" for a model without a run."""
+    card = report_card(record, config, tokenizer)
+    items = lambda texts: "".join(f"<li>{visible(text)}</li>" for text in texts)
+    parts = []
+    if card.scores:
+        parts.append(f"<h3>Tasks, with standard errors</h3>{table(card.scores, SCORES)}")
+    if card.published:
+        about = "<p>Measured in the same way; bits per byte are of another text.</p>"
+        rows = f"{table(card.published, PUBLISHED)}<ul>{items(card.sources)}</ul>"
+        parts.append(f"<h3>Published figures of the models nearest in size</h3>{about}{rows}")
+    if card.limits:
+        parts.append(f"<h3>What it cannot do</h3><ul>{items(card.limits)}</ul>")
+    return "".join(f'<div class="quiet scores">{part}</div>' for part in parts)
+
+
 def why_they_differ(record: Record) -> str:
     """Explain in a sentence why the last point of the validation curve differs from the final validation loss; "" if
     they are equal."""
@@ -135,26 +153,6 @@ def why_they_differ(record: Record) -> str:
                 f"{final['loss']:.4f}, on all {final.get('tokens', 0):,} tokens in fp32."
             )
     return ""
-
-
-def source_line(value: Any) -> str:
-    """Describe the sources of a run in one line: each source's name and its recorded facts, with shortened hashes."""
-    if isinstance(value, Mapping):
-        shown = {key: source_line(item) for key, item in value.items() if key not in UNSHOWN}
-        return ", ".join(item if key == "name" else f"{key} {item}" for key, item in shown.items())
-    if isinstance(value, list):
-        more = f"; and {len(value) - 5} more" if len(value) > 5 else ""
-        return "; ".join(source_line(item) for item in value[:5]) + more
-    if isinstance(value, int):
-        return f"{value:,}"
-    return "" if value is None else re.sub(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b", r"\1…", str(value))
-
-
-def duration(seconds: float) -> str:
-    """Format a time in seconds: 0.5 s, 2 min 13 s, 3 h 5 min."""
-    rounded = round(seconds)
-    hours, minutes = rounded // 3600, rounded // 60 % 60
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rounded % 60} s" if minutes else f"{seconds:.3g} s"
 
 
 def comparison(record: Record, figures: Figures, config: DecoderConfig, other: Record) -> str:

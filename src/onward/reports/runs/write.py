@@ -9,14 +9,17 @@ from onward.checkpoint.peft.adapters import load_with_adapters
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.model.decoder import Decoder
+from onward.reports.runs.card import write_report_card
 from onward.reports.runs.curve import write_loss_svg
 from onward.reports.runs.look import sentence_ends
 from onward.reports.runs.record import Figures, Record
 from onward.reports.runs.report import write_report
+from onward.reports.runs.scores import keep_scores, scores_of
 from onward.text.tokenizer import Tokenizer
 from onward.training.run.result import evaluate_run
 from onward.training.run.run import Run
 from onward.training.stages import inputs_of
+from onward.training.step.tasks import task_results
 
 SENTENCE = "The old clock on the wall had stopped, and nobody in the house knew when the old clock had stopped."
 OPENING = 1024  # tokens of a run's text among which the page finds whole sentences
@@ -30,8 +33,8 @@ def write_reports(
     compare: Path | None = None,
     device: torch.device | str | None = None,
 ) -> Figures:
-    """Write report.html and, for a run, loss.svg into the folder of a run (running, stopped or finished) or of a model.
-    Return the figures on the page.
+    """Write report.html and, for a run, loss.svg and card.md into the folder of a run (running, stopped or
+    finished) or of a model. Return the figures on the page.
 
     The page shows the model of the newest save reading `text`, by default sentences of the run's validation text. With
     `out`, only the page is written, to that path. `compare` is the folder of another run, whose curves are drawn too.
@@ -44,6 +47,7 @@ def write_reports(
     )
     if out is None:
         write_loss_svg(folder, Record(folder).guesses(model.config.vocab_size))
+        write_report_card(folder, model, tokenizer)
     return figures
 
 
@@ -51,6 +55,10 @@ def conclude(run: Run) -> dict[str, Any]:
     """Evaluate a run on its validation text after its last step, in the rest of its time, write result.json and the
     reports, and return the figures by name; {} without a validation text."""
     figures = evaluate_run(run, in_time=True)
+    if run.tasks:
+        model, _ = open_model(run.folder, run.device)
+        results = task_results(run.tasks, model, run.tokenizer, run.config.task_limit)
+        keep_scores(run.folder, scores_of(run.tasks, results, run.step))
     write_reports(run.folder, device=run.device)
     return figures
 

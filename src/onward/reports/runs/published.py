@@ -1,0 +1,72 @@
+"""Figures that others have published, to stand beside those of a model of near size. Does not import torch.
+
+Each has its source. Figures of one task are comparable only if they were measured in the same way: the suite and the
+number of examples are part of what is compared.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import log
+
+CORE, HARNESS = "CORE", "lm-evaluation-harness"
+NANOCHAT = "https://github.com/karpathy/nanochat/blob/master/"
+PYTHIA = "https://github.com/EleutherAI/pythia/blob/main/evals/pythia-v1/"
+GPT2_PAPER = "Radford et al. 2019, Language Models are Unsupervised Multitask Learners, table 3"
+NEAREST = 2  # models that stand beside a figure
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published figure of a model."""
+
+    model: str
+    parameters: int
+    suite: str  # the program and the data that measured it
+    task: str  # as the suite names it
+    metric: str
+    examples: int
+    score: float
+    source: str
+
+
+# CORE and some of its tasks with their examples, of the weights of GPT-2 and, of CORE, the first speedrun of nanochat
+CORE_TASKS = {"hellaswag_zeroshot": 0, "lambada_openai": 0, "hellaswag": 10, "piqa": 10, "arc_easy": 10}
+CORE_TASKS |= {"arc_challenge": 10}
+GPT2 = {  # parameters: CORE, then the scores at CORE_TASKS
+    "GPT-2": (124_439_808, 0.1139, 0.309, 0.323, 0.308, 0.623, 0.412, 0.222),
+    "GPT-2 Medium": (354_823_168, 0.1849, 0.390, 0.426, 0.395, 0.670, 0.480, 0.262),
+    "GPT-2 Large": (774_030_080, 0.2146, 0.440, 0.488, 0.444, 0.698, 0.535, 0.264),
+    "GPT-2 XL": (1_557_611_200, 0.256525, 0.502, 0.523, 0.512, 0.725, 0.595, 0.299),
+}
+ENWIK8 = {"GPT-2": 1.16, "GPT-2 Medium": 1.01, "GPT-2 Large": 0.97, "GPT-2 XL": 0.93}  # bits per byte
+# zero-shot, at the last step: acc of these tasks, but acc_norm of arc_challenge
+PYTHIA_TASKS = "lambada_openai", "piqa", "winogrande", "arc_easy", "sciq"
+PYTHIA_SIZES = {
+    "70m": (70_426_624, 0.1846, 0.5947, 0.5280, 0.3737, 0.6010, 0.2210),
+    "160m": (162_322_944, 0.3284, 0.6273, 0.5312, 0.4352, 0.7410, 0.2329),
+    "410m": (405_334_016, 0.5162, 0.6676, 0.5367, 0.5210, 0.8110, 0.2432),
+    "1.4b": (1_414_647_808, 0.6161, 0.7089, 0.5730, 0.6065, 0.8650, 0.2858),
+}
+
+
+def figures() -> Iterator[Published]:
+    """Yield all published figures."""
+    for model, (size, core, *scores) in GPT2.items():
+        source = NANOCHAT + "dev/estimate_gpt3_core.ipynb"
+        yield Published(model, size, CORE, "CORE", "centered", 0, core, source)
+        for (task, examples), score in zip(CORE_TASKS.items(), scores, strict=True):
+            yield Published(model, size, CORE, task, "acc", examples, score, source)
+        yield Published(model, size, "a text", "enwik8", "bits per byte", 0, ENWIK8[model], GPT2_PAPER)
+    readme = "https://github.com/karpathy/nanochat, README of October 2025"
+    yield Published("nanochat d20", 561_000_000, CORE, "CORE", "centered", 0, 0.2219, readme)
+    for name, (size, *scores, challenge) in PYTHIA_SIZES.items():
+        model, source = f"Pythia {name}", f"{PYTHIA}pythia-{name}/zero-shot/{name}_step143000.json"
+        for task, score in zip(PYTHIA_TASKS, scores, strict=True):
+            yield Published(model, size, HARNESS, task, "acc", 0, score, source)
+        yield Published(model, size, HARNESS, "arc_challenge", "acc_norm", 0, challenge, source)
+
+
+def nearest(parameters: int, suite: str, task: str, metric: str, examples: int) -> list[Published]:
+    """Return the figures of the models nearest in size, the nearest first, that were measured in the same way."""
+    same = [f for f in figures() if (f.suite, f.task, f.metric, f.examples) == (suite, task, metric, examples)]
+    return sorted(same, key=lambda figure: abs(log(figure.parameters / max(1, parameters))))[:NEAREST]

@@ -1,0 +1,99 @@
+"""The scores of a run at tasks, as `onward evaluate` keeps them in its folder. Does not import torch.
+
+RUN/tasks.jsonl    a line per task that was evaluated, with the step of the weights
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onward import fields
+from onward.errors import UserError
+from onward.reports.runs.metrics import read_lines
+from onward.training.run.journal import Journal
+
+if TYPE_CHECKING:
+    from onward.evaluation.benchmark import TaskResult
+    from onward.evaluation.tasks import Task
+
+FILE = "tasks.jsonl"
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """The score of a model at a task."""
+
+    step: int  # of the weights
+    task: str
+    score: float
+    metric: str = "acc"  # centered: of CORE
+    suite: str = "Onward"  # Onward, CORE or lm-evaluation-harness
+    error: float | None = None  # standard error; None: not known
+    chance: float | None = None  # the score of guessing; None: not known
+    examples: int = 0  # in front of each question
+    questions: int | None = None  # None: not known
+
+    @property
+    def shown(self) -> bool | None:
+        """Whether the score is above guessing by more than two standard errors; None if that is not known."""
+        if self.error is None or self.chance is None:
+            return None
+        return self.score > self.chance + 2 * self.error
+
+
+def scores_of(tasks: Sequence[Task], results: Sequence[TaskResult], step: int) -> list[TaskScore]:
+    """Return the results of tasks as scores of the weights of a step; of a whole bundle of CORE, also its mean."""
+    from onward.evaluation.tasks.core import Core, core_metric, entries
+
+    core = {task.label: task for task in tasks if isinstance(task, Core)}
+    scores = [
+        TaskScore(
+            step,
+            one.task,
+            one.score,
+            suite="CORE" if one.task in core else "Onward",
+            error=None if isnan(one.error) else one.error,
+            chance=one.chance,
+            examples=one.examples,
+            questions=one.questions,
+        )
+        for one in results
+    ]
+    measured = [one for one in results if one.task in core]
+    if measured and [one.task for one in measured] == [*entries(core[measured[0].task].folder)]:
+        value, error = core_metric([(one.score, one.error, one.chance) for one in measured])
+        total = sum(one.questions for one in measured)
+        scores.append(TaskScore(step, "CORE", value, "centered", "CORE", error, 0.0, questions=total))
+    return scores
+
+
+def keep_scores(run: Path, rows: Iterable[TaskScore]) -> None:
+    """Add scores to those that are kept in the folder of a run."""
+    journal = Journal(run / FILE)
+    for row in rows:
+        journal.write(fields.plain(row))
+
+
+def read_scores(run: Path, step: int) -> list[TaskScore]:
+    """Return the scores of the weights of a step, of each task the newest, in the order in which they were measured.
+    Lines of another form are skipped."""
+    found: dict[tuple[Any, ...], TaskScore] = {}
+    for row in read_lines(run / FILE):
+        score = score_of(row)
+        if score and score.step == step:
+            key = score.suite, score.task, score.metric, score.examples
+            found.pop(key, None)
+            found[key] = score
+    return list(found.values())
+
+
+def score_of(row: Mapping[str, Any]) -> TaskScore | None:
+    """Return a line as a score; None if it has another form."""
+    try:
+        return fields.build(TaskScore, row)
+    except UserError:
+        return None
