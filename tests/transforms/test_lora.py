@@ -150,6 +150,7 @@ def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
             lambda: add_lora(model, LoRA(targets=("embed",), tokens=(3,))),
             "tokens are given, and embed is trained already",
         ),
+        (lambda: add_lora(model, LoRA(ranks={"blocks": 0})), "ranks is 0 for all targets"),
         (lambda: add_lora(model, LoRA(bias="some")), "bias is 'some'"),  # type: ignore[arg-type]
         (lambda: add_lora(decoder(DECODERS["llama"]), LoRA(init=EVA())), "eva begins with the inputs of layers"),
         (lambda: add_lora(decoder(DECODERS["llama"]), LoRA(init=Nothing())), "Nothing has no method factors"),

@@ -85,6 +85,8 @@ def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
     ranks = dict.fromkeys(chosen, lora.rank)
     for target, rank in lora.ranks.items():
         ranks |= dict.fromkeys(matching(list(chosen), target, "ranks"), rank)
+    if not any(ranks.values()):
+        raise UserError("ranks is 0 for all targets: give one of them a rank")
     modules = [one for one, module in model.named_modules() if one and list(module.parameters())]
     full = [one for target in lora.full for one in matching(modules, target, "full")]
     check_tokens(model, lora, {*chosen, *full})
