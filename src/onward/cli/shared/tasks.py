@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from onward.reports.runs.scores import TaskScore
 
 QUICK = "cloze, words, copying, brackets, arithmetic, mapping"
-FEW = 100  # questions of each of these
 Results = dict[str, "TaskResult"]  # by task
 
 
@@ -175,15 +174,15 @@ def row(result: TaskResult) -> dict[str, Any]:
 
 
 def own_tasks(lm: LanguageModel, text: str) -> list[TaskResult]:
-    """Return the results of a model at the tasks of QUICK, with FEW questions each, about the validation text of its
-    run. A task for which the text is too short is left out, and named on standard error."""
+    """Return the results of a model at the tasks of QUICK, about the validation text of its run. A task for which the
+    text is too short is left out, and named on standard error."""
     from onward.evaluation.tasks.task import tasks_of, with_text
 
     results: list[TaskResult] = []
     with progress_bars(counted=True) as show:
         for task in with_text(tasks_of(QUICK), text):
             try:
-                results += lm.evaluate_tasks([task], limit=FEW, progress=show)
+                results += lm.evaluate_tasks([task], progress=show)
             except UserError as error:
                 console.print(f"without the task {task.label}: {error}", markup=False, soft_wrap=True)
     return results

@@ -132,7 +132,7 @@ def rows(file: str, task: str, needed: tuple[str, ...]) -> Iterator[tuple[str, d
 def json_lines(file: str, text: str) -> Iterator[tuple[str, Any]]:
     """Yield the values of a .jsonl file with this text, each with its place for messages. A UserError names a line that
     is no JSON."""
-    for i, line in enumerate(text.splitlines(), 1):
+    for i, line in enumerate(text.split("\n"), 1):  # texts may hold other line breaks, such as U+2028
         if line.strip():
             try:
                 yield f"{file}, line {i}", json.loads(line)
