@@ -152,7 +152,8 @@ def test_an_adapter_of_any_options_has_the_logits_of_peft_or_is_refused(
     count: int, bases: dict[str, Path], tmp_path: Path
 ) -> None:
     failures, compared = list[tuple[object, ...]](), 0
-    for seed in [*range(count), 1591]:  # the last has a pattern for a layer that is targeted as a parameter
+    # 125 trains tokens of a module by its name; 6461 has a pattern for a layer that is targeted as a parameter
+    for seed in [*range(count), 125, 6461]:
         choose = random.Random(seed)
         name = choose.choice([*BASES])
         keys = {key: choose.choice(HONORED[key]) for key in choose.sample([*HONORED], choose.randint(0, 5))}

@@ -4,7 +4,7 @@ here, or refused by name."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,7 +37,7 @@ class LoraConfig:
     alpha_pattern: Mapping[str, Alpha] | None = field(default_factory=dict)
     target_parameters: tuple[str, ...] | None = ()
     bias: Literal["none", "lora_only", "all"] = "none"  # the names of the tensors say the same
-    trainable_token_indices: tuple[SizeOrZero, ...] | Mapping[str, tuple[SizeOrZero, ...]] | None = None
+    trainable_token_indices: tuple[SizeOrZero, ...] | Mapping[str, Sequence[SizeOrZero]] | None = None
 
     def rank_of(self, name: str) -> int:
         """Return the rank of the module or parameter `name`."""
