@@ -14,14 +14,19 @@ from hypothesis import strategies as st
 
 from onward.cli import main
 from onward.data.columns import renaming
+from onward.data.examples import Encoder
+from onward.data.forms import judged, preferred, prompted, supervised
 from onward.data.records import Record, read_records
 from onward.data.shapes import ROLES, SHAPES, Records, converted, shape_of
 from onward.errors import UserError
+from onward.text.templates import with_template
+from onward.text.tokenizer import train_tokenizer
 
 user, answer, system, tool = (
     {"role": role, "content": text}
     for role, text in (("user", "2?"), ("assistant", "3"), ("system", "Be!"), ("tool", "5"))
 )
+NO = {"role": "assistant", "content": "5"}
 PAIR, PARTS = {"prompt": "2?", "chosen": "3", "rejected": "5"}, [{"type": "text", "text": text} for text in "2?"]
 JUDGED, ANSWERED = {"prompt": "2?", "completion": "3", "label": 1}, {"prompt": "2?", "completion": "3"}
 turn = lambda name, text: {"from": name, "value": text}
@@ -129,6 +134,50 @@ def test_conversion_equals_that_of_trl(case: str) -> None:
         from onward.data.forms import pair
 
         assert dict(zip(("prompt", "chosen", "rejected"), pair(record))) == theirs
+
+
+FORMS: dict[str, Any] = {  # the conversational formats that TRL documents, and the form that reads each
+    "messages": ({"messages": [system, user, answer]}, supervised),
+    "prompts": ({"prompt": [user]}, prompted),
+    "completions": ({"prompt": [system, user], "completion": [answer]}, supervised),
+    "preferences": ({"prompt": [user, answer, user], "chosen": [answer], "rejected": [NO]}, preferred),
+    "preferences without prompts": ({"chosen": [user, answer], "rejected": [user, NO]}, preferred),
+    "labels": ({"prompt": [user], "completion": [answer], "label": True}, judged),
+}
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_conversations_become_the_texts_that_trl_makes_of_them(case: str, tmp_path: Path) -> None:
+    utils = pytest.importorskip("trl.data_utils", reason="needs TRL: pip install trl")
+    from transformers import AutoTokenizer
+
+    row, form = FORMS[case]
+    tokenizer = with_template(train_tokenizer("byte", []), "chatml")
+    tokenizer.save(tmp_path)
+    named = AutoTokenizer.from_pretrained(tmp_path)
+    theirs = utils.apply_chat_template(utils.maybe_extract_prompt(deepcopy(row)), named)
+    other = {"prompt": [{**user, "content": "5?"}], "completion": [answer], "label": False}  # which KTO needs
+    rows = [Record(one, "") for one in (row, other)]
+    example, *_ = form(Encoder(tokenizer), map(converted, rows if form is judged else rows[:1]))
+    text = lambda tokens: tokenizer.inner.decode(tokens, skip_special_tokens=False)
+    answers = [theirs[name] for name in ("completion", "chosen", "rejected") if name in theirs]
+    for sequence, ending in zip(example.sequences, answers or [theirs.get("text", "")]):
+        trained = text([token for token, chosen in zip(sequence.tokens, sequence.trained) if chosen])
+        if answers:
+            assert text(sequence.tokens) == theirs["prompt"] + ending
+            assert trained == ending.removesuffix("\n"), "the line break after the end of a turn is not trained"
+        elif "text" in theirs:
+            assert text(sequence.tokens) == ending
+            assert trained == f"{answer['content']}<|im_end|>"
+        else:
+            assert text(sequence.tokens[: -sequence.unread]) == theirs["prompt"]
+
+
+def test_tools_may_be_written_as_json() -> None:
+    tools = [{"type": "function"}]
+    for written, read in (json.dumps(tools), tools), ("", None), ("no", "no"), (tools, tools):
+        row = {"messages": [user, answer], "tools": written}
+        assert converted(Record(row, "")).values["tools"] == read
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(ROLES)), st.text()), min_size=1))

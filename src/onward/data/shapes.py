@@ -3,7 +3,9 @@
 A record has `messages`; `prompt` and `completion`; `chosen` and `rejected`, perhaps with a `prompt`; or `text`.
 Messages are lists of {"role": ..., "content": ...} with texts as contents. Fields that no shape names are kept."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,6 +130,9 @@ def converted(record: Record) -> Record:
         return record  # the form of the method says what it needs
     try:
         values = dict(shape.convert(dict(record.values)))
+        if isinstance(values.get("tools"), str):
+            with suppress(ValueError, RecursionError):  # as in ShareGPT; another text is refused where it is read
+                values["tools"] = json.loads(values["tools"] or "null")
         for name in MEDIA:
             if values.get(name):
                 raise UserError(f"it has {name}, and Onward trains on text: remove the field, or the record")
