@@ -1,6 +1,7 @@
 """Options of the engines change no answer: models, adapters, drafts, prompts kept on disk, pieces of prompts."""
 
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +118,22 @@ def test_models_and_adapters_answer_side_by_side_as_they_do_alone(
             alone += answers(server.url, [Path(adapter).name])
     assert_same(found, alone)
     assert len({tuple(one["token_ids"]) for one in found}) > 2
+
+
+def test_base_and_adapters_have_chat_templates_of_their_own(wide: Path, adapters: list[str], tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    for times, folder in enumerate(adapters, 1):
+        shutil.copytree(folder, tmp_path / Path(folder).name)
+        inner = onward.load(wide).text().inner
+        onward.Tokenizer(inner, templates={"default": template * times}).save(tmp_path / Path(folder).name)
+    with serving(wide, [str(tmp_path / Path(folder).name) for folder in adapters]) as server:
+        counts = []
+        for model in "wide", "polite", "terse":
+            talk = [{"role": "user", "content": LONG}]
+            reply = server.post("/v1/chat/completions", model=model, messages=talk, max_tokens=1).json()
+            counts.append(reply["usage"]["prompt_tokens"])
+    own, polite, terse = counts
+    assert polite < own < terse
 
 
 def test_an_adapter_of_another_base_is_refused(tiny_run: Path, tmp_path: Path, adapters: list[str]) -> None:

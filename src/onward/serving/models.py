@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -66,12 +66,22 @@ def load_served(
         name = Path(model).resolve().name if Path(model).exists() else model
         own = adapter_names(lm.model)
         alone = name in own  # the model was given as an adapter's folder
-        served.append(Served(name, model, lm, engine, name if alone else ""))
-        served += [Served(one, one, lm, engine, one, name) for one in own if one != name]
+        plain = lm if alone or not Path(model).is_dir() else speaking(lm, Path(model))
+        served.append(Served(name, model, plain, engine, name if alone else ""))
+        folders = {Path(folder).resolve().name: Path(folder) for folder in adapters}
+        served += [Served(one, one, speaking(lm, folders[one]), engine, one, name) for one in own if one != name]
     names = [one.name for one in served]
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(f"{min(twice)} is the name of two models: rename one of their folders")
     return served
+
+
+def speaking(lm: LanguageModel, folder: Path) -> LanguageModel:
+    """Return a model with the tokenizer in a folder, of a base or an adapter, since each may have a chat template of
+    its own; unchanged if the folder has none."""
+    if not (folder / "tokenizer.json").exists():
+        return lm
+    return replace(lm, tokenizer=open_source(folder).tokenizer())
 
 
 def check_weights(folders: Sequence[Path], dtype: torch.dtype | None, quantize: str | None) -> None:
