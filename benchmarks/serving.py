@@ -8,9 +8,10 @@ The model has the shape of a Llama, 124,668,672 parameters, random weights and a
 FOLDER` keeps it, so that another server can be started on it. Each client streams one answer to 128 random token ids,
 and begins the next when it has ended. The client's own share of a processor is in the table.
 
-sections:
-  load   tokens/s of the engine alone and of each server, time to the first token and between tokens
-  stall  the time between tokens of two answers while a prompt of almost the whole context is read
+tables:
+  tokens/s of the engine alone and of each server, time to the first token and between tokens
+  users of one system prompt of 400 tokens, all at once
+  the time between tokens of two answers while a prompt of almost the whole context is read
 """
 
 import argparse
@@ -20,12 +21,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
+
+USERS, SYSTEM = 32, 400  # who share the tokens of a system prompt
 
 
 @dataclass
@@ -43,11 +46,12 @@ class Load:
         return self.tokens / self.seconds
 
 
-async def answer(client, url: str, prompt: Sequence[int], new: int, load: Load, model: str) -> None:  # type: ignore[no-untyped-def]
+async def answer(client, url: str, prompt: Sequence[int] | str, new: int, load: Load, model: str) -> None:  # type: ignore[no-untyped-def]
     """Stream one answer of `new` tokens and note its times."""
     start, last = time.perf_counter(), 0.0
-    body = {"model": model, "prompt": prompt, "max_tokens": new, "temperature": 0, "stream": True, "ignore_eos": True}
-    body["stream_options"] = {"include_usage": True}
+    body: dict[str, object] = {"model": model, "prompt": prompt, "max_tokens": new, "temperature": 0, "stream": True}
+    if not isinstance(prompt, str):
+        body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
     async with client.stream("POST", f"{url}/v1/completions", json=body) as reply:
         assert reply.status_code == 200, await reply.aread()
         async for line in reply.aiter_lines():
@@ -62,7 +66,7 @@ async def answer(client, url: str, prompt: Sequence[int], new: int, load: Load, 
                 last = now
 
 
-async def measure(url: str, prompts: Sequence[Sequence[int]], new: int, at_a_time: int, model: str) -> Load:
+async def measure(url: str, prompts: Sequence[Sequence[int] | str], new: int, at_a_time: int, model: str) -> Load:
     """Answer all prompts, this many at a time."""
     import httpx
 
@@ -112,13 +116,22 @@ def percentiles(seconds: Sequence[float]) -> str:
     return f"{1000 * median(seconds):.1f} / {1000 * quantiles(seconds, n=100)[-1]:.1f}"
 
 
+def times_of(loads: Sequence[Load]) -> list[str]:
+    """Cells: times to the first token and between tokens, and the clients' share of a processor."""
+    if not loads[0].first:  # of the engine alone
+        return ["", "", ""]
+    first, between = ([one for load in loads for one in getattr(load, kind)] for kind in ("first", "between"))
+    return [percentiles(first), percentiles(between), f"{median(load.client for load in loads):.0%}"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", action="append", default=[], metavar="NAME=URL", help="a server that runs already")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--text", action="append", default=[], metavar="NAME=URL", help="another that takes texts only")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--quantize", choices=["int8", "int4"])
-    parser.add_argument("--rounds", type=int, default=3, help="of which the median counts, after one to warm up")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the median counts")
     parser.add_argument("--threads", type=int, default=2, help="of each server")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the model here")
     parser.add_argument("--tiny", action="store_true")
@@ -129,11 +142,11 @@ def main() -> None:
 
     import onward
     from benchmarks.decode.models import SIZES, prompt, random_model
-    from benchmarks.decode.tables import Table, in_turns
+    from benchmarks.decode.tables import Table
     from onward.data.corpora import embedded
     from onward.planning.speed import GREEDY
     from onward.serving.config import EngineOptions
-    from onward.serving.models import engine_for
+    from onward.serving.models import engine_for, row_counts
 
     torch.set_num_threads(options.threads)
     sizes = SIZES["tiny" if options.tiny else "full"]
@@ -147,7 +160,7 @@ def main() -> None:
             model = random_model(config).to(getattr(torch, options.dtype))
             onward.save(onward.LanguageModel(model, tokenizer), folder)
         quantize = ["--quantize", options.quantize] if options.quantize else []
-        words = ["serve", str(folder), "--port", "0", "--rows", str(rows), *quantize]
+        words = ["serve", str(folder), "--port", "0", "--rows", str(rows), "--compile", *quantize]
         command = [sys.executable, "-m", "onward", *words]
         process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
         stack.callback(process.terminate)
@@ -155,47 +168,66 @@ def main() -> None:
 
         lm = onward.load(folder, quantize=options.quantize)
         engine = engine_for(lm, EngineOptions(rows=rows), None, 4 << 30)
+        for count in row_counts(engine):
+            engine.compile(count)
         table = Table(
             f"{config.n_layers} layers of width {config.d_model}, {options.quantize or options.dtype}: prompts of "
             f"{sizes.prompt} tokens, {sizes.new} new ones",
             ["server", "at a time", "tokens/s", "of the engine", "first token, ms", "between tokens, ms", "client"],
         )
         seed = 0
+
+        def prompts(count: int, length: int = sizes.prompt) -> list[list[int]]:
+            """Prompts that were not used before."""
+            nonlocal seed
+            seed += count
+            random = replace(config, vocab_size=vocabulary)
+            return [prompt(random, length, seed - i) for i in range(count)]
+
+        def alone(asked: Sequence[Sequence[int]], new: int, at_a_time: int) -> Load:
+            """Answer prompts by the engine in this process."""
+            requests = [onward.Request([*one], GREEDY, new) for one in asked]
+            start, waiting = time.perf_counter(), requests[at_a_time:]
+            for request in requests[:at_a_time]:
+                engine.add(request)
+            for request, _ in engine.run():
+                if request.done and waiting:
+                    engine.add(waiting.pop())
+            return Load(time.perf_counter() - start, sum(len(request.tokens) for request in requests))
+
+        def over_http(url: str, as_text: bool = False) -> Callable[[Sequence[Sequence[int]], int, int], Load]:
+            return lambda asked, new, at_a_time: asyncio.run(
+                measure(url, list(map(lm.text().decode, asked)) if as_text else asked, new, at_a_time, folder.name)
+            )
+
+        cases = {"engine": alone} | {name: over_http(url) for name, url in urls.items()}
+        cases |= {name: over_http(url, as_text=True) for name, url in (one.split("=", 1) for one in options.text)}
+        for run in cases.values():
+            run(prompts(2 * rows), 8, rows)  # to warm up
         for at_a_time in options.concurrency:
-            count = 2 * at_a_time
-
-            def prompts(count: int = count) -> list[list[int]]:
-                nonlocal seed
-                seed += count
-                return [prompt(replace(config, vocab_size=vocabulary), sizes.prompt, seed + i) for i in range(count)]
-
-            def alone(at_a_time: int = at_a_time) -> Load:
-                requests = [onward.Request(one, GREEDY, sizes.new) for one in prompts()]
-                start, waiting = time.perf_counter(), requests[at_a_time:]
-                for request in requests[:at_a_time]:
-                    engine.add(request)
-                for request, _ in engine.run():
-                    if request.done and waiting:
-                        engine.add(waiting.pop())
-                return Load(time.perf_counter() - start, sum(len(request.tokens) for request in requests))
-
-            cases = {"engine": alone} | {
-                name: lambda url=url, at_a_time=at_a_time: asyncio.run(  # type: ignore[misc]
-                    measure(url, prompts(), sizes.new, at_a_time, folder.name)
-                )
-                for name, url in urls.items()
-            }
-            found = in_turns(cases, options.rounds)
+            found: dict[str, list[Load]] = {name: [] for name in cases}
+            for _ in range(options.rounds):
+                for name, run in cases.items():
+                    found[name].append(run(prompts(2 * at_a_time), sizes.new, at_a_time))
             own = median(load.speed for load in found["engine"])
             for name, loads in found.items():
                 speed = median(load.speed for load in loads)
-                times = [
-                    percentiles([one for load in loads for one in getattr(load, kind)]) if loads[0].first else ""
-                    for kind in ("first", "between")
-                ]
-                share = f"{median(load.client for load in loads):.0%}" if loads[0].first else ""
-                table.rows.append([name, at_a_time, speed, speed / own, *times, share])
+                table.rows.append([name, at_a_time, speed, speed / own, *times_of(loads)])
+                print(*table.rows[-1], file=sys.stderr, flush=True)
         print(table.as_text())
+        new = max(2, sizes.new // 4)
+        shared = Table(
+            f"{USERS} users at once, {SYSTEM} equal tokens and {sizes.prompt // 8} of their own, {new} new ones",
+            ["server", "tokens/s", "first token, ms", "between tokens, ms", "client"],
+        )
+        system = prompts(1, SYSTEM)[0]
+        for name, run in cases.items():
+            loads = [
+                run([system + one for one in prompts(USERS, sizes.prompt // 8)], new, USERS)
+                for _ in range(options.rounds)
+            ]
+            shared.rows.append([name, median(load.speed for load in loads), *times_of(loads)])
+        print(shared.as_text())
         second = Table(
             "A prompt of 1,900 tokens beside two answers: median time between their tokens",
             ["server", "before, ms", "meanwhile, ms", "factor"],

@@ -153,6 +153,31 @@ def test_prompts_of_an_unchanged_model_are_reused(
         assert read[0] == len(PROMPT) + 1
 
 
+def test_owned_model_is_read_once_and_its_hooks_and_counted_changes_are_seen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, read = model_of(), list[int]()
+    engine = Engine(model, compile_after=0, **blocks(model, tmp_path))
+    engine.runner.state.owned = True
+    monkeypatch.setattr("onward.compiled.fingerprint.checksum", lambda tensor: read.append(1) or checksum(tensor))
+
+    def ask() -> list[tuple[int, float]]:
+        request = engine.add(Request(list(PROMPT), Sampling(temperature=0), 12, num_logprobs=0))
+        assert list(engine.run())
+        return [(one.token, one.logprob) for one in request.logprobs]
+
+    before = ask()
+    assert len(read) == len(model.state_dict())
+    assert same(ask(), before)
+    assert len(read) == len(model.state_dict())
+    for name in "hook", "mul_":
+        with ExitStack() as stack:
+            EDITS[name](model, stack)
+            assert same(ask(), edited := answer(model))
+            assert not same(edited, before, 0)
+        assert same(ask(), answer(model))
+
+
 def test_file_that_cannot_be_written_is_a_warning_not_an_error_of_the_request(tmp_path: Path) -> None:
     model = model_of()
     (tmp_path / "file").write_text("")

@@ -1,7 +1,11 @@
 """Options of the engines change no answer: models, adapters, drafts, prompts kept on disk, pieces of prompts."""
 
 import os
+<<<<<<< HEAD
 import shutil
+=======
+import time
+>>>>>>> 7a67dd0 (The server compares a model that only it changes by its hooks, reads it once, and compiles steps of every number of rows while no request is there; an int4 head is named in the files, so that vLLM reads it, with a test against vLLM; chats of lm-eval are tested; the benchmark has shared prefixes and servers of texts)
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -179,3 +183,15 @@ def test_weights_beyond_the_memory_are_refused_before_they_are_read(
     monkeypatch.setattr("onward.serving.models.memory_size", lambda: 1000)
     with pytest.raises(UserError, match=r"the weights of wide need .* GiB, and this machine has"):
         check_weights([wide], None, None)
+
+
+def test_steps_are_compiled_while_there_is_no_request(wide: Path, expected: list[dict[str, Any]]) -> None:
+    with serving(wide, rows=3) as server:
+        worker, steps = server.service.worker, server.served[0].engine.runner.steps
+        worker.compile_when_idle()
+        found = answers(server.url, ["wide"])
+        while worker.spare:
+            time.sleep(0.01)
+        assert worker.call(lambda: {shape for shape, *_ in steps.pool.free}).result() >= {(1, 1), (2, 1), (3, 1)}
+        found += answers(server.url, ["wide"])
+    assert_same(found, expected * 2)

@@ -130,7 +130,11 @@ def test_the_picture_of_the_engine_shows_rows_blocks_and_the_queue(server: Runni
                 seen.append((await client.get("/api/engine")).json()["engines"][0])
             return seen
 
-    seen = asyncio.run(watch())
+    def generated() -> int:
+        return int(httpx.get(f"{server.url}/api/engine").json()["engines"][0]["generated"])
+
+    start, seen = generated(), asyncio.run(watch())
+    assert generated() == start + 6 * 12, "those of answers that have ended count too"
     assert all(len(one["rows"]) <= one["capacity"] == 4 for one in seen)
     busy = max(seen, key=lambda one: len(one["rows"]))
     assert len(busy["rows"]) == 4

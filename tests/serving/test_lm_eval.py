@@ -1,4 +1,4 @@
-"""lm-evaluation-harness as a client of the server: its log-likelihoods are those of the model in this process."""
+"""lm-evaluation-harness as a client of the server: its results are those of the model in this process."""
 
 from pathlib import Path
 
@@ -33,3 +33,19 @@ def test_log_likelihoods_over_http_are_those_in_process(at_a_time: int, tiny_run
     for (value, greedy), (other, flag) in zip(found, expected, strict=True):
         assert value == pytest.approx(other, abs=1e-4)
         assert greedy == flag
+
+
+def test_chats_over_http_are_those_in_process(tiny_run: Path) -> None:
+    from lm_eval.api.instance import Instance
+
+    lm = onward.load(tiny_run)
+    chats = [[{"role": "user", "content": text}] for text in ("A", "Hi", "No", "The")]
+    with serving(tiny_run) as server:
+        model = completions.LocalChatCompletion(
+            base_url=f"{server.url}/v1/chat/completions", model=tiny_run.name, num_concurrent=4
+        )
+        limits = {"until": ["e"], "max_gen_toks": 6}
+        asked = [(model.apply_chat_template(chat), limits) for chat in chats]
+        requests = [Instance("generate_until", {}, arguments, idx=i) for i, arguments in enumerate(asked)]
+        found = model.generate_until(requests, disable_tqdm=True)
+    assert found == [lm.chat(chat, 6, temperature=0.0, stop=["e"]) for chat in chats]

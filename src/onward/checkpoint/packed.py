@@ -135,7 +135,8 @@ def quantization_config(precisions: Mapping[str, Precision], plain: Sequence[str
     for i, (precision, names) in enumerate(sorted(by_precision.items(), key=lambda item: item[0] == most)):
         size = {"strategy": "channel"} if precision == "int8" else {"strategy": "group", "group_size": GROUP}
         weights = {"num_bits": BITS[precision], "type": "int", "symmetric": True, "dynamic": False, **size}
-        targets = ["Linear"] if precision == most else names  # names come first, since the first match counts
+        head = [name for name in names if "." not in name]  # by name too: vLLM's head is no Linear
+        targets = ["Linear", *head] if precision == most else names  # names come first, since the first match counts
         groups[f"group_{i}"] = {"targets": targets, "weights": weights, "input_activations": None}
     return {
         "quant_method": "compressed-tensors",

@@ -64,14 +64,13 @@ class Snapshot:
             same = now == before
         except (RuntimeError, ValueError, TypeError):  # tensors and arrays have no truth value
             return False
-        return (
-            same
-            and len(parts) == len(parts_now)
-            and all(map(is_, parts, parts_now))
-            and self.ambient == ambient(self.model)
-            and self.hooks == self.hooks_now()
-            and self.traced == is_traced(self.model)
-        )
+        return same and len(parts) == len(parts_now) and all(map(is_, parts, parts_now)) and self.has_same_hooks()
+
+    def has_same_hooks(self) -> bool:
+        """Return whether the model still has the hooks and edits of this snapshot, under the same settings of
+        PyTorch."""
+        settings = self.ambient == ambient(self.model)
+        return settings and self.hooks == self.hooks_now() and self.traced == is_traced(self.model)
 
     def versions(self) -> list[int]:
         """Return PyTorch's version counter of each tensor, which counts changes in place, but not those through `data`
@@ -111,7 +110,11 @@ class Snapshot:
 
 
 class ModelState:
-    """Follows a model from decoding step to decoding step, to detect changes."""
+    """Follows a model from decoding step to decoding step, to detect changes.
+
+    If the model is `owned`, as a server's is, only hooks, edits and operations that PyTorch counts change it: a step
+    then compares fewer objects, and the weights are read once for all cached prefixes.
+    """
 
     def __init__(self, model: Decoder) -> None:
         self.model = model
@@ -119,11 +122,13 @@ class ModelState:
         self.key: tuple[object, ...] = ()  # of the last snapshot, the same object as long as it is equal
         self.versions: list[int] = []
         self.changes = 0  # a count: results from before a change are not those of the model now
+        self.owned = False
+        self.known: tuple[int, str | None] = 0, None  # `changes`, and the fingerprint of an owned model then
 
     def follow(self) -> Snapshot:
         """Compare the model with the last snapshot, and take a new one if it has changed; called before each step."""
         last = self.snapshot
-        if last is None or not last.holds():
+        if last is None or not (last.has_same_hooks() if self.owned else last.holds()):
             new = self.snapshot = Snapshot(self.model)
             key, versions = new.key, new.versions()
             if not last or (key, versions, new.hooks) != (self.key, self.versions, last.hooks):
@@ -138,9 +143,19 @@ class ModelState:
         """Return the snapshot of this step."""
         return self.snapshot or self.follow()
 
+    def fingerprint(self) -> str | None:
+        """Return the fingerprint of this step's snapshot."""
+        snapshot = self.current()
+        if not self.owned:
+            return snapshot.fingerprint()
+        if self.known[0] != self.changes:
+            self.known = self.changes, snapshot.fingerprint()
+        return self.known[1]
+
     def rest(self) -> None:
-        """Release the references to the weights, since no step follows soon."""
-        self.snapshot = None
+        """Release the references to the weights, unless the model is owned, since no step follows soon."""
+        if not self.owned:
+            self.snapshot = None
 
 
 def fingerprint(model: Decoder) -> str | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onward.kernels.available import unavailable
 from onward.kernels.memory import Unreadable, address, buffer, filled
-from onward.kernels.rules import DTYPES, emitter
+from onward.kernels.rules import DTYPES, MIN_PARALLEL, emitter
 from onward.splitmix import GOLDEN, MULTIPLIERS
 
 
@@ -79,5 +79,6 @@ def draw_by_kernel(
         return None
     given = filled(factors, torch.float32), filled(seeds, torch.int64), filled(index, torch.int64)
     kernel = emitter("draws").draws(DTYPES[logits.dtype], allowed is not None)
-    kernel(target, *operands, *(pointer for _, pointer in given), size, rows, 1)
+    threads = torch.get_num_threads() if rows * size >= MIN_PARALLEL else 1
+    kernel(target, *operands, *(pointer for _, pointer in given), size, rows, threads)
     return tokens

@@ -27,9 +27,13 @@ async def engine(http: Request) -> dict[str, Any]:
 def snapshot(service: Service) -> dict[str, Any]:
     """Return the state of all engines as a JSON object; called in their thread."""
     served = list(service.served.values())
-    jobs = service.worker.jobs
-    names = {id(one.engine): one.name for one in reversed(served)}
-    return {"engines": [{"model": names[id(one)], **state(one, jobs)} for one in engines_of(served)]}
+    worker, names = service.worker, {one.engine: one.name for one in reversed(served)}
+    return {
+        "engines": [
+            {"model": names[engine], "generated": worker.generated[engine], **state(engine, worker.jobs)}
+            for engine in engines_of(served)
+        ]
+    }
 
 
 def state(engine: Engine, jobs: dict[Any, Job]) -> dict[str, Any]:

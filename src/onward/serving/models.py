@@ -28,6 +28,7 @@ from onward.transforms.lora import adapter_names
 
 BLOCK = 16  # positions of a block of the cache
 SHARE = 0.5  # of the memory left beside the weights, the most that the cache takes unless a size is given
+MOST_COMPILED = 32  # rows
 GIB = 1 << 30
 
 
@@ -123,7 +124,7 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
         device=lm.model.device,
         dtype=lm.model.dtype,
     )
-    return lm.engine(
+    engine = lm.engine(
         rows=options.rows,
         cache=BlockManager(cache),
         draft=draft,
@@ -131,6 +132,15 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
         prompt_cache=options.prompt_cache or None,
         prefill_budget=options.prefill_budget,
     )
+    engine.runner.state.owned = True
+    return engine
+
+
+def row_counts(engine: Engine) -> range:
+    """Return the numbers of rows for which decoding steps are compiled before they are needed: on a CPU, where each
+    takes about 0.1 s, up to the most that a compiled step takes in fp32."""
+    on_cpu = engine.model.device.type == "cpu"
+    return range(1, min(engine.scheduler.rows, MOST_COMPILED if on_cpu else 1) + 1)
 
 
 def num_blocks(config: DecoderConfig, rows: int, length: int, chunk: int, dtype: torch.dtype, room: int) -> int:

@@ -84,6 +84,7 @@ def serve(
             server.should_exit = True
             return
         service.open(served)
+        service.worker.compile_when_idle()
         ready(address, served)
 
     @asynccontextmanager

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 from onward.generation.engine.engine import Engine
 from onward.generation.request import Request
 from onward.serving.jobs import Job, Update, deliver
+from onward.serving.models import row_counts
 
 T = TypeVar("T")
 Step = Callable[[Engine, list[tuple[Request, int]]], None]
@@ -24,15 +26,17 @@ LOG = logging.getLogger("onward.serving")
 
 class Worker(threading.Thread):
     """The thread that runs the engines until `stop`. `observe` is called after each step with the engine and its new
-    tokens."""
+    tokens; the functions in `spare` are called one by one while there is no request."""
 
     def __init__(self, observe: Step) -> None:
         super().__init__(name="onward-engine", daemon=True)
         self.engines: Sequence[Engine] = ()
         self.observe = observe
         self.inbox: deque[Callable[[], None]] = deque()
+        self.spare: deque[Callable[[], object]] = deque()
         self.wake, self.stopping = threading.Event(), False
         self.jobs: dict[Request, Job] = {}  # of the engine's thread alone
+        self.generated = Counter[Engine]()  # tokens of each engine so far
 
     def add(self, job: Job) -> None:
         """Queue the requests of a job for its engine; may be called from any thread."""
@@ -64,6 +68,13 @@ class Worker(threading.Thread):
         self.inbox.append(command)
         self.wake.set()
 
+    def compile_when_idle(self) -> None:
+        """Have the decoding steps of all engines compiled while there is no request, each number of rows by itself, so
+        that a request waits for one of them at most."""
+        for engine in self.engines:
+            self.spare.extend(partial(engine.compile, rows) for rows in row_counts(engine))
+        self.wake.set()
+
     def stop(self) -> None:
         """End the thread after the current step; unfinished jobs get no further updates."""
         self.stopping = True
@@ -73,7 +84,10 @@ class Worker(threading.Thread):
         """Run commands and steps until `stop`; sleeps while there is nothing to do."""
         while not self.stopping:
             if not any(engine.busy for engine in self.engines):
-                self.wake.wait()
+                if self.spare and not self.inbox:
+                    self.spare.popleft()()
+                else:
+                    self.wake.wait()
             self.wake.clear()
             while self.inbox:
                 self.inbox.popleft()()
@@ -116,6 +130,7 @@ class Worker(threading.Thread):
             new = []
             for request in [*engine.scheduler.active, *engine.scheduler.waiting]:
                 engine.scheduler.fail(request, error)
+        self.generated[engine] += len(new)
         self.observe(engine, new)
         self.send(engine, new)
 

@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
     lm = load(options.model, options)
     conversation, typed = Conversation(lm, options), sys.stdin.isatty()
     if options.compile:
-        compile_steps(lm.engine(rows=1, cache=conversation.empty_cache()), 1)
+        compile_steps(lm.engine(rows=1, cache=conversation.empty_cache()), [1])
     if typed:
         with suppress(ImportError):
             import readline  # noqa: F401 - so that lines can be edited

@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> None:
             prompt_cache=options.prompt_cache,
         )
         if options.compile:
-            compile_steps(engine, min(len(prompts) * options.n, engine.scheduler.rows))
+            compile_steps(engine, [min(len(prompts) * options.n, engine.scheduler.rows)])
         sample(lm, prompts, options, engine)
     if sys.stdout.isatty():
         print_next(f"onward evaluate {quote(options.model)}")

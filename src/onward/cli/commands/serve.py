@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
     import torch
 
     from onward.hub import locate
-    from onward.serving.models import check_weights, engines_of, load_served
+    from onward.serving.models import check_weights, engines_of, load_served, row_counts
     from onward.serving.server import serve
 
     names = *options.models, *filter(None, [options.draft])
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
         served = load_served(options.models, options.adapter, options, lambda *given: load(given[0], options, given[1]))
         if options.compile:
             for engine in engines_of(served):
-                compile_steps(engine, 1)
+                compile_steps(engine, row_counts(engine))
         return served
 
     console.print(f"loading {', '.join(options.models)}", markup=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -35,8 +35,8 @@ class Compiling:
     compile: bool = False  # before the first token rather than after 16, and keep the machine code for the next start
 
 
-def compile_steps(engine: Engine, rows: int) -> None:
-    """Compile an engine's decoding steps for this many rows; print how long it took, or why the steps stay
+def compile_steps(engine: Engine, row_counts: Iterable[int]) -> None:
+    """Compile an engine's decoding steps for these numbers of rows; print how long it took, or why the steps stay
     uncompiled."""
     from time import perf_counter
 
@@ -44,7 +44,7 @@ def compile_steps(engine: Engine, rows: int) -> None:
 
     start, folder = perf_counter(), code_folder()
     folder = folder and private_folder(folder)
-    reason = engine.compile(rows, folder)
+    reason = next(filter(None, (engine.compile(rows, folder) for rows in row_counts)), "")
     took = f"decoding steps compiled in {perf_counter() - start:.1f} s"
     if folder:
         took += f"; their machine code is kept in {folder}"
@@ -53,15 +53,10 @@ def compile_steps(engine: Engine, rows: int) -> None:
 
 
 def code_folder() -> Path | None:
-    """Return the folder that keeps machine code, see `cache_folder`."""
-    return cache_folder("code")
-
-
-def cache_folder(name: str) -> Path | None:
-    """Return the folder onward/NAME below the first absolute path of $XDG_CACHE_HOME and ~/.cache; None if neither is
-    absolute."""
+    """Return the folder that keeps machine code, below the first absolute path of $XDG_CACHE_HOME and ~/.cache; None if
+    neither is absolute."""
     caches = Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.path.expanduser("~/.cache"))
-    return next((folder / "onward" / name for folder in caches if folder.is_absolute()), None)
+    return next((folder / "onward" / "code" for folder in caches if folder.is_absolute()), None)
 
 
 def load(model: str, options: Loading, adapter_folders: Sequence[str] = ()) -> LanguageModel:

@@ -50,7 +50,7 @@ class PrefixCache:
         one_row = type(self.manager) is CacheManager and self.manager.cache.rows == 1 and self.files is None
         if self.state is None or one_row:
             return None
-        return self.state.current().fingerprint()
+        return self.state.fingerprint()
 
     def key(self, adapter: str) -> str | None:
         """Return the key of keys and values that the model now computes with an adapter; None if they are not
@@ -60,12 +60,8 @@ class PrefixCache:
     def allocate(
         self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]], key: str | None = ""
     ) -> int | None:
-        """Assign `row` to a request that begins with `tokens`, and fill it with their longest cached prefix.
-
-        `rows` are the tokens that each row in use holds and may share. `rope_length` is the length for which rotary
-        positions are scaled. `key` names the model and the adapter that cached tokens must come from; with None, none
-        are used. Returns the number of tokens that the row then holds; None if memory is short now.
-        """
+        """Allocate a row with the longest cached prefix of `tokens`; see `CacheManager.allocate`. `rows` are the tokens
+        that each row in use holds and may share."""
         if key is None:  # a key that nothing else has
             return self.manager.allocate(row, tokens, rope_length, secrets.token_hex())
         cached = self.manager.allocate(row, tokens, rope_length, key)

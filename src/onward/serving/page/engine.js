@@ -4,11 +4,10 @@ import { ask, node } from "./api.js";
 const place = document.getElementById("engine");
 let before = null;
 
+// Tokens per second since the last look: also those of answers that have ended meanwhile.
 function rate(engine, index, now) {
-  const count = (rows) => Object.fromEntries(rows.map((row) => [row.request, row.tokens]));
-  const seen = count(engine.rows), last = before?.counts[index] ?? {};
-  const made = Object.entries(seen).reduce((sum, [id, tokens]) => sum + tokens - (last[id] ?? 0), 0);
-  return [seen, before ? Math.max(0, Math.round((1000 * made) / (now - before.time))) : 0];
+  const last = before?.generated[index];
+  return last === undefined ? 0 : Math.round((1000 * (engine.generated - last)) / (now - before.time));
 }
 
 function drawn(engine, speed) {
@@ -29,9 +28,9 @@ function drawn(engine, speed) {
 export async function watch() {
   try {
     const now = performance.now(), { engines } = await ask("/api/engine");
-    const rates = engines.map((engine, index) => rate(engine, index, now));
-    before = { time: now, counts: rates.map(([seen]) => seen) };
-    place.replaceChildren(...engines.flatMap((engine, index) => drawn(engine, rates[index][1])));
+    const speeds = engines.map((engine, index) => rate(engine, index, now));
+    before = { time: now, generated: engines.map((engine) => engine.generated) };
+    place.replaceChildren(...engines.flatMap((engine, index) => drawn(engine, speeds[index])));
   } catch (error) {
     place.textContent = error.message;
   }
