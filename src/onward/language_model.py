@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast, overload
 
@@ -12,6 +13,7 @@ from onward.config.part_types import Size, SizeOrZero
 from onward.data.progress import Progress, silent
 from onward.errors import UserError
 from onward.evaluation.benchmark import TaskResult, run_task
+from onward.evaluation.kept import Kept
 from onward.evaluation.tasks import Task, tasks_of
 from onward.generation.answer import Answer
 from onward.generation.cache.manager import CacheManager
@@ -36,7 +38,6 @@ from onward.generation.search.contrastive import contrastive_search
 from onward.text.chat import Message, chat_of
 from onward.text_model import TextModel
 
-ANSWER_TOKENS = 64  # of an answer that a task compares
 DEFAULT = GenerationOptions()
 UNCHANGED = GenerationOptions(temperature=1.0)  # the model's own probabilities
 
@@ -75,27 +76,30 @@ class LanguageModel(TextModel):
         *,
         examples: SizeOrZero = 0,
         limit: Size = 200,
+        chat: bool = False,
+        run_code: bool = False,
+        kept: Kept | None = None,
         progress: Progress = silent,
     ) -> list[TaskResult]:
         """Return the scores of tasks, such as `"cloze:book.txt, arithmetic(digits=2)"`; see `evaluation.tasks`.
 
-        Up to `limit` questions of each task are asked, after the same `examples` solved ones. Of questions with choices
-        the likeliest one counts; other answers are written greedily, up to the end of a line or 64 tokens. `progress`
-        is called with the task, the number of choices or questions that are done, and of all. Raises a UserError for an
-        unknown task, and for a file that cannot be read.
+        Up to `limit` questions of each task are asked, after the same `examples` solved ones; with `chat` as a
+        conversation, by the chat template. Of questions with choices the likeliest one counts; other answers are
+        written, as the task says. `run_code` allows tasks that run programs which the model writes. Results in `kept`
+        (`evaluation.kept.kept_for`) are used, and new ones added to it. `progress` is called with the task, the number
+        of choices or answers that are done, and of all. Raises a UserError for an unknown task, and for a file that
+        cannot be read.
         """
-        room = max(1, self.config.context_length - ANSWER_TOKENS)
-
-        def write(prompts: Sequence[str]) -> list[str]:
-            tokens = [self.text().encode(prompt)[-room:] for prompt in prompts]
-            most = min(ANSWER_TOKENS, self.config.context_length - 1)
-            return [one.text for (one,) in self.complete(tokens, most, temperature=0.0, stop=("\n",))]
-
         chosen = tasks_of(tasks) if isinstance(tasks, str) else tasks
-        return [
-            run_task(task, self.model, self.text(), write, examples=examples, limit=limit, progress=progress)
-            for task in chosen
-        ]
+        for task in chosen:
+            if task.runs_code and not run_code:
+                raise UserError(
+                    f"the task {task.kind} runs programs that the model writes, each in a process of its own: allow it "
+                    "by --run-code, in Python run_code=True"
+                )
+        engine = lambda answers: self.engine_for(answers, {})
+        ask = partial(run_task, examples=examples, limit=limit, chat=chat, kept=kept, progress=progress)
+        return [ask(task, self.model, self.text(), engine) for task in chosen]
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too

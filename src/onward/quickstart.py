@@ -122,8 +122,9 @@ def with_chat(folder: Path) -> LanguageModel:
 
 
 def stage_figures(base: Path, runs: Mapping[str, Run]) -> Iterator[dict[str, Any]]:
-    """Yield a row of figures on held-out questions for the pre-training and each stage; `runs` are the runs by
-    stage."""
+    """Yield a row for the pre-training, whose folder is `base`, and for each later stage, whose runs are `runs`: the
+    loss of right answers, how often the right answer of two is preferred, and how often answers end, on held-out
+    questions."""
     ranking = SimPO().loss(base_of(FinetuneConfig(base=str(base))))  # by the model's own probabilities
     names = [*held_out_answers()][:ENDS]
     for stage, folder in {"pre-training": base, **{name: run.folder for name, run in runs.items()}}.items():

@@ -163,6 +163,13 @@ def test_the_command_prints_the_centered_mean(tiny_run: Path, bundle: Path, caps
     assert "CORE" in capsys.readouterr().out
 
 
+def test_other_line_breaks_are_part_of_a_text(bundle: Path) -> None:
+    path = bundle / "eval_data/small/pick.jsonl"
+    path.write_text('{"query": "a\u2028b", "choices": ["c\x85d"], "gold": 0}\n', encoding="utf-8")
+    (task,) = tasks_of(f"core(folder='{bundle}', task='pick')")
+    assert task.texts(9) == ["a\u2028b c\x85d"]
+
+
 def test_guessing_is_0_and_all_right_is_1() -> None:
     assert core_metric([(0.25, 0.1, 0.25), (0.0, 0.0, 0.0)]) == pytest.approx((0, 0.1 / 0.75 / 2))
     assert core_metric([(1.0, 0.0, 0.25), (1.0, 0.0, 0.0)]) == (1, 0)

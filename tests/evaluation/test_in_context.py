@@ -101,6 +101,8 @@ def test_the_command_prints_draws_and_repeats(
     assert printed["examples"] == ["The cat sat", "A dog slept", "A dog sang"]
     assert printed["counts"] == [0, 1, 2, 3]
     assert len(printed["answers"]) == len(printed["probabilities"]) == 4
+    assert main([*words, "--candidates", "sat, slept", "--json"]) == 0
+    assert sorted(json.loads(capsys.readouterr().out)["answers"]) == ["sat", "slept"]
     assert "with 3 examples" in (tmp_path / "p.svg").read_text()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import onward
 from onward.cli import main
 from onward.errors import UserError
-from onward.evaluation.benchmark import run_task
+from onward.evaluation.kept import Kept
 from onward.evaluation.significance import bootstrap, holm, mcnemar, smallest_difference
 from onward.evaluation.tasks import Question, Task, tasks_of
 from onward.evaluation.tasks.files import Answers
@@ -135,8 +135,7 @@ def test_written_answers_are_compared(match: str, expected: str, tmp_path: Path)
     task = Answers(file=str(file), match=match)  # type: ignore[arg-type]
     (question,) = task.questions(9)
     for answer, right in MATCHES[match, expected].items():
-        found = run_task(task, None, None, lambda prompts, answer=answer: [answer] * len(prompts))  # type: ignore[arg-type,misc]
-        assert found.right == (right,), answer
+        assert task.grades([[answer]], [question], Kept()) == [float(right)], answer
     assert question.solved == f"q {expected}"
 
 

@@ -1,11 +1,8 @@
 """Options of the engines change no answer: models, adapters, drafts, prompts kept on disk, pieces of prompts."""
 
 import os
-<<<<<<< HEAD
 import shutil
-=======
 import time
->>>>>>> 7a67dd0 (The server compares a model that only it changes by its hooks, reads it once, and compiles steps of every number of rows while no request is there; an int4 head is named in the files, so that vLLM reads it, with a test against vLLM; chats of lm-eval are tested; the benchmark has shared prefixes and servers of texts)
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from onward.evaluation.programs import num_passed
+from onward.evaluation.programs import code_of, num_passed
 from onward.evaluation.sandbox import CREATE_RULESET, MACHINES
-from onward.training.rewards.code import code_of
 
 LINUX = sys.platform == "linux"
 FILTERED = LINUX and platform.machine() in MACHINES

@@ -5,7 +5,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from onward.training.rewards.sum import OpenReward
 from onward.training.run.run import Run
 
 from support.finetuning import base_model, config, write_rows
+from support.judge import Server, judge_server
 from support.runs import metrics
 
 THINK = "format(template='<think>{}</think> <answer>{}</answer>')"
@@ -282,49 +282,10 @@ def test_several_processes_share_the_completions_in_order() -> None:
     assert reward(completions) == reward(completions), "processes stay"
 
 
-class Server(ThreadingHTTPServer):
-    """A server that answers with the next of some replies, and keeps the requests."""
-
-    replies: list[tuple[int, Any]]
-    requests: list[tuple[str, dict[str, str], dict[str, Any]]]
-
-    def handle_error(self, *_: Any) -> None:
-        pass  # a client that went away
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append((self.path, dict(self.headers), body))
-        status, reply = self.server.replies.pop(0) if len(self.server.replies) > 1 else self.server.replies[0]
-        content = reply(body["messages"][0]["content"]) if callable(reply) else reply
-        if isinstance(content, str):
-            content = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
-        self.send_response(status)
-        for name, value in {"Retry-After": "0", "Location": "/v2", "Content-Length": str(len(content))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    for name in "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "OPENAI_API_KEY":
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(judging, "WAIT", 0.0)
-    server = Server(("127.0.0.1", 0), Handler)
-    server.requests = []
-    thread = threading.Thread(target=server.serve_forever, args=[0.01])
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with judge_server(monkeypatch) as server:
+        yield server
 
 
 def judged(server: Server, texts: list[str], options: str = "", kind: str = "judge", **columns: Any) -> list[float]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from onward.config.lora import EVA, Initialization, LoRA
+from onward.config.lora import EVA, Initialization, LoRA, PiSSA
 from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.model.cache import KVCache
@@ -150,9 +150,11 @@ def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
             lambda: add_lora(model, LoRA(targets=("embed",), tokens=(3,))),
             "tokens are given, and embed is trained already",
         ),
+        (lambda: add_lora(model, LoRA(ranks={"blocks": 0})), "ranks is 0 for all targets"),
         (lambda: add_lora(model, LoRA(bias="some")), "bias is 'some'"),  # type: ignore[arg-type]
-        (lambda: add_lora(decoder(DECODERS["llama"]), LoRA(init=EVA())), "eva begins with the inputs of layers"),
-        (lambda: add_lora(decoder(DECODERS["llama"]), LoRA(init=Nothing())), "Nothing has no method factors"),
+        (lambda: add_lora(model, LoRA(init=PiSSA(), rank=999)), "rank is 999, and .* is of rank"),
+        (lambda: add_lora(model, LoRA(init=EVA())), "eva begins with the inputs of layers"),
+        (lambda: add_lora(model, LoRA(init=Nothing())), "Nothing has no method factors"),
         (lambda: LoRA(targets=()), "targets are empty"),
         (lambda: LoRA(targets=(), full=("norm",)), "targets are empty"),
     ):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import fmean, stdev
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from onward.data.progress import Progress, silent
 from onward.errors import UserError
-from onward.evaluation.continuations import pair_of, score_continuations
-from onward.evaluation.tasks.task import Question, ScoredTask, Task
+from onward.evaluation.answers import write_answers
+from onward.evaluation.chatting import ChatPrompts
+from onward.evaluation.continuations import Pair, pair_of, score_continuations
+from onward.evaluation.kept import Kept
+from onward.evaluation.tasks.task import Question, ScoredTask, Task, mean_of
+from onward.generation.engine.engine import Engine
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 
-Generate = Callable[[Sequence[str]], Sequence[str]]  # writes an answer to each prompt, up to the end of a line
+MakeEngine = Callable[[int], Engine]  # of this many answers
+Report = Callable[[int, int], None]  # called with the number of parts that are done, and of all
 
 
 @dataclass(frozen=True)
@@ -22,12 +26,12 @@ class TaskResult:
     """The result of a model on a task: its score, the share of right answers, with the standard error."""
 
     task: str
-    score: float  # the share of right answers
+    score: float  # the mean grade of the questions: the share of right answers; of BLEU and chrF that of all answers
     error: float  # standard error of the score; NaN for one question
     by_length: float | None  # the share if log-probabilities are divided by the bytes of their choice; None: no choices
     chance: float  # the score of guessing
     examples: int  # in front of each question
-    right: tuple[bool, ...]  # of each question
+    right: tuple[float, ...]  # the grade of each question: 1 if its answer is right, 0 if not, or between
 
     @property
     def questions(self) -> int:
@@ -35,61 +39,136 @@ class TaskResult:
         return len(self.right)
 
 
+@dataclass(frozen=True)
+class Asking:
+    """How the questions of a task are asked."""
+
+    tokenizer: Tokenizer
+    shots: Sequence[Question]  # solved questions in front of each question
+    separator: str  # between them
+    chat: ChatPrompts | None  # with the chat template, or as plain text
+
+    def text(self, question: Question) -> str:
+        """Return the text after which the answer to a question follows."""
+        if self.chat:
+            solved = [text for shot in self.shots for text in (shot.context, shot.solution.strip())]
+            return self.chat.text([*solved, question.context])
+        return "".join(shot.solved + self.separator for shot in self.shots) + question.context
+
+    def pairs(self, question: Question) -> list[Pair]:
+        """Return a question with each of its choices, as tokens."""
+        text, choices = self.text(question), question.choices
+        if self.chat:
+            return [pair_of(self.tokenizer, text, choice.lstrip(), self.chat.encode) for choice in choices]
+        return [pair_of(self.tokenizer, text, choice) for choice in choices]
+
+    def tokens(self, question: Question) -> list[int]:
+        """Return the tokens after which the answer to a question is written."""
+        return (self.chat or self.tokenizer).encode(self.text(question))
+
+    def check(self, question: Question, size: Callable[[Asking], int], length: int) -> None:
+        """Raise a UserError if a question does not fit into `length` tokens together with the examples. `size` returns
+        its tokens if it is asked in a given way."""
+        if not self.shots or size(self) <= length:
+            return
+        fitting = [k for k in range(len(self.shots)) if size(replace(self, shots=self.shots[:k])) <= length]
+        advice = f"{fitting[-1]} fit" if fitting else "it is too long without any"
+        raise UserError(
+            f"a question with its {len(self.shots)} examples has {size(self)} tokens, and the context has {length} for "
+            f"it: use fewer examples ({advice})"
+        )
+
+
 def run_task(
     task: Task,
     model: Decoder,
     tokenizer: Tokenizer,
-    generate: Generate,
+    engine: MakeEngine,
     *,
     examples: int = 0,
     limit: int = 200,
+    chat: bool = False,
+    kept: Kept | None = None,
     progress: Progress = silent,
 ) -> TaskResult:
-    """Ask up to `limit` questions of a task, each after the same `examples` solved ones. `generate` writes the answers
-    of questions without choices; it is called once. `progress` is called with the task, the number of choices or
-    questions done, and of all. Raises a UserError if a task has too few questions."""
+    """Ask up to `limit` questions of a task, each after the same `examples` solved ones; with `chat` as a conversation,
+    by the chat template. `engine` makes the engine that writes the answers to questions without choices. Results in
+    `kept` are used, and new ones added to it. Raises a UserError if a task has too few questions, or if the examples do
+    not fit into the context."""
+    kept = kept or Kept()
     report = lambda done, total: progress(task.label, done, total)
     if isinstance(task, ScoredTask):
-        if examples:
-            raise UserError(f"examples is {examples}, and the task {task.label} has its own: leave it out")
-        right = task.score(model, tokenizer, limit, report)
-        return TaskResult(task.label, fmean(right), standard_error(right), None, task.chance, task.shots, tuple(right))
+        if examples or chat:
+            option = f"examples is {examples}" if examples else "chat is given"
+            raise UserError(f"{option}, and the task {task.label} has its own: leave it out")
+        right = [float(one) for one in task.score(model, tokenizer, limit, kept, report)]
+        return TaskResult(task.label, *mean_of(right), None, task.chance, task.shots, tuple(right))
     given = task.questions(limit + examples)
     shots, questions = given[:examples], given[examples:]
     if not questions:
         raise UserError(f"the task {task.label} has {len(given)} questions, and {examples} are examples: use fewer")
-    before = "".join(shot.solved + task.separator for shot in shots)
+    asking = Asking(tokenizer, shots, task.separator, ChatPrompts(tokenizer) if chat else None)
     if questions[0].choices:
-        right, by_length = chosen(questions, before, model, tokenizer, report)
+        right, by_length = chosen(questions, asking, model, kept, report)
+        total = mean_of(right)
     else:
-        report(0, len(questions))
-        texts = generate([before + question.context for question in questions])
-        right, by_length = [task.is_right(text, question) for text, question in zip(texts, questions)], None
+        written = written_answers(task, questions, asking, model, engine, kept, report)
+        right, by_length = task.grades(written, questions, kept), None
+        total = task.total([one[0] for one in written], questions, right)
     chance = fmean(1 / len(question.choices) if question.choices else 0.0 for question in questions)
-    return TaskResult(task.label, fmean(right), standard_error(right), by_length, chance, examples, tuple(right))
-
-
-def standard_error(right: Sequence[bool]) -> float:
-    """Return the standard error of the share of right answers; NaN for one question."""
-    return stdev(right) / math.sqrt(len(right)) if len(right) > 1 else math.nan
+    return TaskResult(task.label, *total, by_length, chance, examples, tuple(right))
 
 
 def chosen(
-    questions: Sequence[Question],
-    before: str,
-    model: Decoder,
-    tokenizer: Tokenizer,
-    report: Callable[[int, int], None],
-) -> tuple[list[bool], float]:
-    """Return whether the likeliest choice of each question is right, and the share that is right if log-probabilities
-    are divided by the bytes of the choice. `before` are the solved examples in front of each question; `report` is
-    called with the number of choices done, and of all."""
-    pairs = [pair_of(tokenizer, before + one.context, choice) for one in questions for choice in one.choices]
-    scored = iter(score_continuations(model, pairs, lambda done: report(done, len(pairs))))
-    right, by_length = [], []
+    questions: Sequence[Question], asking: Asking, model: Decoder, kept: Kept, report: Report
+) -> tuple[list[float], float]:
+    """Return for each question 1 if its likeliest choice is right, else 0, and the share that is right if
+    log-probabilities are divided by the bytes of the choice."""
+    by_question = [asking.pairs(one) for one in questions]
+    longest = max(range(len(questions)), key=lambda i: most_tokens(by_question[i]))
+    asking.check(
+        questions[longest], lambda asked: most_tokens(asked.pairs(questions[longest])), model.config.context_length
+    )
+    pairs = [pair for some in by_question for pair in some]
+    scored = iter(score_continuations(model, pairs, lambda done: report(done, len(pairs)), kept))
+    right, by_length = list[float](), []
     for question in questions:
         values = [next(scored).logprob for _ in question.choices]
         shares = [value / max(1, len(choice.strip().encode())) for value, choice in zip(values, question.choices)]
-        right.append(values.index(max(values)) == question.answer)
+        right.append(float(values.index(max(values)) == question.answer))
         by_length.append(shares.index(max(shares)) == question.answer)
     return right, fmean(by_length)
+
+
+def most_tokens(pairs: Sequence[Pair]) -> int:
+    """Return the tokens of the longest pair that the model reads: all but the last."""
+    return max(len(pair.context) + len(pair.continuation) - 1 for pair in pairs)
+
+
+def written_answers(
+    task: Task,
+    questions: Sequence[Question],
+    asking: Asking,
+    model: Decoder,
+    engine: MakeEngine,
+    kept: Kept,
+    report: Report,
+) -> list[list[str]]:
+    """Return the answers that the model writes to each question. A prompt without examples that leaves no room for an
+    answer loses its first tokens."""
+    options, length = task.writing(), model.config.context_length
+    most = min(options.max_new_tokens or length, length - 1)
+    prompts = [asking.tokens(one) for one in questions]
+    longest = max(range(len(questions)), key=lambda i: len(prompts[i]))
+    asking.check(questions[longest], lambda asked: len(asked.tokens(questions[longest])), length - most)
+    stop = asking.chat.stop if asking.chat else options.stop
+    options, count = replace(options, max_new_tokens=most, stop=stop), len(prompts) * options.n
+    written = write_answers(
+        engine(count),
+        asking.tokenizer,
+        [tokens[-(length - most) :] for tokens in prompts],
+        options,
+        lambda done: report(done, count),
+        kept,
+    )
+    return [[one.text for one in some] for some in written]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from onward.config.decoder import at
 from onward.config.scaling import LinearScaling, Llama3Scaling, YaRNScaling
 from onward.errors import UserError
+from onward.evaluation.kept import Kept
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, check_ids, without_dropout
 from onward.text.tokenizer import Tokenizer
@@ -42,21 +44,24 @@ class Scored:
     greedy: bool  # whether each of its tokens is the likeliest one
 
 
-def pair_of(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
+def pair_of(
+    tokenizer: Tokenizer, context: str, continuation: str, encode: Callable[[str], list[int]] | None = None
+) -> Pair:
     """Encode a context and its continuation as lm-evaluation-harness does: spaces at the end of the context belong to
     the continuation, both are encoded as one text, and the tokens after as many as the context alone has are the
-    continuation. An empty context is the token that begins texts, or else the one that ends them. Raises a UserError if
-    the tokenizer has neither, or if context and continuation are one token."""
+    continuation. An empty context is the token that begins texts, or else the one that ends them. `encode` is by
+    default that of the tokenizer. Raises a UserError if the tokenizer has neither, or if context and continuation are
+    one token."""
+    encode = encode or tokenizer.encode
     stripped = context.rstrip()
     continuation = context[len(stripped) :] + continuation
     if not stripped:
-        first = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
-        tokens = tokenizer.encode(continuation, special=False)
+        first, tokens = tokenizer.prefix_id, tokenizer.encode(continuation, special=False)
         if first is None or not tokens:
             missing = "text that continues it" if first is not None else "token that begins or ends texts"
             raise UserError(f"a question has an empty context and no {missing}: give it a context")
         return Pair((first,), tuple(tokens[1:] if tokens[0] == first and len(tokens) > 1 else tokens))
-    before, whole = tokenizer.encode(stripped), tokenizer.encode(stripped + continuation)
+    before, whole = encode(stripped), encode(stripped + continuation)
     if len(whole) < 2:
         raise UserError(f"the context {context!r:.60} is one token together with its continuation: make it longer")
     count = min(len(before), len(whole) - 1)  # a token across the boundary counts to the continuation
@@ -65,11 +70,17 @@ def pair_of(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
 
 @torch.inference_mode()
 def score_continuations(
-    model: Decoder, pairs: Sequence[Pair], progress: Callable[[int], None] = lambda done: None
+    model: Decoder,
+    pairs: Sequence[Pair],
+    progress: Callable[[int], None] = lambda done: None,
+    kept: Kept | None = None,
 ) -> list[Scored]:
-    """Compute the log-probability of each continuation after its context, in the order of `pairs`. Texts longer than
-    the model's context lose their first tokens. `progress` is called with the number of pairs that are done. Raises a
-    UserError for a continuation longer than the context, and for token ids outside the vocabulary."""
+    """Compute the log-probability of each continuation after its context.
+
+    Texts longer than the model's context lose their first tokens. `progress` is called with the number of pairs that
+    are done. Scores in `kept` are not computed again, and new ones are added to it, batch by batch. Raises a UserError
+    for a continuation longer than the context, and for token ids outside the vocabulary.
+    """
     length = model.config.context_length
     inputs: list[tuple[int, ...]] = []  # of each pair, all tokens but the last
     for pair in pairs:
@@ -80,16 +91,35 @@ def score_continuations(
         tokens = (*pair.context, *pair.continuation)
         check_ids(min(tokens), max(tokens), model.config)
         inputs.append(tokens[-(length + 1) : -1])
-    result: list[Scored | None] = [None] * len(pairs)
-    done = 0
+    kept = kept or Kept()
+    result = [kept_score(kept.get(*request(pair))) for pair in pairs]
+    missing = [i for i, one in enumerate(result) if one is None]
+    done = len(pairs) - len(missing)
+    progress(done)
     with without_dropout(model):
-        for batch in batches([one[: len(one) - len(pair.continuation)] for one, pair in zip(inputs, pairs)]):
+        for group in batches([inputs[i][: len(inputs[i]) - len(pairs[i].continuation)] for i in missing]):
+            batch = [missing[j] for j in group]
             states = read(model, [inputs[i] for i in batch], [len(pairs[i].continuation) for i in batch])
-            for i, scored in zip(batch, scores(model, states, [pairs[i].continuation for i in batch])):
+            found = scores(model, states, [pairs[i].continuation for i in batch])
+            for i, scored in zip(batch, found):
                 result[i] = scored
+            kept.add([(request(pairs[i]), [one.logprob, one.greedy]) for i, one in zip(batch, found)])
             done += len(batch)
             progress(done)
     return [one for one in result if one is not None]
+
+
+def request(pair: Pair) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """Return a pair as a request of `Kept`."""
+    return "score", pair.context, pair.continuation
+
+
+def kept_score(found: Any) -> Scored | None:
+    """Return a score as `Kept` has it; None if there is none."""
+    match found:
+        case [float(), bool()]:
+            return Scored(*found)
+    return None
 
 
 def batches(shared: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:

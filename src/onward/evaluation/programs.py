@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -16,6 +17,13 @@ from pathlib import Path
 SANDBOX = Path(__file__).with_name("sandbox.py")
 RESULTS = 1 << 20  # bytes of results that are read
 GIGABYTE = 1 << 30
+FENCED = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
+
+
+def code_of(text: str) -> str:
+    """Return the last fenced block of a text; without one, all of it."""
+    blocks = FENCED.findall(text)
+    return blocks[-1] if blocks else text
 
 
 def num_passed(code: str, tests: Sequence[str], seconds: float, gigabytes: float) -> int:

@@ -65,11 +65,12 @@ def bootstrap(one: Sequence[float], other: Sequence[float], level: float = 0.95,
     return Difference(fmean(differences), means[outside], means[-1 - outside])
 
 
-def mcnemar(one: Sequence[bool], other: Sequence[bool]) -> float:
+def mcnemar(one: Sequence[float], other: Sequence[float]) -> float:
     """Compute the two-sided p-value of McNemar's exact test: of the questions that one model alone answers right, each
-    model would have half (McNemar 1947)."""
-    first = sum(a and not b for a, b in zip(one, other, strict=True))
-    count = first + sum(b and not a for a, b in zip(one, other))
+    model would have half (McNemar 1947). With grades between 0 and 1 it is the sign test: of the questions that one
+    model answers better."""
+    first = sum(a > b for a, b in zip(one, other, strict=True))
+    count = first + sum(b > a for a, b in zip(one, other))
     tail = sum(math.comb(count, k) for k in range(min(first, count - first) + 1))
     return min(1.0, 2 * tail / 2**count)
 

@@ -45,8 +45,8 @@ class Reference:
 
 
 def transformers_reference(folder: Path, model: Decoder, name: str) -> Reference:
-    """Load the model in a folder in transformers, without code from the folder. `name` names it in messages. Raises a
-    UserError if it cannot be loaded."""
+    """Load the model in a folder in transformers, without code from the folder, in the dtype and on the device of
+    `model`, our decoder of the same folder. `name` names it in messages. Raises a UserError if it cannot be loaded."""
     try:
         from transformers import AutoModelForCausalLM, logging
     except ImportError:

@@ -53,6 +53,7 @@ class Tokenizer:
         self.bos, self.eos, self.pad = bos, eos, pad
         self.bos_id: int | None = inner.token_to_id(bos) if bos else None
         self.eos_id: int | None = inner.token_to_id(eos) if eos else None
+        self.prefix_id = self.eos_id if self.bos_id is None else self.bos_id  # before a text without a context
         self.end_ids = list(dict.fromkeys([*([] if self.eos_id is None else [self.eos_id]), *ends]))
         self.templates = dict(templates or {})
         unknown = getattr(inner.model, "unk_token", None)
@@ -81,7 +82,10 @@ class Tokenizer:
             inner.post_processor = processors.TemplateProcessing(f"{bos} $A", None, [(bos, inner.token_to_id(bos))])
         ends = [i for table in tables.values() for i in known_ids(table.get("eos_token_id"), inner)]
         pad, templates = special_name(tables, "pad_token", inner) or filler, chat_templates(file.parent, tables)
-        return cls(inner, bos, eos or last or end, pad=pad, ends=ends, templates=templates)
+        tokenizer = cls(inner, bos, eos or last or end, pad=pad, ends=ends, templates=templates)
+        if names_no_bos(tables):
+            tokenizer.prefix_id = tokenizer.eos_id
+        return tokenizer
 
     @checked
     def save(self, folder: str | Path) -> None:
@@ -287,6 +291,14 @@ def special_name(tables: Mapping[str, Mapping[str, Any]], key: str, inner: token
         if named := known_ids(table.get(f"{key}_id"), inner):
             return inner.id_to_token(named[0])  # of several end tokens the first is the usual one
     return None
+
+
+def names_no_bos(tables: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return whether a tokenizer has no beginning-of-text token of its own, although config.json may name one: so
+    Qwen's files have it, and transformers puts none before texts."""
+    table = tables.get("tokenizer_config.json", {})
+    generic = table.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")
+    return table.get("bos_token", "" if generic or "bos_token" in table else "a class has its default") in (None, "")
 
 
 def known_ids(value: Any, inner: tokenizers.Tokenizer) -> list[int]:

@@ -107,7 +107,8 @@ def hook_latents(
     where: Latents, name: str, attn: LatentAttentionModule, hooks: ModelHooks
 ) -> Iterator[RemovableHandle]:
     """Add the hooks on the module `attn`, called `name`, that pass the latent and the rotary key in the cache, and the
-    queries, keys and values of each head, to traces and edits; yield the handles that remove them."""
+    queries, keys and values of each head, to the traces and edits of `hooks`; yield the handles that remove them.
+    `where` has the names of these activations."""
     names = [f"{name}.{one}" for one in where.names]
     state = local()  # of one thread: another may be in the same module
 

@@ -116,16 +116,13 @@ def explained_variance(model: Decoder, lora: LoRA, batches: Iterable[Rows], name
     Ranks are distributed over the layers by the share of the variance that a component explains, and their sum stays
     the same; a layer of rank 0 has no adapter. Returns the ranks of the layers.
 
-    Raises a UserError for stacks of experts, a rank above the number of a layer's inputs, and batches with too few
-    tokens.
+    Raises a UserError for stacks of experts, and for batches with too few tokens.
     """
     assert isinstance(lora.init, EVA)
     every = {n: (t, adapter) for n, t, adapter in adapters_of(model, name) if not isinstance(t.module, nn.Embedding)}
     for layer, (target, _) in every.items():
         if target.weight.ndim > 2:
             raise UserError(f"eva reads the inputs of layers, and {layer} is a stack of experts: choose other targets")
-        if lora.rank > (most := target.weight.size(-1)):
-            raise UserError(f"rank is {lora.rank}, and {layer} has {most} inputs: choose at most {most}")
     inputs = LayerInputs({layer: one.weight.size(-1) for layer, (one, _) in every.items()}, lora.rank, lora.init)
     with ExitStack() as stack:
         stack.enter_context(without_dropout(model))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onward.config.lora import Initialization, OLoRA, PiSSA
+from onward.config.lora import EVA, Initialization, OLoRA, PiSSA
 from onward.errors import UserError
 
 OVERSAMPLED = 8  # singular values of a randomized SVD beyond those that are needed, which make these more accurate
@@ -33,18 +33,25 @@ def orthonormal(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return r[..., :rank, :], q[..., :rank]
 
 
-def parts_of(weight: Tensor, init: Initialization, rank: int, scaling: float, name: str) -> tuple[Tensor, Tensor]:
-    """Return A and B of an initialization that begins with a part of the weight called `name`. Raises a UserError for a
-    rank above that of the weight."""
-    if rank > (most := min(weight.shape[-2:])):
-        raise UserError(
-            f"rank is {rank}, and {init.kind} takes {name} apart, which has rank {most}: choose at most {most}"
-        )
+def parts_of(weight: Tensor, init: Initialization, rank: int, scaling: float) -> tuple[Tensor, Tensor]:
+    """Return A and B of an initialization that begins with a part of a weight."""
     if isinstance(init, PiSSA):
         return principal(weight, rank, scaling, init.iterations)
     if isinstance(init, OLoRA):
         return orthonormal(weight, rank)
-    if init.factors is None:
-        raise UserError(f"{type(init).__name__} has no method factors, which returns A and B: define it")
+    assert init.factors is not None
     a, b = init.factors(weight, rank, scaling)
     return a, b
+
+
+def check_rank(init: Initialization | None, rank: int, weight: Tensor, name: str) -> None:
+    """Raise a UserError if the weight called `name` has too small a rank for an initialization, or a user's
+    initialization has no factors."""
+    if init is None:
+        return
+    if init.factors is None and not isinstance(init, PiSSA | OLoRA | EVA):
+        raise UserError(f"{type(init).__name__} has no method factors, which returns A and B: define it")
+    inputs = isinstance(init, EVA)
+    if rank > (most := weight.size(-1) if inputs else min(weight.shape[-2:])):
+        has = f"has {most} inputs" if inputs else f"is of rank {most} at most"
+        raise UserError(f"rank is {rank}, and {name}, with which {init.kind} begins, {has}: choose at most {most}")

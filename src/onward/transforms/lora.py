@@ -19,7 +19,7 @@ from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
 from onward.model.linear import Linear
 from onward.suggestions import nearest
-from onward.transforms.factors import parts_of
+from onward.transforms.factors import check_rank, parts_of
 from onward.transforms.quantize import QuantizedLinear
 
 STACKS = "gate", "up", "down"  # of a mixture of experts
@@ -74,6 +74,8 @@ def add_lora(model: Decoder, lora: LoRA, name: str = "default") -> None:
     New adapters change nothing: B is 0, or what they begin with is subtracted from the weight. Raises a UserError for a
     target that does not exist.
     """
+    if isinstance(lora.init, EVA):
+        raise UserError("eva begins with the inputs of layers on the data of a run: train with onward finetune --lora")
     add_adapters(model, lora, name)
     initialize(model, lora, name)
 
@@ -85,12 +87,15 @@ def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
     ranks = dict.fromkeys(chosen, lora.rank)
     for target, rank in lora.ranks.items():
         ranks |= dict.fromkeys(matching(list(chosen), target, "ranks"), rank)
+    if not any(ranks.values()):
+        raise UserError("ranks is 0 for all targets: give one of them a rank")
     modules = [one for one, module in model.named_modules() if one and list(module.parameters())]
     full = [one for target in lora.full for one in matching(modules, target, "full")]
     check_tokens(model, lora, {*chosen, *full})
-    for one in chosen:
+    for one, rank in ranks.items():
         if lora.dora and targets[one].weight.ndim > 2:
             raise UserError(f"dora is not for stacks of experts such as {one}: leave out one of them")
+        check_rank(lora.init, rank, targets[one].weight, one)
     model.requires_grad_(False)
     kind: dict[str, Any] = {"dropout": lora.dropout, "rslora": lora.rslora, "dora": lora.dora}
     for one, rank in ranks.items():
@@ -130,16 +135,14 @@ def add_token_rows(model: Decoder, name: str, ids: Tensor, rows: Tensor) -> None
 
 @torch.no_grad()
 def initialize(model: Decoder, lora: LoRA, name: str = "default") -> None:
-    """Give the new adapters called `name` the values with which `lora.init` begins. Adapters of embeddings begin as
-    always. Raises a UserError for a rank above that of a weight."""
+    """Give the new adapters called `name` the values with which `lora.init` begins, if it follows from the weights.
+    Adapters of embeddings begin as always."""
     if lora.init is None:
         return
-    if isinstance(lora.init, EVA):
-        raise UserError("eva begins with the inputs of layers on the data of a run: train with onward finetune --lora")
-    for weight, target, adapter in adapters_of(model, name):
+    for _, target, adapter in adapters_of(model, name):
         if target.adapters is not None and not isinstance(target.module, nn.Embedding):
-            whole, rank = target.adapters.weight(target.weight), adapter.a.size(-2)
-            adapter.begin(*parts_of(whole, lora.init, rank, adapter.scaling, weight))
+            weight = target.adapters.weight(target.weight)
+            adapter.begin(*parts_of(weight, lora.init, adapter.a.size(-2), adapter.scaling))
 
 
 def untrained(model: Decoder, name: str = "default") -> bool:

@@ -199,7 +199,6 @@ def peft_config(
         "use_rslora": bool(first and first.rslora),
         "use_dora": bool(first and first.magnitude is not None),
         "fan_in_fan_out": False,
-        "bias": "none",
         "target_modules": sorted(modules),
         "target_parameters": parameters or None,
         "modules_to_save": full or None,

@@ -158,7 +158,7 @@ def show_generation(options: Options, speeds: "Sequence[Speed]", limits: "Limits
 
 
 def train(options: Options, batches: Sequence[int]) -> None:
-    """Measure training, and print its speed."""
+    """Measure training with each of these batch sizes, and print a row of speeds for each."""
     import torch
 
     from onward.device import choose_device

@@ -1,7 +1,7 @@
 """onward evaluate: the loss, perplexity and bits per byte of a model on a text; the accuracy of a classifier or reward
 model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,9 +13,11 @@ from onward.cli.shared.options import parse
 from onward.cli.shared.output import print_json, print_next, print_table, warn_of_unknown
 from onward.config.part_types import Size, SizeOrZero
 from onward.errors import UserError
+from onward.evaluation.overlap import Match
 from onward.suggestions import nearest
 
 if TYPE_CHECKING:
+    from onward.evaluation.tasks import Task
     from onward.language_model import LanguageModel
     from onward.training.inputs.texts import Inputs
 
@@ -50,6 +52,7 @@ TASKS = """\
   core:FOLDER          the 22 tasks of CORE and their centered mean, from the bundle that nanochat reads
   answers:FILE         questions whose answer the model writes; answers(file="FILE", match="number")
 """
+ASKED = "examples", "limit", "against", "chat", "run_code", "keep"  # options that say how questions are asked
 OF_TEXT = "stride", "field", "encoding"  # options that say how texts are read
 
 
@@ -60,11 +63,22 @@ class Options(Loading):
     positional: ClassVar[tuple[str, ...]] = ("model", "sources")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "sources": ("field", "encoding"),
-        "tasks": ("examples", "limit", "against"),
+        "tasks": ASKED,
+        "choices": ASKED,
+        "answers": (*ASKED, "match", "judge"),
+        "judge": ("judge_model",),
     }
     model: str  # folder of the model, or its name on the hub
     sources: tuple[str, ...] = ()  # texts; examples for a head; with --tasks further models; none: those of the run
     tasks: str = ""  # questions instead of a text: kinds of tasks with their options, separated by commas
+    choices: str = ""  # your own questions: rows with question, choices and answer, as .jsonl, .json or .csv
+    answers: str = ""  # your own questions: rows with question and answer, which the model writes
+    match: Match = "exact"  # how written answers are compared
+    judge: str = ""  # grades written answers in place of `match`: an OpenAI-compatible address up to /v1
+    judge_model: str = ""  # name of the judge's model
+    chat: bool = False  # ask questions by the model's chat template
+    run_code: bool = False  # allow tasks that run programs which the model writes
+    keep: bool = True  # keep answers in the user's cache, so that an interrupted command goes on
     examples: SizeOrZero = 0  # solved questions in front of each question
     limit: Size = 200  # questions of a task
     against: str = ""  # prepared tokens, or a run: the share of questions that was trained on, and the score without
@@ -77,7 +91,7 @@ class Options(Loading):
 def main(argv: Sequence[str]) -> None:
     """Run `onward evaluate`: print the figures of a model on a text, on tasks or on examples."""
     options = parse(Options, argv, prog="onward evaluate", about=ABOUT + TASKS)
-    if options.tasks:
+    if options.tasks or options.choices or options.answers:
         of_tasks(options)
         return
     from onward.cli.shared.tasks import keep, own_tasks, row, step_of
@@ -150,15 +164,29 @@ def of_tasks(options: Options) -> None:
 
     if given := [name for name in OF_TEXT if getattr(options, name) != getattr(Options, name)]:
         raise UserError(f"{given[0]} applies to texts, and --tasks asks questions: leave it out")
-    words = [word.strip() for word in COMMAS.split(options.tasks)]
+    words = [word.strip() for word in COMMAS.split(options.tasks)] if options.tasks else []
     foreign = [word for word in words if is_foreign(word)]
     ours = ", ".join(word for word in words if word not in foreign)
     inputs = inputs_of(options)
     text = inputs.validation_text(Tokenizer.load(options.model)) if inputs else ""
-    exam = Exam(
-        with_text(tasks_of(ours), text) if ours else [], foreign, options.examples, options.limit, options.against
-    )
+    tasks = [*(with_text(tasks_of(ours), text) if ours else []), *own_questions(options)]
+    exam = Exam(tasks, foreign, **{name: getattr(options, name) for name in ASKED})
     evaluate_tasks([options.model, *options.sources], options, exam, options.json)
+
+
+def own_questions(options: Options) -> "Iterator[Task]":
+    """Yield the tasks of --choices and --answers."""
+    from onward.evaluation.tasks.files import Answers, Choices
+    from onward.evaluation.tasks.judged import Judged
+
+    if options.choices:
+        yield Choices(options.choices)
+    if options.judge and not options.judge_model:
+        raise UserError(f"judge is {options.judge}: name its model too, as --judge-model")
+    if options.judge:
+        yield Judged(options.answers, options.judge, options.judge_model)
+    elif options.answers:
+        yield Answers(options.answers, options.match)
 
 
 def of_examples(options: Options, lm: "LanguageModel") -> Measure:

@@ -23,7 +23,7 @@ before them, those of a file.
 examples:
   onward prompt runs/mybook "great → good; hot → warm; huge →"
   onward prompt runs/mybook "great → good; hot → warm; huge →" --examples shots.jsonl --out shots.svg
-  onward prompt runs/mybook "huge →" --examples shots.csv --candidates big small       whole answers of yours
+  onward prompt runs/mybook "huge →" --examples shots.csv --candidates big,small       whole answers of yours
   onward prompt runs/mybook "huge →" --examples shots.csv --max-new-tokens 4           whole answers by beam search
   onward prompt gpt2 "Q: 2 + 2? A: 4
 Q: 3 + 4? A:" --json                                               a line for each example
@@ -42,7 +42,7 @@ class Options(Loading):
     prompt: str  # examples and, at the end, the beginning of a question
     examples: str = ""  # a file with further examples: rows with question and answer
     separator: str = ""  # between examples; "": a line break if the prompt has one or no semicolon, else "; "
-    candidates: tuple[str, ...] = ()  # the answers to compare
+    candidates: str = ""  # the answers to compare, separated by commas
     max_new_tokens: Size = 1  # tokens of an answer; above 1, answers are found by beam search
     top: Size = 8  # answers that are shown
     out: str = ""  # a file that ends in .svg, .png, .html or .json; "": the terminal
@@ -61,7 +61,8 @@ def main(argv: Sequence[str]) -> None:
 
     if options.out:
         format_of(Path(options.out))
-    if options.candidates and options.max_new_tokens > 1:
+    candidates = [text.strip() for text in options.candidates.split(",") if text.strip()]
+    if candidates and options.max_new_tokens > 1:
         raise UserError("max_new_tokens finds answers, and candidates are the answers: give one of them")
     given: list[str] = []
     for _, row in rows(options.examples, "examples", ("question", "answer")) if options.examples else ():
@@ -72,7 +73,7 @@ def main(argv: Sequence[str]) -> None:
         lm.model,
         lm.text(),
         shots,
-        candidates=options.candidates,
+        candidates=candidates,
         max_new_tokens=options.max_new_tokens,
         top=options.top,
     )

@@ -75,7 +75,7 @@ def sample(options: Options) -> int:
     print_next(
         f'onward generate {quote(options.out)} "Return a list of"',
         f"onward verify {quote(options.out)}",
-        f"onward evaluate {quote(options.out)} README.md",
+        f"onward evaluate {quote(options.out)}",
         "onward train mybook.txt --out runs/mybook",
         f"onward serve {quote(options.out)}",
     )

@@ -53,10 +53,15 @@ def compile_steps(engine: Engine, row_counts: Iterable[int]) -> None:
 
 
 def code_folder() -> Path | None:
-    """Return the folder that keeps machine code, below the first absolute path of $XDG_CACHE_HOME and ~/.cache; None if
-    neither is absolute."""
+    """Return the folder that keeps machine code, see `cache_folder`."""
+    return cache_folder("code")
+
+
+def cache_folder(name: str) -> Path | None:
+    """Return the folder onward/NAME below the first absolute path of $XDG_CACHE_HOME and ~/.cache; None if neither is
+    absolute."""
     caches = Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.path.expanduser("~/.cache"))
-    return next((folder / "onward" / "code" for folder in caches if folder.is_absolute()), None)
+    return next((folder / "onward" / name for folder in caches if folder.is_absolute()), None)
 
 
 def load(model: str, options: Loading, adapter_folders: Sequence[str] = ()) -> LanguageModel:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.cli.shared.contamination import contamination_rows, training_data
-from onward.cli.shared.loading import Loading, load
+from onward.cli.shared.loading import Loading, cache_folder, load
 from onward.cli.shared.output import console, print_json, print_table
 from onward.cli.shared.progress import progress_bars
 from onward.errors import UserError
 
 if TYPE_CHECKING:
     from onward.evaluation.benchmark import TaskResult
+    from onward.evaluation.kept import Kept
     from onward.evaluation.tasks import Task
     from onward.language_model import LanguageModel
     from onward.reports.runs.scores import TaskScore
 
 QUICK = "cloze, words, copying, brackets, arithmetic, mapping"
-FEW = 100  # questions of each of these
 Results = dict[str, "TaskResult"]  # by task
 
 
@@ -34,6 +37,9 @@ class Exam:
     examples: int
     limit: int
     against: str = ""  # training data in which questions are looked for
+    chat: bool = False  # ask them by the chat template
+    run_code: bool = False  # run programs that the model writes
+    keep: bool = True  # keep answers, and use those that were kept
 
 
 def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json: bool) -> None:
@@ -87,8 +93,11 @@ def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json:
         for table, title in tables:
             if table:
                 print(title, end="\n" if title else "")
-                print_table(table)
+                columns = dict.fromkeys((name for one in table for name in one), "")
+                print_table([columns | one for one in table])
     if failures:
+        for other, message in [*failures.items()][1:]:
+            console.print(f"{other}: {message}", markup=False, soft_wrap=True)
         task, message = next(iter(failures.items()))
         raise UserError(
             f"{len(failures)} of {len(exam.tasks) + len(exam.foreign)} tasks failed, such as {task}: {message}"
@@ -101,24 +110,59 @@ def run_all(
     """Return the results of a model by task. Rows of lm-evaluation-harness are added to `foreign`, and the messages of
     tasks that failed to `failures`."""
     lm, results = load(model, loading), Results()
-    with progress_bars(counted=True) as show:
+    with kept_answers(lm, exam.keep) as kept, progress_bars(counted=True) as show:
+        asked: dict[str, Any] = {
+            "examples": exam.examples,
+            "limit": exam.limit,
+            "chat": exam.chat,
+            "kept": kept,
+            "progress": show,
+        }
         for task in exam.tasks:
             try:
-                (results[task.label],) = lm.evaluate_tasks(
-                    [task], examples=exam.examples, limit=exam.limit, progress=show
-                )
+                (results[task.label],) = lm.evaluate_tasks([task], run_code=exam.run_code, **asked)
             except UserError as error:
                 failures[task.label] = str(error)
-                console.print(f"{task.label}: {error}", markup=False)
         if exam.foreign:
             from onward.harness import run_harness
 
             try:
-                rows = run_harness(lm, exam.foreign, examples=exam.examples, limit=exam.limit, progress=show)
-                foreign += [{"model": model} | row for row in rows]
+                found = run_harness(lm, exam.foreign, **asked)
+                foreign += [{"model": model} | row for row in found.rows]
+                failures |= found.failures
             except UserError as error:
                 failures[", ".join(exam.foreign)] = str(error)
     return results
+
+
+@contextmanager
+def kept_answers(lm: LanguageModel, keep: bool) -> Iterator[Kept]:
+    """Yield the kept answers of a model, in the user's cache if `keep`. Ctrl-C inside the `with` block ends the process
+    and says how to go on."""
+    from onward.evaluation.kept import Kept, kept_for
+
+    folder = cache_folder("answers") if keep else None
+    kept = kept_for(lm.model, lm.text(), folder) if folder else Kept()
+
+    def end(*_: object) -> None:
+        go_on = f"; {len(kept.results):,} answers are kept in {kept.file}, and the same command goes on from there"
+        os.write(2, f"\nonward: interrupted{go_on if kept.file else ''}\n".encode())
+        os._exit(130)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, end)
+    try:
+        yield kept
+    finally:
+        signal.signal(signal.SIGINT, before)
+        kept.close()
+    if kept.file and kept.reused:
+        console.print(
+            f"{kept.reused:,} answers were kept from before in {kept.file}; --no-keep asks again",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def row(result: TaskResult) -> dict[str, Any]:
@@ -130,15 +174,15 @@ def row(result: TaskResult) -> dict[str, Any]:
 
 
 def own_tasks(lm: LanguageModel, text: str) -> list[TaskResult]:
-    """Return the results of a model at the tasks of QUICK, with FEW questions each, about the validation text of its
-    run. A task for which the text is too short is left out, and named on standard error."""
+    """Return the results of a model at the tasks of QUICK, about the validation text of its run. A task for which the
+    text is too short is left out, and named on standard error."""
     from onward.evaluation.tasks.task import tasks_of, with_text
 
     results: list[TaskResult] = []
     with progress_bars(counted=True) as show:
         for task in with_text(tasks_of(QUICK), text):
             try:
-                results += lm.evaluate_tasks([task], limit=FEW, progress=show)
+                results += lm.evaluate_tasks([task], progress=show)
             except UserError as error:
                 console.print(f"without the task {task.label}: {error}", markup=False, soft_wrap=True)
     return results

@@ -23,6 +23,8 @@ from onward.arguments import Range
 from onward.config.part_types import SizeOrZero
 from onward.errors import UserError
 from onward.evaluation.continuations import Pair, Scored, score_continuations
+from onward.evaluation.kept import Kept
+from onward.evaluation.score import batched
 from onward.evaluation.tasks.files import json_lines
 from onward.evaluation.tasks.task import ScoredTask, Task, text_of
 from onward.suggestions import nearest
@@ -37,6 +39,7 @@ FIELDS: dict[Kind, dict[str, type]] = {  # of an item of each kind
     "schema": {"context_options": list, "continuation": str, "gold": int},
     "language_modeling": {"context": str, "continuation": str},
 }
+TOGETHER = 64  # items in memory as tokens, with their examples
 ORDER, SHOTS = 1337, 1234  # the seeds of nanochat: of the order of the items, and of the examples of item 0
 
 
@@ -95,20 +98,26 @@ class Core(ScoredTask, kind="core"):
     def texts(self, count: int, examples: int = 0) -> list[str]:
         return [solved(item, self.entry) for item in self.items(count)]
 
-    def score(self, model: Decoder, tokenizer: Tokenizer, count: int, report: Callable[[int, int], None]) -> list[bool]:
+    def score(
+        self, model: Decoder, tokenizer: Tokenizer, count: int, kept: Kept, report: Callable[[int, int], None]
+    ) -> list[bool]:
         items = self.items(count)
         if self.shots >= len(items):
             raise UserError(f"{self.task} has {len(items)} items and needs {self.shots} examples: use a higher limit")
-        pairs = [self.pairs(items, i, tokenizer, model.config.context_length) for i in range(len(items))]
-        flat = [pair for several in pairs for pair in several]
-        scored = iter(score_continuations(model, flat, lambda done: report(done, len(flat))))
-        return [self.right(item, several, [next(scored) for _ in several]) for item, several in zip(items, pairs)]
+        right: list[bool] = []
+        for group in batched(range(len(items)), TOGETHER):
+            pairs = {i: self.pairs(items, i, tokenizer, model.config.context_length) for i in group}
+            flat = [pair for several in pairs.values() for pair in several]
+            scored = iter(score_continuations(model, flat, kept=kept))
+            right += [self.right(items[i], pairs[i], [next(scored) for _ in pairs[i]]) for i in group]
+            report(len(right), len(items))
+        return right
 
     def pairs(self, items: Sequence[Mapping[str, Any]], i: int, tokenizer: Tokenizer, length: int) -> list[Pair]:
         """Return the contexts and continuations of item i: one for each choice. Texts longer than `length` tokens lose
         their first ones."""
-        others = [items[j] for j in range(len(items)) if j != i]
-        examples = random.Random(SHOTS + i).sample(others, self.shots) if self.shots else []
+        chosen = random.Random(SHOTS + i).sample(range(len(items) - 1), self.shots)
+        examples = [items[j + (j >= i)] for j in chosen]  # of the items other than i
         kind, delimiter, item = self.entry.icl_task_type, self.entry.continuation_delimiter, items[i]
         before = "".join(solved(example, self.entry) + "\n\n" for example in examples)
         texts = [before + text for text in written(item, kind, delimiter)]

@@ -3,13 +3,18 @@
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from onward.config.part_types import Size
 from onward.errors import UserError
-from onward.evaluation.tasks.task import Question, Task, text_of
+from onward.evaluation import overlap
+from onward.evaluation.kept import Kept
+from onward.evaluation.overlap import CORPUS, METRICS, Match
+from onward.evaluation.tasks.task import Question, Task, Total, text_of
+from onward.generation.options import GenerationOptions
 from onward.text.numbers import same_number
 from onward.text.regular import compiled, matches
 
@@ -42,25 +47,37 @@ class Choices(Task, kind="choices"):
 
 @dataclass(frozen=True)
 class Answers(Task, kind="answers"):
-    """A task from a file of rows with a question and its answer, which the model writes: up to the end of a line."""
+    """Rows with a question and its answer, or a list of answers, which the model writes.
+
+    BLEU, chrF and ROUGE compare whole texts with references, as sacrebleu and rouge-score do; the others are right or
+    wrong.
+    """
 
     file: str  # .jsonl, .json or .csv with question and answer
-    match: Literal["exact", "contains", "number", "regex"] = (
-        "exact"  # how an answer is compared; regex: the answer is one
-    )
+    match: Match = "exact"  # how an answer is compared; regex: the answer of the row is one
+    tokens: Size = 64  # of a written answer at most
+    stop: str = "\n"  # the text before which a written answer ends
 
     separator = "\n\n"
+
+    def writing(self) -> GenerationOptions:
+        return GenerationOptions(temperature=0.0, max_new_tokens=self.tokens, stop=(self.stop,) if self.stop else ())
 
     def questions(self, count: int) -> list[Question]:
         result = []
         for where, row in rows(self.file, self.kind, ("question", "answer")):
-            if self.match == "regex":
-                compiled(str(row["answer"]), f"{where}: the answer")
-            result.append(Question(str(row["question"]).strip(), expected=str(row["answer"])))
+            answers = [str(one) for one in (row["answer"] if isinstance(row["answer"], list) else [row["answer"]])]
+            for answer in answers if self.match == "regex" else ():
+                compiled(answer, f"{where}: the answer")
+            first, *others = answers
+            result.append(Question(str(row["question"]).strip(), expected=first, accepted=tuple(others)))
         return result[:count]
 
     def is_right(self, answer: str, question: Question) -> bool:
-        answer, expected = answer.strip(), question.expected.strip()
+        return any(self.matches(answer.strip(), one.strip()) for one in (question.expected, *question.accepted))
+
+    def matches(self, answer: str, expected: str) -> bool:
+        """Return whether an answer is right, if one answer is expected."""
         match self.match:
             case "contains":
                 return expected.casefold() in answer.casefold()
@@ -70,6 +87,24 @@ class Answers(Task, kind="answers"):
                 return matches(expected, answer)
             case _:
                 return answer == expected
+
+    def grades(self, answers: Sequence[Sequence[str]], questions: Sequence[Question], kept: Kept) -> list[float]:
+        if self.match not in METRICS:
+            return super().grades(answers, questions, kept)
+        return overlap.grades(self.match, [written[0].strip() for written in answers], references(questions))
+
+    def total(self, answers: Sequence[str], questions: Sequence[Question], grades: Sequence[float]) -> Total:
+        if self.match not in CORPUS:
+            return super().total(answers, questions, grades)
+        texts, expected = [one.strip() for one in answers], references(questions)
+        return Total(
+            overlap.corpus_score(self.match, texts, expected), overlap.bootstrap_error(self.match, texts, expected)
+        )
+
+
+def references(questions: Sequence[Question]) -> list[list[str]]:
+    """Return the texts with which the answers to questions are compared."""
+    return [[one.strip() for one in (question.expected, *question.accepted)] for question in questions]
 
 
 def rows(file: str, task: str, needed: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -97,7 +132,7 @@ def rows(file: str, task: str, needed: tuple[str, ...]) -> Iterator[tuple[str, d
 def json_lines(file: str, text: str) -> Iterator[tuple[str, Any]]:
     """Yield the values of a .jsonl file with this text, each with its place for messages. A UserError names a line that
     is no JSON."""
-    for i, line in enumerate(text.splitlines(), 1):
+    for i, line in enumerate(text.split("\n"), 1):  # texts may hold other line breaks, such as U+2028
         if line.strip():
             try:
                 yield f"{file}, line {i}", json.loads(line)

@@ -3,37 +3,61 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from onward.errors import UserError
+from onward.evaluation.kept import Kept
 from onward.fields import Part, part
+from onward.generation.options import GenerationOptions
 from onward.suggestions import nearest
 
 if TYPE_CHECKING:
     from onward.model.decoder import Decoder
     from onward.text.tokenizer import Tokenizer
 
+WRITING = GenerationOptions(temperature=0.0, max_new_tokens=64, stop=("\n",))
 COMMAS = re.compile(r",(?![^()]*\))")  # between tasks, not between the options of one
+
+
+class Total(NamedTuple):
+    """The score of a task and its standard error, NaN for one question."""
+
+    score: float
+    error: float
+
+
+def mean_of(grades: Sequence[float]) -> Total:
+    """Return the mean of grades."""
+    error = stdev(grades) / math.sqrt(len(grades)) if len(grades) > 1 else math.nan
+    return Total(fmean(grades), error)
 
 
 @dataclass(frozen=True)
 class Question:
     """A question. With `choices` the model chooses the likeliest continuation of `context`, and `answer` is the index
-    of the right one; without, it writes an answer, which the task compares with `expected`."""
+    of the right one; without, it writes an answer, which the task compares with `expected` or grades."""
 
     context: str
     choices: tuple[str, ...] = ()  # with the space before them, if there is one
     answer: int = 0
     expected: str = ""
+    accepted: tuple[str, ...] = ()  # further answers that are right; of a program, its tests
+
+    @property
+    def solution(self) -> str:
+        """The right answer, with the space before it."""
+        return self.choices[self.answer] if self.choices else " " + self.expected.strip()
 
     @property
     def solved(self) -> str:
         """The question with its answer: an example for other questions."""
-        return self.context + (self.choices[self.answer] if self.choices else " " + self.expected.strip())
+        return self.context + self.solution
 
 
 @dataclass(frozen=True)
@@ -45,6 +69,7 @@ class Task(Part):
     """
 
     separator: ClassVar[str] = "\n"  # between examples and the question
+    runs_code: ClassVar[bool] = False  # whether it runs programs that the model writes
 
     @classmethod
     def shorthand(cls, value: Any) -> Any:
@@ -79,9 +104,23 @@ class Task(Part):
         """Return up to `count` questions after the first `examples`, which are shown solved, each with its answer."""
         return [one.solved for one in self.questions(count + examples)[examples:]]
 
+    def writing(self) -> GenerationOptions:
+        """Return how answers to questions without choices are written; by default the likeliest tokens, up to the end
+        of a line or 64 tokens."""
+        return WRITING
+
     def is_right(self, answer: str, question: Question) -> bool:
         """Return whether an answer that the model wrote is right; by default if it is the expected one."""
         return answer.strip() == question.expected.strip()
+
+    def grades(self, answers: Sequence[Sequence[str]], questions: Sequence[Question], kept: Kept) -> list[float]:
+        """Return the grade of the written answers to each question; by default 1 if the first one is right, else 0. A
+        task whose grades take time keeps them in `kept`."""
+        return [float(self.is_right(written[0], question)) for written, question in zip(answers, questions)]
+
+    def total(self, answers: Sequence[str], questions: Sequence[Question], grades: Sequence[float]) -> Total:
+        """Return the score of the first answers to all questions; by default the mean of their grades."""
+        return mean_of(grades)
 
 
 @dataclass(frozen=True)
@@ -123,9 +162,11 @@ class ScoredTask(Task, kind=""):
         """The number of examples in front of each question."""
         return 0
 
-    def score(self, model: Decoder, tokenizer: Tokenizer, count: int, report: Callable[[int, int], None]) -> list[bool]:
+    def score(
+        self, model: Decoder, tokenizer: Tokenizer, count: int, kept: Kept, report: Callable[[int, int], None]
+    ) -> list[bool]:
         """Return for each of up to `count` questions whether the model answers it right. `report` is called with the
-        number of parts that are done, and of all."""
+        number of parts that are done, and of all. Results in `kept` are used, and new ones added to it."""
         raise NotImplementedError
 
 

@@ -60,8 +60,12 @@ class PrefixCache:
     def allocate(
         self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]], key: str | None = ""
     ) -> int | None:
-        """Allocate a row with the longest cached prefix of `tokens`; see `CacheManager.allocate`. `rows` are the tokens
-        that each row in use holds and may share."""
+        """Assign `row` to a request that begins with `tokens`, and fill it with their longest cached prefix.
+
+        `rows` are the tokens that each row in use holds and may share. `rope_length` is the length for which rotary
+        positions are scaled. `key` names the model and the adapter that cached tokens must come from; with None, none
+        are used. Returns the number of tokens that the row then holds; None if memory is short now.
+        """
         if key is None:  # a key that nothing else has
             return self.manager.allocate(row, tokens, rope_length, secrets.token_hex())
         cached = self.manager.allocate(row, tokens, rope_length, key)

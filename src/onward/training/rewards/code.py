@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -10,8 +9,6 @@ from typing import Annotated, Any
 from onward.arguments import Range, shown
 from onward.errors import UserError
 from onward.training.rewards.reward import Completion, Reward, Seconds, column
-
-FENCED = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -41,16 +38,10 @@ class Code(Reward, kind="code"):
             return list(threads.map(self.score, completions))
 
     def score(self, completion: Completion) -> float:
-        from onward.evaluation.programs import num_passed
+        from onward.evaluation.programs import code_of, num_passed
 
         tests = tests_of(column(completion, self.tests, self.kind), self.tests)
         return num_passed(code_of(completion.text), tests, self.seconds, self.gigabytes) / len(tests)
-
-
-def code_of(text: str) -> str:
-    """Return the last fenced block of a text; without one, all of it."""
-    blocks = FENCED.findall(text)
-    return blocks[-1] if blocks else text
 
 
 def tests_of(value: Any, name: str) -> list[str]:

@@ -62,7 +62,8 @@ class NotebookProgress:
 
 
 def expected_steps(run: Run) -> int:
-    """Return the total number of steps or, in the first process, an estimate while the clock has not fixed it."""
+    """Return the total number of steps of a run. While a time limit has not fixed it yet, return an estimate in the
+    first process, and the steps so far in others."""
     left = run.budget.steps_left(run.config.validation_interval) if run.budget else 0
     return run.config.steps or run.step + left
 

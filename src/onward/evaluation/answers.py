@@ -1,0 +1,70 @@
+"""Answers that a model writes to prompts, each kept as soon as it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from onward.evaluation.kept import Kept
+from onward.generation.engine.engine import Engine
+from onward.generation.options import GenerationOptions
+from onward.generation.prompts import submit
+from onward.text.tokenizer import Tokenizer
+
+
+class Written(NamedTuple):
+    """An answer that a model wrote."""
+
+    text: str
+    tokens: list[int]  # without the stop token, but with those of a stop text
+
+
+def kept_answer(found: Any) -> Written | None:
+    """Return an answer as `Kept` has it; None if there is none."""
+    match found:
+        case [str(), [*tokens]] if all(isinstance(token, int) for token in tokens):
+            return Written(*found)
+    return None
+
+
+def write_answers(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    options: GenerationOptions,
+    progress: Callable[[int], None] = lambda done: None,
+    kept: Kept | None = None,
+) -> list[list[Written]]:
+    """Return `options.n` answers to each prompt of token ids. Answer i of all has the seed options.seed + i.
+
+    Answers in `kept` are not written again, and new ones are added to it one by one. `progress` is called with the
+    number of answers that are done. Raises the error of the first answer that fails, once the others are done.
+    """
+    kept = kept or Kept()
+    seeds = [None if options.seed is None else options.seed + i for i in range(len(prompts) * options.n)]
+    alone = [replace(options, n=1, seed=seed) for seed in seeds]
+    requests = [("answer", tuple(prompts[i // options.n]), repr(one)) for i, one in enumerate(alone)]
+    results = [kept_answer(kept.get(*request)) for request in requests]
+    waiting = {}
+    for i, result in enumerate(results):
+        if result is None:
+            [(one, answer)] = submit(engine, tokenizer, [prompts[i // options.n]], alone[i]).items()
+            waiting[one] = i, answer
+    failed: list[Exception] = []
+    progress(len(results) - len(waiting))
+    while waiting:
+        for one in [one for one in waiting if one.finish_reason]:
+            i, answer = waiting.pop(one)
+            if one.error:
+                failed.append(one.error)
+                continue
+            written = results[i] = Written(answer.finish(), one.tokens)
+            kept.add([(requests[i], [*written])])
+            progress(len(results) - len(waiting))
+        if engine.busy:
+            engine.step()
+    if failed:
+        raise failed[0]
+    done = [result for result in results if result is not None]
+    return [done[i : i + options.n] for i in range(0, len(done), options.n)]

@@ -1,0 +1,130 @@
+"""Answered requests of an evaluation, kept in a file: a repeated evaluation goes on where the first one ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from onward.compiled.fingerprint import fingerprint
+from onward.model.decoder import Decoder
+from onward.text.tokenizer import Tokenizer
+
+LARGEST = 1 << 26  # bytes of a file, to which nothing more is added then
+FOLDER = 1 << 28  # bytes of the folder; of more, the files used longest ago are deleted
+ENDING = ".jsonl"
+
+
+class NotKept(UserWarning):
+    """Warns that answers cannot be kept."""
+
+
+class Kept:
+    """Results by the hash of their request, in memory and, with a `file`, on disk.
+
+    A request is all that its result depends on besides the model: tokens, or a text, and options. A line of the file is
+    a JSON list of hash and result; lines that are no such list, as the last one of a process that was killed, are
+    skipped. Several processes may append to one file.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self.results: dict[str, Any] = dict(lines(file)) if file else {}
+        self.before = frozenset(self.results)  # of an earlier evaluation
+        self.file, self.reused, self.descriptor = file, 0, -1
+        if file:
+            try:
+                file.parent.mkdir(0o700, parents=True, exist_ok=True)
+                shrink(file)
+                self.descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+                os.utime(file)
+                self.room = LARGEST - os.fstat(self.descriptor).st_size
+                os.write(self.descriptor, b"\n")  # ends the line of a process that was killed
+            except OSError as error:
+                self.give_up(error)
+
+    def get(self, kind: str, *request: Any) -> Any:
+        """Return the result of a request; None if it has none."""
+        key = key_of(kind, request)
+        self.reused += key in self.before
+        return self.results.get(key)
+
+    def add(self, results: list[tuple[tuple[Any, ...], Any]]) -> None:
+        """Keep results, each with its request: (kind, *request)."""
+        new = [(key_of(request[0], request[1:]), result) for request, result in results]
+        self.results.update(new)
+        data = "".join(json.dumps(line) + "\n" for line in new).encode()
+        if self.descriptor >= 0 and len(data) <= self.room:
+            try:
+                os.write(self.descriptor, data)
+                self.room -= len(data)
+            except OSError as error:
+                self.give_up(error)
+
+    def give_up(self, error: OSError) -> None:
+        """Keep no more on disk."""
+        self.close()
+        warnings.warn(NotKept(f"answers are not kept in {self.file} ({error.strerror})"), stacklevel=3)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def key_of(kind: str, request: tuple[Any, ...]) -> str:
+    """Return the hash of a request."""
+    return hashlib.sha256(repr((kind, *request)).encode(errors="replace")).hexdigest()[:32]
+
+
+def kept_for(model: Decoder, tokenizer: Tokenizer, folder: Path) -> Kept:
+    """Open the file of a model in a folder. Its name is a hash of all that results depend on besides their requests:
+    weights, configuration, tokenizer, kind of device, and the versions of Onward and PyTorch. A model with hooks or
+    edits keeps its results in memory alone."""
+    weights = fingerprint(model)
+    if weights is None:
+        return Kept()
+    facts = (weights, repr(model.config), tokenizer.inner.to_str(), tokenizer.end_ids, model.device.type, versions())
+    return Kept(folder / (hashlib.sha256(repr(facts).encode()).hexdigest()[:32] + ENDING))
+
+
+def versions() -> list[str]:
+    """Return the versions of the packages that compute results."""
+    found = []
+    for package in "onward", "torch", "tokenizers":
+        try:
+            found.append(version(package))
+        except PackageNotFoundError:
+            found.append("")
+    return found
+
+
+def lines(file: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the hashes and results in a file."""
+    try:
+        with open(file, "rb") as stream:
+            data = stream.read(2 * LARGEST)
+    except OSError:
+        return
+    for line in data.splitlines():
+        try:
+            key, result = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            continue
+        if isinstance(key, str):
+            yield key, result
+
+
+def shrink(file: Path) -> None:
+    """Delete the files used longest ago of a folder beyond FOLDER bytes, but not `file`."""
+    others = sorted((one for one in file.parent.glob(f"*{ENDING}") if one != file), key=lambda one: one.stat().st_mtime)
+    size = sum(one.stat().st_size for one in others)
+    while size > FOLDER:
+        oldest = others.pop(0)
+        size -= oldest.stat().st_size
+        oldest.unlink(missing_ok=True)

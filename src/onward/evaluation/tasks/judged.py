@@ -1,0 +1,63 @@
+"""Questions of the user whose written answers another model grades."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from onward.arguments import Range
+from onward.config.part_types import Size
+from onward.evaluation.kept import Kept
+from onward.evaluation.tasks.files import rows
+from onward.evaluation.tasks.task import Question, Task
+from onward.generation.options import GenerationOptions
+
+PROMPT = (
+    "Grade the answer to the question, from 0 (wrong or useless) to 10 (perfect).\n\n"
+    "Question:\n{question}\n\nReference:\n{reference}\n\nAnswer:\n{answer}\n\nReply with the number alone."
+)
+
+
+@dataclass(frozen=True)
+class Judged(Task, kind="judged"):
+    """Rows with a question and a reference answer. A model behind an OpenAI-compatible address grades the answers that
+    the model writes, from 0 to 10; the score is the mean tenth of the grades."""
+
+    file: str  # .jsonl, .json or .csv with question and, if there is one, answer
+    url: str  # of the judge up to /v1, such as http://localhost:8000/v1
+    model: str  # its name on the server
+    prompt: str = PROMPT  # in which {question}, {reference} and {answer} are replaced
+    key_env: str = "OPENAI_API_KEY"  # name of the environment variable with the key; without it none is sent
+    seconds: Annotated[float, Range(1e-3, 1e6)] = 60.0  # that a request may take
+    concurrency: Annotated[int, Range(1, 1024)] = 8  # requests at a time
+    tokens: Size = 256  # of an answer at most
+
+    separator = "\n\n"
+
+    def writing(self) -> GenerationOptions:
+        return GenerationOptions(temperature=0.0, max_new_tokens=self.tokens, stop=("\n\n",))
+
+    def __post_init__(self) -> None:
+        from onward.evaluation.judging import check_judge
+
+        super().__post_init__()
+        check_judge("task.judged", self.url, self.prompt, self.key_env, "answer")
+
+    def questions(self, count: int) -> list[Question]:
+        found = rows(self.file, self.kind, ("question",))
+        return [Question(str(row["question"]).strip(), expected=str(row.get("answer", ""))) for _, row in found][:count]
+
+    def grades(self, answers: Sequence[Sequence[str]], questions: Sequence[Question], kept: Kept) -> list[float]:
+        from onward.evaluation.judging import JudgeServer, filled
+
+        server = JudgeServer(self.url, self.model, self.key_env, self.seconds, self.concurrency)
+        texts = [
+            filled(self.prompt, {"question": one.context, "reference": one.expected, "answer": written[0].strip()})
+            for one, written in zip(questions, answers)
+        ]
+        requests = [("grade", self.url, self.model, text) for text in texts]
+        found = [kept.get(*request) for request in requests]
+        missing = [i for i, grade in enumerate(found) if not isinstance(grade, float)]
+        keep = lambda j, grade: kept.add([(requests[missing[j]], grade)])
+        for i, grade in zip(missing, server.grades([texts[i] for i in missing], keep)):
+            found[i] = grade
+        return found

@@ -1,0 +1,104 @@
+"""Programs that the model writes, run with tests."""
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from onward.arguments import Range
+from onward.config.part_types import Size
+from onward.errors import UserError
+from onward.evaluation.kept import Kept
+from onward.evaluation.programs import code_of, num_passed
+from onward.evaluation.tasks.files import rows
+from onward.evaluation.tasks.task import Question, Task
+from onward.generation.options import GenerationOptions
+
+KS = 1, 10, 100  # of pass@k, as in Chen et al. (2021)
+ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\nassert ", "\n```")  # texts that follow a function
+
+
+@dataclass(frozen=True)
+class Programs(Task, kind="programs"):
+    """Rows with the beginning of a program and tests, as HumanEval has them (Chen et al. 2021): pass@k, the probability
+    that one of k programs passes all tests of its row.
+
+    Runs code that the model writes, each program in a process of its own without network, with limits of time and
+    memory; it has to be allowed by `run_code`. Without `k` it is a task for each of 1, 10 and 100 that `samples`
+    reaches.
+    """
+
+    file: str  # .jsonl, .json or .csv with prompt and test, a Python text; entry_point: the argument of its check()
+    samples: Size = 1  # programs for each row
+    k: Size | None = None  # of pass@k, at most `samples`
+    temperature: Annotated[float, Range(0, 10)] = 0.0  # with several samples, 0.8 is usual
+    tokens: Size = 512  # of a program at most
+    seconds: Annotated[float, Range(0.1, 1e4)] = 10.0  # that a program and its tests may take
+    gigabytes: Annotated[float, Range(0.1, 1e4)] = 1.0  # of memory
+
+    runs_code = True
+    separator = "\n\n"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.k or 1) > self.samples:
+            raise UserError(f"k is {self.k}, and each row has {self.samples} samples: give samples={self.k}")
+        if self.samples > 1 and not self.temperature:
+            raise UserError(f"samples is {self.samples}, and at temperature 0 all are equal: give temperature=0.8")
+
+    @property
+    def label(self) -> str:
+        return f"programs({Path(self.file).name}), pass@{self.k or 1}"
+
+    def parts(self) -> Sequence["Programs"]:
+        return [self] if self.k else [replace(self, k=k) for k in KS if k <= self.samples]
+
+    def writing(self) -> GenerationOptions:
+        return GenerationOptions(
+            temperature=self.temperature, max_new_tokens=self.tokens, stop=ENDS, n=self.samples, seed=0
+        )
+
+    def questions(self, count: int) -> list[Question]:
+        result = []
+        for _, row in rows(self.file, self.kind, ("prompt", "test")):
+            test = "\n".join([row["test"]] if isinstance(row["test"], str) else map(str, row["test"]))
+            test += f"\ncheck({row['entry_point']})\n" if row.get("entry_point") else ""
+            result.append(
+                Question(str(row["prompt"]), expected=str(row.get("canonical_solution", "")), accepted=(test,))
+            )
+        return result[:count]
+
+    def grades(self, answers: Sequence[Sequence[str]], questions: Sequence[Question], kept: Kept) -> list[float]:
+        from onward.data.workers import available_cores
+
+        programs = [
+            (program_of(one.context, text), one.accepted[0]) for one, some in zip(questions, answers) for text in some
+        ]
+        with ThreadPoolExecutor(available_cores()) as threads:
+            passed = list(threads.map(lambda program: self.passes(program[0], program[1], kept), programs))
+        size, k = self.samples, self.k or 1
+        counts = [sum(passed[i : i + size]) for i in range(0, len(passed), size)]
+        return [pass_at(k, size, right) for right in counts]
+
+    def passes(self, code: str, test: str, kept: Kept) -> bool:
+        """Return whether a program passes its test."""
+        request: tuple[Any, ...] = ("run", code, test, self.seconds, self.gigabytes)
+        if isinstance(found := kept.get(*request), bool):
+            return found
+        passed = num_passed(code, [test], self.seconds, self.gigabytes) == 1
+        kept.add([(request, passed)])
+        return passed
+
+
+def program_of(prompt: str, text: str) -> str:
+    """Return the program that an answer writes: its last fenced block, or else what continues the prompt."""
+    code = code_of(text)
+    return prompt + text if code == text else code
+
+
+def pass_at(k: int, samples: int, right: int) -> float:
+    """Return the unbiased estimate of pass@k from `samples` programs, of which `right` pass: 1 - C(n - c, k) / C(n, k)
+    (Chen et al. 2021, equation 1)."""
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)

@@ -1,0 +1,233 @@
+"""A model of Onward, as lm-evaluation-harness calls it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+
+import tokenizers
+import torch
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
+
+from onward.data.progress import Progress
+from onward.errors import UserError
+from onward.evaluation.answers import write_answers
+from onward.evaluation.continuations import Pair, score_continuations
+from onward.evaluation.kept import Kept
+from onward.folders import load
+from onward.generation.options import GenerationOptions
+from onward.language_model import LanguageModel
+from onward.text.chat import Message, chat_of
+from onward.text.tokenizer import utf8
+
+READ = frozenset({"top_p", "top_k", "min_p", "repetition_penalty", "temperature"})  # options of generation
+SEED = 1234  # of answers that are drawn, as that of the library
+
+
+class Truncated(UserWarning):
+    """Warns that prompts are longer than the context."""
+
+
+@register_model("onward")
+class HarnessModel(TemplateLM):
+    """A model of Onward, as lm-evaluation-harness calls it.
+
+    `path` is a folder, a GGUF file, the folder of an adapter, a name on the hub, or a loaded model; `dtype`, `device`,
+    `quantize`, `adapter_folder`, `rope` and `revision` are those of `onward.load`. Results in `kept` are used, and new
+    ones added to it.
+    """
+
+    def __init__(
+        self,
+        path: str | LanguageModel,
+        *,
+        dtype: str = "",
+        quantize: Literal["", "int8", "int4"] = "",
+        adapter_folder: str = "",
+        rope: str | None = None,
+        revision: str = "",
+        device: str | None = None,
+        batch_size: int | str | None = None,  # batches are chosen by their tokens
+        max_batch_size: int | None = None,
+        kept: Kept | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(path, str):
+            path = load(
+                path,
+                getattr(torch, dtype) if dtype else None,
+                device,
+                quantize=quantize or None,
+                adapter_folder=adapter_folder or (),
+                rope=rope,
+                revision=revision,
+            )
+        self.lm, self.kept, self.progress = path, kept or Kept(), progress or Bars()
+        self.text = self.lm.text()
+        # as the library's other models, and unlike Onward, it reads control tokens that are written in a text
+        self.inner = tokenizers.Tokenizer.from_str(self.text.inner.to_str())
+        self.inner.encode_special_tokens = False
+        self.encoded = lru_cache(maxsize=256)(self.encode)  # the context of a question is encoded for each choice
+
+    @property
+    def max_length(self) -> int:
+        """The tokens of the model's context."""
+        return self.lm.config.context_length
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends texts. Raises a UserError if the tokenizer has none."""
+        if self.text.eos_id is None:
+            raise UserError("the tokenizer has no token that ends texts, which lm-evaluation-harness needs: add one")
+        return self.text.eos_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token before a text without a context: that which begins texts, or else the one that ends them."""
+        return self.eot_token_id if self.text.prefix_id is None else self.text.prefix_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        """A name of the tokenizer, by which lm-evaluation-harness keeps requests in its cache."""
+        return f"onward-{self.text.vocab_size}"
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """Return the chat template of the tokenizer, which the library writes into its results."""
+        return self.text.templates.get("default", "") if chat_template else None
+
+    def apply_chat_template(self, chat_history: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """Return messages as a text; without a generation prompt it ends within the last message. A system message is
+        left out if the template has none."""
+        chat, last = chat_of(self.text), str(chat_history[-1]["content"]).strip()
+        try:
+            text = chat.text(chat_history, add_generation_prompt, {})
+        except UserError:
+            others = [message for message in chat_history if message["role"] != "system"]
+            if len(others) == len(chat_history):
+                raise
+            text = chat.text(others, add_generation_prompt, {})
+        end = len(text) if add_generation_prompt else text.rindex(last) + len(last)
+        return str.__getitem__(text, slice(end))
+
+    def encode(self, text: str, special: bool) -> list[int]:
+        """Encode a text, with or without the control tokens that the tokenizer adds."""
+        return self.text.encoded(self.inner.encode, utf8(text), add_special_tokens=special).ids
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """Encode a text, by default with the control tokens of the tokenizer unless it begins with one."""
+        if add_special_tokens is None:
+            add_special_tokens = not string.startswith(self.text.piece(self.prefix_token_id))
+        return self.encoded(string, add_special_tokens)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **_: Any
+    ) -> list[tuple[float, bool]]:
+        pairs = [
+            Pair(tuple(context), tuple(rest)) if rest else Pair(tuple(context[:-1]), tuple(context[-1:]))
+            for _, context, rest in requests
+        ]
+        self.warn_of_length([len(pair.context) + len(pair.continuation) - 1 for pair in pairs], self.max_length)
+        report = lambda done: self.progress("log-likelihoods", done, len(pairs))
+        return [
+            (scored.logprob, scored.greedy) for scored in score_continuations(self.lm.model, pairs, report, self.kept)
+        ]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Return the log-probability of each text, in windows of the context length."""
+        windows = [[*self.windows(*request.args)] for request in requests]
+        scored = iter(self._loglikelihood_tokens([(None, *one) for some in windows for one in some]))
+        return [sum(next(scored)[0] for _ in some) for some in windows]
+
+    def windows(self, text: str) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield the windows of a text, each as context and continuation."""
+        tokens = self.tok_encode(text)
+        for window in get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1):
+            yield make_disjoint_window(window)
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Return the texts that the model writes, up to a stop text. Raises a UserError for an option of generation
+        that is not read."""
+        results: dict[int, str] = {}
+        groups: dict[str, list[int]] = {}
+        for i, request in enumerate(requests):
+            groups.setdefault(repr(request.args[1]), []).append(i)
+        for group in groups.values():
+            options = self.options(requests[group[0]].args[1])
+            room, before = self.max_length - (options.max_new_tokens or 0), len(results)
+            prompts = [self.tok_encode(requests[i].args[0]) for i in group]
+            self.warn_of_length(list(map(len, prompts)), room)
+            report = lambda done, before=before: self.progress("answers", before + done, len(requests))
+            engine = self.lm.engine_for(len(group), {})
+            written = write_answers(engine, self.text, [one[-room:] for one in prompts], options, report, self.kept)
+            results |= {i: self.cut(answer.tokens, options) for i, [answer] in zip(group, written)}
+        return [results[i] for i in range(len(requests))]
+
+    def options(self, given: dict[str, Any]) -> GenerationOptions:
+        """Return the options of generation in those of a task."""
+        values = dict(normalize_gen_kwargs(given, 256))
+        values.pop("do_sample", None)
+        most = min(values.pop("max_gen_toks"), self.max_length - 1)
+        ends = Ends(tuple(text for text in values.pop("until", []) if text), self.strips)
+        if unread := values.keys() - READ:
+            raise UserError(f"a task gives {min(unread)}, which generation does not read: remove it from the task")
+        values = {"temperature": 0.0, **values}
+        return GenerationOptions(max_new_tokens=most, stop_when=ends, seed=SEED, **values)
+
+    def cut(self, tokens: list[int], options: GenerationOptions) -> str:
+        """Decode an answer as the library does, without its context, up to the first stop text."""
+        text = self.text.decode(tokens)
+        for stop in options.stop_when.texts if isinstance(options.stop_when, Ends) else ():
+            text = text.split(stop)[0]
+        return text
+
+    @cached_property
+    def strips(self) -> bool:
+        """Whether the space before the first token is lost when tokens are decoded without their context."""
+        spaced = (i for i in range(self.text.vocab_size) if self.text.piece(i).startswith(" "))
+        return not self.text.decode([first]).startswith(" ") if (first := next(spaced, None)) is not None else False
+
+    def warn_of_length(self, lengths: Sequence[int], room: int) -> None:
+        """Warn of prompts that are longer than `room` tokens."""
+        if count := sum(length > room for length in lengths):
+            warnings.warn(
+                Truncated(
+                    f"{count} of {len(lengths)} requests are longer than the {room} tokens that the context has for "
+                    "them, and lose their first ones: give fewer examples"
+                ),
+                stacklevel=2,
+            )
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Says whether an answer contains a stop text, in its text without the context."""
+
+    texts: tuple[str, ...]
+    strips: bool  # without the space before its first token
+
+    def __call__(self, text: str) -> bool:
+        alone = text.removeprefix(" ") if self.strips else text
+        return any(stop in alone for stop in self.texts)
+
+
+class Bars:
+    """Shows progress by the bars of the library, one for each kind of request."""
+
+    def __init__(self) -> None:
+        self.bar: Any = None
+
+    def __call__(self, task: str, done: int, total: int) -> None:
+        if self.bar is None or self.bar.desc != task:
+            self.bar = tqdm(desc=task, total=total)
+        self.bar.update(done - self.bar.n)
+        if done == total:
+            self.bar.close()
+            self.bar = None

@@ -1,0 +1,143 @@
+"""Tasks of lm-evaluation-harness on a model of Onward, one after the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lm_eval import simple_evaluate
+from lm_eval.config.task import TaskConfig
+from lm_eval.tasks import TaskManager
+
+from onward.data.progress import Progress, silent
+from onward.errors import UserError
+from onward.evaluation.kept import Kept
+from onward.harness.model import HarnessModel
+from onward.language_model import LanguageModel
+from onward.suggestions import nearest
+
+KEYS = frozenset(field.name for field in fields(TaskConfig)) | {"include", "class", "dataset_name"}
+GROUP = frozenset({"group", "task_list"})  # keys of a file that is no task of its own
+REPOSITORY = re.compile(r"'?([\w.-]+/[\w.-]+)'? (?:on the Hub|is not cached|doesn't exist)|dataset '([^']+)'")
+ENDINGS = ".yaml", ".yml"
+
+
+@dataclass(frozen=True)
+class HarnessResults:
+    """The metrics of tasks, a row each, and the messages of the tasks that failed."""
+
+    rows: list[dict[str, Any]]
+    failures: dict[str, str]
+
+
+def run_harness(
+    lm: LanguageModel,
+    tasks: Sequence[str],
+    *,
+    examples: int,
+    limit: int,
+    chat: bool = False,
+    kept: Kept | None = None,
+    progress: Progress = silent,
+) -> HarnessResults:
+    """Run tasks of lm-evaluation-harness, by name or as .yaml files. `limit` is the most questions of a task,
+    `examples` the number of solved ones before each; `chat` asks them by the chat template. Results in `kept` are used,
+    and new ones added to it. Raises a UserError for an unknown name."""
+    manager = TaskManager(include_defaults=not all(task.endswith(ENDINGS) for task in tasks))
+    known = set(manager.all_tasks)
+    for task in tasks:
+        if not task.endswith(ENDINGS) and task not in known:
+            raise UserError(f"{task!r:.60} is no task of lm-evaluation-harness: {nearest(task, known)}")
+    rows, failures = list[dict[str, Any]](), dict[str, str]()
+    for task in tasks:
+        try:
+            model = HarnessModel(lm, kept=kept, progress=partial(under, task, progress))
+            rows += run_one(model, task, manager, examples, limit, chat)
+        except UserError as error:
+            failures[task] = str(error)
+    return HarnessResults(rows, failures)
+
+
+def under(task: str, progress: Progress, kind: str, done: int, total: int) -> None:
+    """Report progress of requests under the name of their task."""
+    progress(task, done, total)
+
+
+def run_one(
+    model: HarnessModel, task: str, manager: TaskManager, examples: int, limit: int, chat: bool
+) -> list[dict[str, Any]]:
+    """Run one task; return a row for each metric of it or, for a group, of its tasks."""
+    if task.endswith(ENDINGS):
+        check_file(Path(task))
+    try:
+        found = simple_evaluate(
+            model,
+            tasks=[task],
+            num_fewshot=examples or None,
+            limit=limit,
+            task_manager=manager,
+            bootstrap_iters=0,
+            log_samples=False,
+            apply_chat_template=chat,
+            fewshot_as_multiturn=chat,
+            verbosity="ERROR",
+        )
+    except UserError:
+        raise
+    except Exception as failure:  # the library raises any
+        raise UserError(reason(task, failure)) from failure
+    return [
+        row
+        for name, metrics in (found or {"results": {}})["results"].items()
+        for row in rows_of(name, metrics, examples)
+    ]
+
+
+def rows_of(task: str, metrics: Mapping[str, Any], examples: int) -> list[dict[str, Any]]:
+    """Return the metrics of a task as rows, each with its standard error."""
+    rows = []
+    for name, value in metrics.items():
+        metric, _, _ = name.partition(",")
+        if isinstance(value, float) and not metric.endswith("_stderr"):
+            error = metrics.get(name.replace(metric, f"{metric}_stderr", 1))
+            rows.append({"task": task, "metric": metric, "score": value, "error": error, "examples": examples})
+    return rows
+
+
+def reason(task: str, failure: Exception) -> str:
+    """Return the sentence about a task that failed."""
+    text = " ".join(str(failure).split())[:300] or type(failure).__name__
+    if "marked as unsafe" in text:
+        return f"{task} runs programs in no sandbox: ask its questions by --tasks programs:FILE --run-code"
+    if (found := REPOSITORY.search(text)) and isinstance(failure, OSError):
+        from datasets import config
+
+        return (
+            f"{task} reads {found[1] or found[2]} of the Hugging Face hub, which is not in {config.HF_DATASETS_CACHE} "
+            "and cannot be downloaded: run it once with a network, or copy that folder from a machine that has it"
+        )
+    return f"lm-evaluation-harness cannot run {task}: {text}"
+
+
+def check_file(file: Path) -> None:
+    """Raise a UserError, with the line, for a .yaml file that is no YAML, or has a key that tasks lack."""
+    try:
+        root = yaml.compose(file.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UserError(f"{file}, line {line}: {error.problem or 'this is no YAML'}") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{file} cannot be read ({' '.join(str(error).split())}): give a YAML file") from None
+    if not isinstance(root, yaml.MappingNode):
+        raise UserError(f"{file} holds no task: write `task: NAME` and the other fields, one a line")
+    keys = {str(key.value): key.start_mark.line + 1 for key, _ in root.value}
+    if GROUP & keys.keys():
+        return
+    for key, line in keys.items():
+        if key not in KEYS:
+            raise UserError(f"{file}, line {line}: {key} is no field of a task: {nearest(key, KEYS)}")
