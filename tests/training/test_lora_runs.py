@@ -89,7 +89,7 @@ def test_a_base_of_each_kind_is_trained_on_and_resumed(
 
 
 @pytest.mark.parametrize("init", ["pissa(iterations=4)", "olora", "eva(rho=4)"])
-def test_a_run_with_each_initialization_begins_as_its_base_and_resumes_exactly(
+def test_each_initialization_begins_as_the_base_and_resumes_exactly(
     init: str, base: Path, chats: Path, tmp_path: Path
 ) -> None:
     settings = LORA | {"lora": f"lora(rank=3, dropout=0.1, init={init})", "steps": 4}
