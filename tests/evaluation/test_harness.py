@@ -98,6 +98,38 @@ metric_list: [{{metric: acc}}]
     assert main(["evaluate", str(tiny_run), "--tasks", "no_such_task"]) == 2
 
 
+def test_questions_that_were_trained_on_are_left_out(
+    tiny_run: Path, story_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = story_file.read_text()[300:400]
+    new = "Some words that no story has, in an order of their own, and more of these"
+    rows = [{"question": text, "choices": ["sat", "on the mat"], "answer": 0} for text in (known, new, "The cat")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "exam.yaml").write_text(
+        f"""\
+task: exam
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {tmp_path / "rows.jsonl"}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: answer
+metric_list: [{{metric: acc}}]
+"""
+    )
+    words = ["evaluate", str(tiny_run), "--tasks", f"{tmp_path / 'exam.yaml'},copying", "--against", str(tiny_run)]
+    assert main([*words, "--limit", "3", "--json"]) == 0
+    printed = capsys.readouterr().out
+    found = json.loads(printed[printed.index("{\n") :])
+    exam, copying = found["contamination"]
+    assert (exam["task"], copying["task"]) == ("exam, acc", "copying")
+    assert exam["score"] == pytest.approx(found["harness"][0]["score"])
+    assert (exam["contaminated"], exam["too_short"], exam["questions_without"]) == (pytest.approx(1 / 3), 1, 2)
+    assert exam["score_without"] in (0, 0.5, 1)
+    assert copying["contaminated"] == 0
+
+
 def test_a_broken_task_file_is_one_sentence(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken.yaml").write_text("task: broken\n")
     assert main(["evaluate", str(tiny_run), "--tasks", f"{tmp_path / 'broken.yaml'},copying", "--limit", "2"]) == 2

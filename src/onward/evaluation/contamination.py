@@ -11,6 +11,7 @@ Shapes: T tokens of a part of the data.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,16 @@ N = 13  # tokens of an N-gram
 CHUNK = 1 << 16  # tokens of the data that are hashed at a time
 TABLE_BITS = 22  # of the table that most tokens are looked up in alone
 BASE = 0x9E3779B1  # odd, so that no token is lost from the hash
+
+
+@dataclass(frozen=True)
+class GradedQuestions:
+    """The questions of a task, each as one or more texts, and the grades of their answers."""
+
+    task: str
+    texts: Sequence[tuple[str, ...]]
+    grades: Sequence[float]
+
 
 Hashes = NDArray[np.uint32]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from math import isclose
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
@@ -16,6 +18,7 @@ from lm_eval.tasks import TaskManager
 
 from onward.data.progress import Progress, silent
 from onward.errors import UserError
+from onward.evaluation.contamination import GradedQuestions
 from onward.evaluation.kept import Kept
 from onward.harness.model import HarnessModel
 from onward.language_model import LanguageModel
@@ -33,6 +36,7 @@ class HarnessResults:
 
     rows: list[dict[str, Any]]
     failures: dict[str, str]
+    graded: list[GradedQuestions]  # of the metrics that are means over questions, if they were asked for
 
 
 def run_harness(
@@ -42,25 +46,34 @@ def run_harness(
     examples: int,
     limit: int,
     chat: bool = False,
+    graded: bool = False,
     kept: Kept | None = None,
     progress: Progress = silent,
 ) -> HarnessResults:
-    """Run tasks of lm-evaluation-harness, by name or as .yaml files. `limit` is the most questions of a task,
-    `examples` the number of solved ones before each; `chat` asks them by the chat template. Results in `kept` are used,
-    and new ones added to it. Raises a UserError for an unknown name."""
+    """Run tasks of lm-evaluation-harness, by name or as .yaml files.
+
+    `limit` is the most questions of a task, `examples` the number of solved ones before each; `chat` asks them by the
+    chat template. With `graded` the questions and their grades are returned, too. Results in `kept` are used, and new
+    ones added to it. Raises a UserError for an unknown name.
+    """
     manager = TaskManager(include_defaults=not all(task.endswith(ENDINGS) for task in tasks))
     known = set(manager.all_tasks)
     for task in tasks:
         if not task.endswith(ENDINGS) and task not in known:
             raise UserError(f"{task!r:.60} is no task of lm-evaluation-harness: {nearest(task, known)}")
     rows, failures = list[dict[str, Any]](), dict[str, str]()
+    questions: list[GradedQuestions] = []
     for task in tasks:
         try:
             model = HarnessModel(lm, kept=kept, progress=partial(under, task, progress))
-            rows += run_one(model, task, manager, examples, limit, chat)
+            found = run_one(model, task, manager, examples, limit, chat, graded)
+            own = [row for name, metrics in found["results"].items() for row in rows_of(name, metrics, examples)]
+            rows += own
+            both = [(row, found["samples"].get(row["task"], [])) for row in own]
+            questions += [one for row, samples in both if graded and (one := graded_of(row, samples))]
         except UserError as error:
             failures[task] = str(error)
-    return HarnessResults(rows, failures)
+    return HarnessResults(rows, failures, questions)
 
 
 def under(task: str, progress: Progress, kind: str, done: int, total: int) -> None:
@@ -69,9 +82,9 @@ def under(task: str, progress: Progress, kind: str, done: int, total: int) -> No
 
 
 def run_one(
-    model: HarnessModel, task: str, manager: TaskManager, examples: int, limit: int, chat: bool
-) -> list[dict[str, Any]]:
-    """Run one task; return a row for each metric of it or, for a group, of its tasks."""
+    model: HarnessModel, task: str, manager: TaskManager, examples: int, limit: int, chat: bool, samples: bool
+) -> dict[str, Any]:
+    """Run one task or group; return the library's results and, with `samples`, each question."""
     if task.endswith(ENDINGS):
         check_file(Path(task))
     try:
@@ -82,7 +95,7 @@ def run_one(
             limit=limit,
             task_manager=manager,
             bootstrap_iters=0,
-            log_samples=False,
+            log_samples=samples,
             apply_chat_template=chat,
             fewshot_as_multiturn=chat,
             verbosity="ERROR",
@@ -91,11 +104,7 @@ def run_one(
         raise
     except Exception as failure:  # the library raises any
         raise UserError(reason(task, failure)) from failure
-    return [
-        row
-        for name, metrics in (found or {"results": {}})["results"].items()
-        for row in rows_of(name, metrics, examples)
-    ]
+    return {"results": {}, "samples": {}, **(found or {})}
 
 
 def rows_of(task: str, metrics: Mapping[str, Any], examples: int) -> list[dict[str, Any]]:
@@ -107,6 +116,28 @@ def rows_of(task: str, metrics: Mapping[str, Any], examples: int) -> list[dict[s
             error = metrics.get(name.replace(metric, f"{metric}_stderr", 1))
             rows.append({"task": task, "metric": metric, "score": value, "error": error, "examples": examples})
     return rows
+
+
+def graded_of(row: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> GradedQuestions | None:
+    """Return the questions behind a row of metrics, each with all texts of its document, such as passage, question and
+    choices; None if the metric is no mean over questions."""
+    first = [one for one in samples if one["filter"] == samples[0]["filter"]]
+    grades = [float(grade) for one in first if isinstance(grade := one.get(row["metric"]), int | float)]
+    if not grades or len(grades) < len(first):
+        return None
+    if not isclose(fmean(grades), row["score"], rel_tol=1e-6, abs_tol=1e-9):
+        return None
+    name = f"{row['task']}, {row['metric']}"
+    return GradedQuestions(name, [tuple(texts_in(one["doc"])) for one in first], grades)
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield all texts in a row of a table."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from texts_in(inner)
 
 
 def reason(task: str, failure: Exception) -> str:

@@ -12,7 +12,7 @@ from onward.errors import UserError
 
 if TYPE_CHECKING:
     from onward.data.tokens import Tokens
-    from onward.evaluation.benchmark import TaskResult
+    from onward.evaluation.contamination import GradedQuestions
     from onward.text.tokenizer import Tokenizer
 
 
@@ -38,33 +38,30 @@ def training_data(name: str) -> tuple[Tokenizer, Sequence[Tokens]]:
 
 
 def contamination_rows(
-    texts: Mapping[str, Sequence[str]],
-    results: Mapping[str, Mapping[str, TaskResult]],
-    data: tuple[Tokenizer, Sequence[Tokens]],
-    progress: Progress,
+    graded: Mapping[str, Sequence[GradedQuestions]], data: tuple[Tokenizer, Sequence[Tokens]], progress: Progress
 ) -> list[dict[str, Any]]:
     """Return a row for each model and task: the share of its questions that were found in the data, the number of those
-    that are too short to be found, and the score without those that were found. `texts` are the questions of each task,
-    `results` the results of each model."""
+    that are too short to be found, and the score without those that were found. `graded` are the questions by model."""
     from onward.evaluation.contamination import N, contaminated
 
     tokenizer, sources = data
     total = sum(map(len, sources))
-    items = {task: [tokenizer.encode(text, special=False) for text in several] for task, several in texts.items()}
-    every = [item for several in items.values() for item in several]
-    found = iter(contaminated(every, sources, lambda done: progress("training tokens", done, total)))
-    dirty = {task: [next(found) for _ in several] for task, several in items.items()}
+    every = {text for tasks in graded.values() for task in tasks for texts in task.texts for text in texts}
+    items = {text: tokenizer.encode(text, special=False) for text in every}
+    found = contaminated([*items.values()], sources, lambda done: progress("training tokens", done, total))
+    dirty = {text for text, flag in zip(items, found) if flag}
     rows = []
-    for model, by_task in results.items():
-        for task, result in by_task.items():
-            clean = [right for right, flag in zip(result.right, dirty[task], strict=True) if not flag]
+    for model, tasks in graded.items():
+        for task in tasks:
+            flags = [not dirty.isdisjoint(texts) for texts in task.texts]
+            clean = [grade for grade, flag in zip(task.grades, flags, strict=True) if not flag]
             rows.append(
                 {
                     "model": model,
-                    "task": task,
-                    "contaminated": fmean(dirty[task]),
-                    "too_short": sum(len(item) < N for item in items[task]),
-                    "score": result.score,
+                    "task": task.task,
+                    "contaminated": fmean(flags),
+                    "too_short": sum(all(len(items[text]) < N for text in texts) for texts in task.texts),
+                    "score": fmean(task.grades),
                     "score_without": fmean(clean) if clean else None,
                     "questions_without": len(clean),
                 }

@@ -19,6 +19,7 @@ from onward.errors import UserError
 
 if TYPE_CHECKING:
     from onward.evaluation.benchmark import TaskResult
+    from onward.evaluation.contamination import GradedQuestions
     from onward.evaluation.kept import Kept
     from onward.evaluation.tasks import Task
     from onward.language_model import LanguageModel
@@ -50,7 +51,8 @@ def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json:
     failures: dict[str, str] = {}
     foreign: list[dict[str, Any]] = []
     data = training_data(exam.against) if exam.against else None
-    results = {model: run_all(model, loading, exam, failures, foreign) for model in models}
+    graded: dict[str, list[GradedQuestions]] = {model: [] for model in models}
+    results = {model: run_all(model, loading, exam, failures, foreign, graded[model]) for model in models}
     rows = [{"model": model} | row(result) for model, found in results.items() for result in found.values()]
     scores = {model: scores_of(exam.tasks, [*found.values()], step_of(model)) for model, found in results.items()}
     core = [
@@ -59,20 +61,19 @@ def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json:
         for one in several
         if one.metric == "centered"
     ]
-    for model, several in scores.items():
-        keep(
-            model,
-            loading,
-            [*several, *harness_scores(step_of(model), [row for row in foreign if row["model"] == model])],
-        )
+    for model, several in scores.items() if not exam.chat else ():
+        of_harness = harness_scores(step_of(model), [row for row in foreign if row["model"] == model])
+        keep(model, loading, [*several, *of_harness])
     first, *others = results
     differences = [one for other in others for one in compared(results[first], other, results[other])]
     dirty = []
     if data:
-        measured = {task for found in results.values() for task in found}
-        texts = {task.label: task.texts(exam.limit, exam.examples) for task in exam.tasks if task.label in measured}
+        for model, found in results.items():
+            graded[model] += [
+                graded_questions(task, found[task.label], exam) for task in exam.tasks if task.label in found
+            ]
         with progress_bars(counted=True) as show:
-            dirty = contamination_rows(texts, results, data, show)
+            dirty = contamination_rows(graded, data, show)
     if as_json:
         right = {model: {task: one.right for task, one in found.items()} for model, found in results.items()}
         print_json(
@@ -105,10 +106,15 @@ def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json:
 
 
 def run_all(
-    model: str, loading: Loading, exam: Exam, failures: dict[str, str], foreign: list[dict[str, Any]]
+    model: str,
+    loading: Loading,
+    exam: Exam,
+    failures: dict[str, str],
+    foreign: list[dict[str, Any]],
+    graded: list[GradedQuestions],
 ) -> Results:
-    """Return the results of a model by task. Rows of lm-evaluation-harness are added to `foreign`, and the messages of
-    tasks that failed to `failures`."""
+    """Return the results of a model by task. Rows of lm-evaluation-harness are added to `foreign`, its questions to
+    `graded` if they are looked for in training data, and the messages of tasks that failed to `failures`."""
     lm, results = load(model, loading), Results()
     with kept_answers(lm, exam.keep) as kept, progress_bars(counted=True) as show:
         asked: dict[str, Any] = {
@@ -127,7 +133,8 @@ def run_all(
             from onward.harness import run_harness
 
             try:
-                found = run_harness(lm, exam.foreign, **asked)
+                found = run_harness(lm, exam.foreign, graded=bool(exam.against), **asked)
+                graded += found.graded
                 foreign += [{"model": model} | row for row in found.rows]
                 failures |= found.failures
             except UserError as error:
@@ -186,6 +193,14 @@ def own_tasks(lm: LanguageModel, text: str) -> list[TaskResult]:
             except UserError as error:
                 console.print(f"without the task {task.label}: {error}", markup=False, soft_wrap=True)
     return results
+
+
+def graded_questions(task: Task, result: TaskResult, exam: Exam) -> GradedQuestions:
+    """Return the questions of a task, each with its right answer, and their grades."""
+    from onward.evaluation.contamination import GradedQuestions
+
+    texts = [(text,) for text in task.texts(exam.limit, exam.examples)]
+    return GradedQuestions(task.label, texts, result.right)
 
 
 def harness_scores(step: int, rows: Sequence[Mapping[str, Any]]) -> list[TaskScore]:
