@@ -89,7 +89,7 @@ def test_help_explains_a_term_by_any_of_its_names(words: str, shown: str, capsys
 
 def test_help_of_a_command_names_its_own_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help", "train"]) == 0
-    assert "onward train --help" in capsys.readouterr().err
+    assert "onward train --help" in capsys.readouterr().out
 
 
 def test_the_pages_lie_in_the_package() -> None:

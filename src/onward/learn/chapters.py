@@ -10,7 +10,7 @@ from onward.errors import UserError
 
 PAGES = Path(__file__).parent / "pages"
 HEADING = re.compile(r"^# (\d+)\. (.+)$", re.MULTILINE)
-SENTENCE = re.compile(r"\n\n([^\n#<`].*?[.?])(?=\s)", re.DOTALL)
+SENTENCE = re.compile(r"\n\n\*?([^\n#<`*].*?[.?])(?=[\s*])", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Chapter:
 
     @property
     def about(self) -> str:
-        """The first sentence of the text."""
+        """The first sentence: the line in italics below the heading."""
         found = SENTENCE.search(self.text)
         return " ".join(found[1].split()) if found else ""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from onward.cli.shared.options import parse
-from onward.cli.shared.output import WIDEST, Output, console
+from onward.cli.shared.output import WIDEST, Output
 from onward.errors import UserError
 
 ABOUT = """\
@@ -45,6 +45,8 @@ def main(argv: Sequence[str]) -> None:
         Output(highlight=False, width=None if sys.stdout.isatty() else WIDEST),
         {chapter.number: chapter.title for chapter in chapters()},
     )
+    if word in COMMANDS:
+        out.print(f"onward {word}: {COMMANDS[word]}; onward {word} --help lists its options\n", markup=False)
     for entry in entries:
         out.print(entry.name, style="bold", markup=False, end="")
         out.print(f" ({', '.join(entry.also)})" if entry.also else "", markup=False)
@@ -54,7 +56,3 @@ def main(argv: Sequence[str]) -> None:
         if entry.chapter in titles:
             out.print(f"chapter {entry.chapter}, {titles[entry.chapter]}: onward learn {entry.chapter}", markup=False)
         out.print()
-    if word in COMMANDS:
-        console.print(
-            f"onward {word}: {COMMANDS[word]}; onward {word} --help lists its options", markup=False, soft_wrap=True
-        )
