@@ -1,6 +1,7 @@
 """Reinforcement: losses against TRL and formulas in fp64, completions by our engine, and toy tasks that are learned."""
 
 import json
+import math
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ def test_kl_is_from_the_model_at_the_start(adapters: bool) -> None:
     assert kl[-1] > 1e-6
 
 
-@pytest.mark.parametrize("method", ["grpo", "ppo"])
+@pytest.mark.parametrize("method", ["grpo", "ppo", "online_dpo"])
 def test_a_run_of_reinforcement_resumes_exactly_and_logs_its_figures(method: str, tmp_path: Path) -> None:
     base = base_model(tmp_path / "base")
     rows = [{"prompt": f"{i} + {i % 7}?", "answer": str(i + i % 7)} for i in range(12)]
@@ -141,7 +142,9 @@ def test_a_run_of_reinforcement_resumes_exactly_and_logs_its_figures(method: str
     assert {row["step"] for row in samples} == {3, 4}
     assert all(row.keys() == {"step", "prompt", "text", "reward", "trained"} for row in samples)
     logged = metrics(tmp_path / "whole")[0]
-    assert {"reward", "length", "ended", "entropy", "clip_share", "logprob_gap"} <= logged.keys()
+    assert {*method_of(method).reports} <= logged.keys()
+    if method == "online_dpo":  # whose base has dropout
+        assert logged["loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert onward.load(run.folder).tokenizer is not None
     (tmp_path / "nan.py").write_text("def nan(p, c, a): return [float('nan')] * len(c)\n")
     broken = config(base, data, tmp_path / "broken", **options | {"reward": f"{tmp_path / 'nan.py'}:nan"})
