@@ -31,6 +31,7 @@ examples:
   onward finetune --method dpo --help
   onward finetune runs/assistant pairs.jsonl --method reward --out runs/judge
   onward finetune runs/assistant questions.jsonl --method grpo --reward runs/judge
+  onward finetune runs/assistant questions.jsonl --method online_dpo --reward runs/judge
   onward finetune runs/mybook reviews.jsonl --method classify
   onward finetune --resume runs/assistant
 
