@@ -138,6 +138,12 @@ def test_an_initialization_has_the_values_training_and_files_of_peft(case: str, 
         torch.testing.assert_close(loaded(TOKENS).logits, ours(TOKENS), rtol=1e-5, atol=1e-5)
         with use_adapter(ours, ""):
             assert torch.equal(ours(TOKENS), plain)
+    back, _ = load_model(base)
+    load_adapter(back, tmp_path / "ours", hf)
+    train(back)
+    train(theirs)
+    with torch.no_grad():
+        torch.testing.assert_close(back(TOKENS), theirs(TOKENS).logits, rtol=tolerance, atol=tolerance)
         merged = copy.deepcopy(ours)
         merge_lora(merged)
         torch.testing.assert_close(merged(TOKENS), ours(TOKENS), rtol=1e-5, atol=1e-5)

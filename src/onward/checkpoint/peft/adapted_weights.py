@@ -139,10 +139,15 @@ def joined(stored: AdaptedWeight, adapters: Mapping[str, Adapter], targets: Mapp
 
 
 def split(
-    stored: AdaptedWeight, given: Mapping[str, Tensor], config: LoraConfig, targets: Mapping[str, Target]
+    stored: AdaptedWeight,
+    given: Mapping[str, Tensor],
+    config: LoraConfig,
+    targets: Mapping[str, Target],
+    subtracted: bool,
 ) -> list[Adapter]:
     """Split the adapter of the stored weight, with the tensors `given`, into the adapters of our weights that it
-    joins. Raises a ValueError for a tensor that does not fit."""
+    joins. If a part of the weight is `subtracted`, which is the second half of the rank, a weight that joins no others
+    keeps it apart. Raises a ValueError for a tensor that does not fit."""
     first = targets[stored.ours[0]]
     leaves = EMBEDDING if isinstance(first.module, nn.Embedding) else LAYER
     a, b = (given[leaf.removesuffix(".weight")] for leaf in leaves)
@@ -164,6 +169,10 @@ def split(
     if config.init_lora_weights in CHANGED_BASE and leaves is LAYER:
         start_a, start_b = initial_factors(stored, targets, str(config.init_lora_weights), rank, scaling)
         first_values = start_a, start_b[back]
+    elif subtracted and leaves is LAYER and len(stored.ours) == 1 and not rank % 2:
+        rank //= 2
+        first_values = a[..., rank:, :], -b[..., back, rank:]
+        a, b = a[..., :rank, :], b[..., :rank]
     b, magnitude = b[..., back, :], None if magnitude is None else magnitude[back]
     parts, start = [], 0
     for our in stored.ours:
@@ -171,7 +180,7 @@ def split(
         end = start + weight.size(-2)
         adapter = Adapter(weight, rank, scaling, dora=magnitude is not None, **kind)
         if first_values:
-            adapter.begin(first_values[0], first_values[1][start:end])
+            adapter.begin(first_values[0], first_values[1][..., start:end, :])
         pairs = [(adapter.a, a), (adapter.b, b[..., start:end, :])]
         if adapter.magnitude is not None and magnitude is not None:
             pairs.append((adapter.magnitude, magnitude[start:end]))

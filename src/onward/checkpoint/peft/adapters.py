@@ -151,7 +151,9 @@ def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default"
     if (rows := token_rows(model, name)) is not None:
         tensors[f"{PREFIX}{embedding(kind, model)}.{ROWS}"] = rows.rows.detach()
         config["trainable_token_indices"] = rows.ids.tolist()
-    return AdapterFiles(tensors, config, replace(base, labels=head_labels(model)))
+    layers = [one for name, one in adapters.items() if not isinstance(targets[name].module, nn.Embedding)]
+    subtracted = bool(layers) and all(adapter.start_a is not None for adapter in layers)
+    return AdapterFiles(tensors, config, replace(base, labels=head_labels(model), subtracted=subtracted))
 
 
 def embedding(kind: Family, model: Decoder) -> str:
@@ -226,6 +228,7 @@ def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") ->
     """
     check_adapter_folder(folder)
     config = lora_config(read_json(folder / CONFIG), folder / CONFIG)
+    subtracted = base_of(folder).subtracted
     parts, full, bases = sorted_tensors(folder)
     rows = {name: full.pop(name) for name in [*full] if name.endswith(f".{ROWS}")}
     kind = family(describe(model.config, hf)["model_type"])
@@ -244,7 +247,7 @@ def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") ->
         if (given := parts.pop(module, None)) is None:
             continue
         try:
-            pieces = split(place, given, config, targets)
+            pieces = split(place, given, config, targets, subtracted)
         except (KeyError, RuntimeError, ValueError) as error:
             raise UserError(f"{folder}: the adapter of {place.key} does not fit this model: {error}") from None
         for our, adapter in zip(place.ours, pieces):

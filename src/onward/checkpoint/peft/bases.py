@@ -20,11 +20,12 @@ CONFIG, BASE = "adapter_config.json", "base.json"
 
 @dataclass(frozen=True)
 class BaseModel:
-    """The content of base.json: the folder, the checksum and the labels of an adapter's base."""
+    """The content of base.json: the folder and the checksum of an adapter's base, and facts that PEFT's files lack."""
 
     folder: str  # where it was
     checksum: str  # of its weights, see `weights_checksum`; "": unknown
     labels: tuple[str, ...] = ()  # of the classification head trained with the adapter
+    subtracted: bool = False  # whether the second half of each rank is what A and B began with, which is not trained
 
 
 def weights_checksum(folder: Path) -> str:
@@ -50,7 +51,8 @@ def base_of(folder: Path) -> BaseModel:
     if (folder / BASE).exists():
         record = read_json(folder / BASE)
         labels = tuple(map(str, record.get("labels") or ()))
-        return BaseModel(str(record.get("folder", "")), str(record.get("checksum", "")), labels)
+        base, checksum = (str(record.get(key, "")) for key in ("folder", "checksum"))
+        return BaseModel(base, checksum, labels, record.get("subtracted") is True)
     check_adapter_folder(folder)
     return BaseModel(str(read_json(folder / CONFIG).get("base_model_name_or_path") or ""), "")
 
