@@ -177,3 +177,20 @@ def test_prompts_of_like_lengths_are_prefilled_together() -> None:
         script.scheduler.add(request_of(prompt, 2))
     assert [piece for _, piece in script.step().prefill] == [[1], [2]]
     assert [piece for _, piece in script.step().prefill] == [[3, 3]]
+
+
+@pytest.mark.parametrize("prompts", [1, 2, 3])
+def test_pieces_grow_with_the_prompts_for_each_request_that_decodes(prompts: int) -> None:
+    scheduler = Scheduler(PrefixCache(Lists(4, 99)), 4, LENGTH, prefill_budget=1)
+    first, *others = (Request([number + 1] * 4, Sampling(), 8) for number in range(1 + prompts))
+    scheduler.add(first)
+    scheduler.prefilled(scheduler.schedule())
+    first.tokens.append(1)
+    first.num_cached += 1
+    for request in others:
+        scheduler.add(request)
+    schedule = scheduler.schedule()
+    assert schedule.decode == [first]
+    assert [len(piece) for _, piece in schedule.prefill] == [prompts]
+    scheduler.pace.add(3.0, decoding=True, prefilling=True)
+    assert scheduler.pace.debt == 3.0 / prompts

@@ -21,6 +21,7 @@ from onward.serving.models import check_weights
 from support.adapters import stirred
 from support.server import serving, started
 
+PROMPTS = "cat a", "dog b", "sun c", "car d"
 LONG = "The cat sat on the mat and the dog sat on the cat, then "
 FORMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0, "logprobs": 3},
@@ -192,3 +193,16 @@ def test_steps_are_compiled_while_there_is_no_request(wide: Path, expected: list
         assert worker.call(lambda: {shape for shape, *_ in steps.pool.free}).result() >= {(1, 1), (2, 1), (3, 1)}
         found += answers(server.url, ["wide"])
     assert_same(found, expected * 2)
+
+
+def test_prompts_that_come_at_the_same_time_are_prefilled_together(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onward.serving.worker.PAUSE", 0.2)
+    with serving(wide, rows=4) as server:
+        runner, calls = server.served[0].engine.runner, list[int]()
+        forward = runner.forward_rows
+        monkeypatch.setattr(runner, "forward_rows", lambda *given: calls.append(len(given[1])) or forward(*given))
+        body = {"max_tokens": 2, "temperature": 0}
+        with ThreadPoolExecutor(4) as pool:
+            for text in PROMPTS:
+                pool.submit(server.post, "/v1/completions", prompt=text, **body)
+    assert calls == [4]

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from time import perf_counter
 from typing import TypeVar
 
 from onward.generation.engine.engine import Engine
@@ -22,6 +23,7 @@ from onward.serving.models import row_counts
 T = TypeVar("T")
 Step = Callable[[Engine, list[tuple[Request, int]]], None]
 LOG = logging.getLogger("onward.serving")
+PAUSE = 0.002  # seconds without an arrival that end a burst of requests
 
 
 class Worker(threading.Thread):
@@ -88,12 +90,21 @@ class Worker(threading.Thread):
                     self.spare.popleft()()
                 else:
                     self.wake.wait()
+                    self.gather()
             self.wake.clear()
             while self.inbox:
                 self.inbox.popleft()()
             for engine in self.engines:
                 if engine.busy:
                     self.step(engine)
+
+    def gather(self) -> None:
+        """Wait until nothing has arrived for some milliseconds: the prompts of clients that ask at the same time are
+        then prefilled together."""
+        end = perf_counter() + 5 * PAUSE
+        self.wake.clear()
+        while perf_counter() < end and self.wake.wait(PAUSE):
+            self.wake.clear()
 
     def begin(self, job: Job) -> None:
         """Add the requests of a job to its engine."""

@@ -34,13 +34,14 @@ class Pace:
     def __init__(self) -> None:
         self.debt = 0.0  # time that decoding has to catch up
         self.decoding = 0.0  # time of the last step that only decoded
+        self.crowd = 1.0  # requests in prefill for each one that decodes; at least 1
 
     def add(self, seconds: float, decoding: bool, prefilling: bool) -> None:
         """Count a step of `seconds`, which was `decoding` requests, `prefilling` a piece of a prompt, or both."""
         if not decoding:
             self.debt = 0.0
         elif prefilling:
-            self.debt += seconds - self.decoding
+            self.debt += (seconds - self.decoding) / self.crowd
         else:
             self.debt, self.decoding = max(0.0, self.debt - seconds), seconds
 
@@ -146,7 +147,8 @@ class Scheduler:
         if self.prefill_budget is not None and start:
             if self.pace.debt > 0:
                 return []
-            chunk = min(chunk, self.prefill_budget)
+            self.pace.crowd = max(1.0, (len(self.active) - start) / start)
+            chunk = min(chunk, int(self.prefill_budget * self.pace.crowd))
         pieces: list[tuple[Request, list[int]]] = []
         for row, request in enumerate(self.active[start:], start):
             piece = tokens_to_prefill(request)[:chunk]
