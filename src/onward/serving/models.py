@@ -67,17 +67,19 @@ def load_served(
         name = Path(model).resolve().name if Path(model).exists() else model
         own = adapter_names(lm.model)
         alone = name in own  # the model was given as an adapter's folder
-        plain = lm if alone or not Path(model).is_dir() else speaking(lm, Path(model))
+        plain = lm if alone or not Path(model).is_dir() else with_tokenizer_of(lm, Path(model))
         served.append(Served(name, model, plain, engine, name if alone else ""))
         folders = {Path(folder).resolve().name: Path(folder) for folder in adapters}
-        served += [Served(one, one, speaking(lm, folders[one]), engine, one, name) for one in own if one != name]
+        served += [
+            Served(one, one, with_tokenizer_of(lm, folders[one]), engine, one, name) for one in own if one != name
+        ]
     names = [one.name for one in served]
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(f"{min(twice)} is the name of two models: rename one of their folders")
     return served
 
 
-def speaking(lm: LanguageModel, folder: Path) -> LanguageModel:
+def with_tokenizer_of(lm: LanguageModel, folder: Path) -> LanguageModel:
     """Return a model with the tokenizer in a folder, of a base or an adapter, since each may have a chat template of
     its own; unchanged if the folder has none."""
     if not (folder / "tokenizer.json").exists():
