@@ -233,7 +233,7 @@ theta = 12345.0
 def test_command_line_takes_precedence_over_a_toml_file(toml: str, words: str, expected: dict, tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(toml)
     sources = [] if "sources" in toml else ["x.txt"]
-    config, _ = configure([*sources, "--config", str(tmp_path / "my.toml"), *words.split()])
+    config, *_ = configure([*sources, "--config", str(tmp_path / "my.toml"), *words.split()])
     assert isinstance(config, RunConfig)
     found = vars(config) | vars(config.decoder(300))
     assert {name: found[name] for name in expected} == expected

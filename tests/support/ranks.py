@@ -30,6 +30,53 @@ def run_ranks(task: Callable[..., Any], *arguments: Any, count: int = 2) -> list
     return outcomes
 
 
+class Ranks:
+    """Processes of one group that wait for tasks: starting processes takes seconds."""
+
+    def __init__(self, count: int) -> None:
+        CONTEXT.set_forkserver_preload(["onward.training.run.run", "onward.training.failures", "pytest", "hypothesis"])
+        store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.store, self.pipes, self.processes = store, [], []
+        for rank in range(count):
+            pipe, end = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=serve_rank, args=(rank, count, store.port, end), daemon=True)
+            process.start()
+            end.close()
+            self.pipes.append(pipe)
+            self.processes.append(process)
+
+    def run(self, task: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What `task(*arguments)` returns in each rank; an error in a rank is raised."""
+        for pipe in self.pipes:
+            pipe.send((task, arguments))
+        outcomes = [received(pipe) for pipe in self.pipes]
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return outcomes
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join()
+
+
+def serve_rank(rank: int, count: int, port: int, pipe: Connection) -> None:
+    """Run the tasks that come, until there are no more."""
+    begin_rank(rank, count, port)
+    while True:
+        try:
+            task, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            outcome = task(*arguments)
+        except Exception as error:
+            outcome = error
+        pipe.send(outcome)
+
+
 def received(pipe: Connection) -> Any:
     try:
         return pipe.recv()
@@ -39,12 +86,17 @@ def received(pipe: Connection) -> Any:
 
 def run_rank(rank: int, count: int, port: int, pipe: Connection, task: Callable[..., Any], arguments: Any) -> None:
     """Run a task as a rank, and send what came of it."""
-    values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    values |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
-    os.environ.update({name: str(value) for name, value in values.items()})
-    torch.set_num_threads(1)
+    begin_rank(rank, count, port)
     try:
         outcome = task(*arguments)
     except BaseException as error:
         outcome = error
     pipe.send(outcome)
+
+
+def begin_rank(rank: int, count: int, port: int) -> None:
+    """Set what torchrun sets for a rank."""
+    values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    values |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+    os.environ.update({name: str(value) for name, value in values.items()})
+    torch.set_num_threads(1)

@@ -127,10 +127,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         fill(new, tensors, tensors.items())
 
 
-def fill(path: Path, outlines: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Write tensors one by one as a safetensors file; `outlines` has their shapes and dtypes, for the header.
+def fill(
+    path: Path, outlines: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]], *, new: bool = True
+) -> None:
+    """Write tensors one by one as a safetensors file; `outlines` has the shapes and dtypes of all, for the header.
 
-    Tensors start at multiples of 64 bytes as far as their sizes allow, so that a reader can memory-map them.
+    Tensors start at multiples of 64 bytes as far as their sizes allow, so that a reader can memory-map them. Without
+    `new` the file exists with its header, and these tensors are written into it: several processes may do so.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -140,8 +143,9 @@ def fill(path: Path, outlines: Mapping[str, Tensor], tensors: Iterable[tuple[str
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+    with path.open("wb" if new else "r+b") as file:
+        if new:
+            file.write(len(text).to_bytes(8, "little") + text)
         for name, tensor in tensors:
             file.seek(8 + len(text) + header[name]["data_offsets"][0])
             file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

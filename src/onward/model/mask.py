@@ -6,6 +6,7 @@ Shapes: B rows, T tokens in this call, S keys, H heads.
 from __future__ import annotations
 
 import math
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -60,6 +61,12 @@ class AttentionMask:
         self.bias_of = score_bias  # (slope, query position, key position) -> bias, elementwise
         self.causal_only = plain and not window and slopes is None  # token t attends to tokens 0 to t, without a bias
         self._biases: dict[torch.dtype, Tensor] = {}
+
+    def with_slopes(self, slopes: Tensor) -> AttentionMask:
+        """Return this mask with other slopes, such as those of some heads."""
+        other = copy(self)
+        other.slopes, other._biases = slopes, {}
+        return other
 
     def visible(self, queries: slice = ALL, keys: slice = ALL) -> Tensor:
         """Return whether each query of the slice `queries` attends to each key of the slice `keys`, (B or 1, T, S) of

@@ -11,6 +11,7 @@ from onward import families, fields
 from onward.arguments import Range, check_fields, checked, named, shown
 from onward.config.decoder import DecoderConfig
 from onward.config.lora import LoRA
+from onward.config.mesh import Mesh
 from onward.config.mixtures import MovingWeight, check_weights
 from onward.config.part_types import Size, SizeOrZero
 from onward.errors import UserError
@@ -73,6 +74,7 @@ class ComputeOptions:
     recompute: bool = False  # recompute activations inside blocks in the backward: less memory, a third slower
     loss_chunk: SizeOrZero = 0  # tokens whose logits are in memory at once; 0: as many as fit into 128 MB
     experts: Literal["auto", "loop", "grouped"] = "auto"  # backend of experts; auto times both
+    mesh: str = ""  # processes by axis, "replicate=2 shard=4 tensor=2"; "": replicas, or shards if they do not fit
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,8 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
         if self.preset not in presets.PRESETS and self.preset not in (known := families.presets()):
             close = fields.nearest(self.preset, {*presets.PRESETS, *known})
             raise UserError(f"preset is {self.preset!r}, which `onward models` does not list: {close}")
+        if self.mesh:
+            object.__setattr__(self, "mesh", str(Mesh.parse(self.mesh)))
         for name in "out", "validation", "tokenizer", "sources":
             if "\0" in "".join(getattr(self, name)):
                 raise UserError(f"{name} is {shown(getattr(self, name))}: no path holds a zero byte")

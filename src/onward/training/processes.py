@@ -1,24 +1,30 @@
-"""Data parallel training: each process computes some batches of a step, and the gradients are summed."""
+"""The processes of a run: how they meet, the values that they sum, and the checks that they do the same."""
 
 import atexit
+import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
+from torch.distributed import DeviceMesh
 
+from onward.config.mesh import Mesh
 from onward.errors import UserError
+from onward.parallel.parallelize import device_mesh, release_replicas
 
 STORES: list[distributed.Store] = []  # of the process group that was joined
+AGREED = itertools.count()  # numbers of the calls of `agreed`, the same in all processes
 
 
 def leave() -> None:
     """Leave torch's process group."""
     STORES.clear()
+    release_replicas()
     distributed.destroy_process_group()
 
 
@@ -29,6 +35,8 @@ class Processes:
     rank: int = 0
     count: int = 1
     store: distributed.Store | None = None  # of small values that all processes see; None for one process
+    mesh: Mesh = Mesh()  # their arrangement
+    devices: DeviceMesh | None = None  # the mesh of torch; None where each process holds the whole model
 
     @classmethod
     def join(cls) -> "Processes":
@@ -57,7 +65,31 @@ class Processes:
                 ) from None
             STORES.append(distributed.PrefixStore("onward", store))
             atexit.register(leave)  # the group's threads must not outlive Python
-        return cls(distributed.get_rank(), count, STORES[-1] if STORES else None)
+        return cls(distributed.get_rank(), count, STORES[-1] if STORES else None, Mesh(replicate=count))
+
+    def arranged(self, mesh: Mesh) -> "Processes":
+        """Return these processes in a mesh. Raises a UserError if it has another number of processes."""
+        mesh.check_count(self.count)
+        return replace(self, mesh=mesh)
+
+    def connected(self, device: torch.device) -> "Processes":
+        """Return these processes with the mesh of torch for their devices, if they hold parts of a model; all must call
+        this together."""
+        return replace(self, devices=device_mesh(self.mesh, device) if self.mesh.divides else None)
+
+    def agreed(self, value: Callable[[], str]) -> str:
+        """Return in all processes the text that the first one computes, which does not wait for the others."""
+        if self.store is None:
+            return value()
+        key = f"agreed/{next(AGREED)}"
+        if not self.rank:
+            self.store.set(key, value())
+        return self.store.get(key).decode()
+
+    @property
+    def batch_rank(self) -> int:
+        """The number of this process among those with batches of their own; equal along the tensor axis."""
+        return self.rank // self.mesh.tensor
 
     def wait(self) -> None:
         """Wait until all processes have called this method."""
@@ -80,34 +112,42 @@ class Processes:
         distributed.all_reduce(tensor)
         return tensor.tolist()
 
+    def sum_of_batches(self, values: Sequence[float]) -> list[float]:
+        """Return the sum of each value over the processes with batches of their own."""
+        return [value / self.mesh.tensor for value in self.sum(values)]
+
     def check_batches(self, batches: int) -> None:
-        """Raise a UserError if a step has fewer batches than there are processes."""
-        if batches < self.count:
+        """Raise a UserError if a step has too few batches for the processes with windows of their own, or batches that
+        shards cannot divide evenly."""
+        count = self.mesh.data
+        if batches < count:
             raise UserError(
-                f"accumulation is {batches} for {self.count} processes, and each needs a batch: start fewer processes, "
-                f"or a run with --accumulation {self.count}"
+                f"accumulation is {batches} for {count} processes, and each needs a batch: start fewer processes, "
+                f"or a run with --accumulation {count}"
+            )
+        if self.mesh.shard > 1 and batches % count:
+            more = -(-batches // count) * count
+            raise UserError(
+                f"accumulation is {batches}, and the {count} processes of mesh {str(self.mesh)!r} compute equally many "
+                f"batches: give --accumulation {more}"
             )
 
-    def check_same(self, facts: dict[str, object]) -> None:
-        """Raise a UserError in all processes if a process has another value for a fact, by name, than rank 0."""
+    def check_same(self, facts: dict[str, object], of_part: Collection[str] = ()) -> None:
+        """Raise a UserError in all processes if a process has another value for a fact, by name, than rank 0. The facts
+        `of_part` are those of the part of the model that a process holds, and compared with the first that holds it."""
         if self.count == 1:
             return
         of_ranks: list[Any] = [None] * self.count
         distributed.all_gather_object(of_ranks, facts)
         for rank, other in enumerate(of_ranks):
-            if differ := [name for name, value in of_ranks[0].items() if other[name] != value]:
+            same_part = rank % (self.mesh.shard * self.mesh.tensor)
+            first = {name: of_ranks[same_part if name in of_part else 0][name] for name in facts}
+            if differ := [name for name, value in first.items() if other[name] != value]:
+                known = same_part if {*differ} <= {*of_part} else 0
                 raise UserError(
-                    f"the ranks hold different runs: rank {rank} differs from rank 0 in {' and '.join(differ)}; "
+                    f"the ranks hold different runs: rank {rank} differs from rank {known} in {' and '.join(differ)}; "
                     "give all ranks one run folder, on a shared disk"
                 )
-
-    def sum_gradients(self, model: nn.Module) -> None:
-        """Replace the gradients by their sums over all processes."""
-        if self.count > 1:
-            for parameter in model.parameters():
-                if parameter.requires_grad and parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)  # an expert without a token in this process
-            self.sum_tensors(p.grad for p in model.parameters() if p.grad is not None)
 
     def sum_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Replace tensors by their sums over all processes, in place."""

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from onward.checkpoint.names import layers_of, packable, to_theirs
@@ -70,10 +71,7 @@ def save_weights(
     plain = {name: tensor for name, tensor in ours.items() if isinstance(tensor, Tensor)}
     meta: dict[str, Tensor | QuantizedLinear] = {name: tensor.to("meta") for name, tensor in plain.items()}
     meta |= {n: QuantizedLinear(layer.codes.to("meta"), layer.scales.to("meta"), None) for n, layer in layers.items()}
-    hf = describe(config, extra, lambda kind: packable(kind, config, meta))
-    kind = family(hf["model_type"])
-    dtype = str(plain["embed.weight"].dtype).removeprefix("torch.")
-    hf |= {key: dtype for key in ("dtype", "torch_dtype") if key == "dtype" or key in hf}
+    hf, kind = described(config, meta, extra, plain["embed.weight"].dtype)
     if layers:
         hf["quantization_config"] = quantization_config(*layers_of(kind, config, meta))
         if hf["model_type"] == "onward" != extra.get("model_type", "onward"):
@@ -101,6 +99,15 @@ def save_weights(
             config_path.unlink(missing_ok=True)  # without it, no mixture of old and new files loads
             for old in stale:
                 old.unlink()
+
+
+def described(
+    config: DecoderConfig, meta: Mapping[str, Tensor | QuantizedLinear], extra: HF, dtype: torch.dtype
+) -> tuple[dict[str, Any], Family]:
+    """Return config.json for weights of a dtype, given on the meta device, and the family that it names."""
+    hf = describe(config, extra, lambda kind: packable(kind, config, meta))
+    name = str(dtype).removeprefix("torch.")
+    return hf | {key: name for key in ("dtype", "torch_dtype") if key == "dtype" or key in hf}, family(hf["model_type"])
 
 
 def describe(

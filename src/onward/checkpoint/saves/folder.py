@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from onward.checkpoint.huggingface.save import save_weights
@@ -42,15 +43,23 @@ def write_save(
 ) -> None:
     """Write a save atomically, from the tensors of a TrainerState and the frozen parameters. `progress` are the other
     values of the TrainerState; `hf` are keys for config.json."""
-    own, average = ({n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)} for kind in KINDS)
-    dtypes = {tensor.dtype for tensor in average.values()}  # averages are finer; files have one dtype
-    weights = {**{name: t.to(next(iter(dtypes), t.dtype)) for name, t in frozen.items()}, **own, **average}
-    in_model = {f"average/{name}" for name in average} | {f"weight/{name}" for name in own if name not in average}
-    state = {name: tensor for name, tensor in tensors.items() if name not in in_model}
+    dtypes = {tensor.dtype for name, tensor in tensors.items() if name.startswith("average/")}
+    weights, state = by_file(tensors, frozen, next(iter(dtypes), None))
     with written_whole(folder) as new:
         new.mkdir()
         save_weights(config, weights, new, hf)
         write_state(new, state, progress)
+
+
+def by_file(
+    tensors: Mapping[str, Tensor], frozen: Mapping[str, Tensor], average: torch.dtype | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Divide the tensors of a TrainerState and the frozen parameters into those of the model's file and those of the
+    state's. `average` is the dtype of averages, if there are any: they are finer, and files have one dtype."""
+    own, averages = ({n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)} for kind in KINDS)
+    weights = {**{name: t.to(average or t.dtype) for name, t in frozen.items()}, **own, **averages}
+    in_model = {f"average/{name}" for name in averages} | {f"weight/{name}" for name in own if name not in averages}
+    return weights, {name: tensor for name, tensor in tensors.items() if name not in in_model}
 
 
 def write_adapter_save(
@@ -67,6 +76,11 @@ def write_state(new: Path, state: Mapping[str, Tensor], progress: dict[str, Any]
     """Write the state of a trainer, its tensors and `progress` (its other values), into the folder of a save, and then
     the checksums of all files in it."""
     fill(new / STATE, state, state.items())
+    write_progress(new, progress)
+
+
+def write_progress(new: Path, progress: dict[str, Any]) -> None:
+    """Write the numbers of a trainer into the folder of a save, and then the checksums of all files in it."""
     (new / PROGRESS).write_text(json.dumps(progress))
     sums = {path.name: file_sha256(path) for path in sorted(new.iterdir())}
     (new / CHECKSUMS).write_text(json.dumps(sums, indent=2) + "\n")

@@ -26,6 +26,7 @@ from onward.checkpoint.huggingface.save import label_keys
 from onward.checkpoint.peft.adapters import adapter_files
 from onward.checkpoint.peft.bases import BaseModel
 from onward.checkpoint.saves.folder import saves, show, step_of, write_adapter_save, write_save
+from onward.checkpoint.saves.shared import SharedSave, Writers, agree
 from onward.checkpoint.saves.state import TrainerState, copied
 from onward.errors import UserError
 from onward.files import read_json, remove_leftovers, remove_whole, write_json
@@ -47,9 +48,11 @@ class Saver:
     The run folder must exist and have one Saver, which removes the temporary files of killed processes.
     """
 
-    def __init__(self, run: Path, keep: int, base: BaseModel | None = None) -> None:
-        """`base` is the base of a model with adapters, whose saves hold only the adapters and other trained modules."""
-        self.run, self.keep, self.base = run, keep, base
+    def __init__(self, run: Path, keep: int, base: BaseModel | None = None, writers: Writers | None = None) -> None:
+        """`base` is the base of a model with adapters, whose saves hold only the adapters and other trained modules.
+        `writers` are the processes that hold parts of the model, if it is divided: each has a Saver, they call `save`
+        together, and the first one keeps the folder in order."""
+        self.run, self.keep, self.base, self.writers = run, keep, base, writers
         self.failure: UserError | None = None
         self.thread = ThreadPoolExecutor(1, "saver")
         self.pending: Future[None] | None = None
@@ -68,25 +71,28 @@ class Saver:
         gets its model.
         """
         self.finish()
-        for folder in self.run, self.run / "checkpoints":
+        first, step = self.writers is None or not self.writers.rank, state.progress["step"]
+        for folder in (self.run, self.run / "checkpoints") if first else ():
             remove_leftovers(folder)
-        step = state.progress["step"]
         folder = self.folder(step)
+        needed = (lambda: not folder.exists()) if self.writers is None else partial(agree, self.writers, folder)
         write: Callable[[], object] = lambda: None
-        if self.base is not None and not folder.exists():
-            adapter = adapter_files(model, hf, self.base)
-            parts = {name: t.detach().to("cpu", copy=True) for name, t in adapter.tensors.items()}
-            files = replace(adapter, tensors=parts)
-            write = partial(write_adapter_save, folder, files, copied(state.tensors), deepcopy(state.progress))
-        elif not folder.exists():
+        if needed():
             frozen = {n: p for n, p in model.named_parameters() if f"weight/{n}" not in state.tensors}
-            tensors = copied(state.tensors), copied(frozen)
             values = deepcopy((state.progress, {**hf, **label_keys(model)}))
-            write = partial(write_save, folder, model.config, *tensors, *values)
+            if self.base is not None:
+                adapter = adapter_files(model, hf, self.base)
+                files, tensors = replace(adapter, tensors=copied(adapter.tensors)), copied(state.tensors)
+                write = partial(write_adapter_save, folder, files, tensors, values[0]) if first else write
+            elif self.writers is not None:
+                write = SharedSave(self.writers, folder, model.config, state.tensors, frozen, *values).write
+            else:
+                write = partial(write_save, folder, model.config, copied(state.tensors), copied(frozen), *values)
 
         def task() -> None:
             write()
-            show(folder, self.run)
+            if first:
+                show(folder, self.run)
 
         self.submit(task, f"saving step {step}")
 
@@ -130,7 +136,8 @@ class Saver:
             try:
                 if self.run.is_dir():
                     task()
-                    self.drop()
+                    if self.writers is None or not self.writers.rank:
+                        self.drop()
                 else:
                     self.fail(f"{failed}: the folder has been moved or removed")
             except Exception as error:  # whatever it is, the training goes on

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from onward.errors import UserError
 from onward.model.decoder import Decoder
+from onward.parallel.parts import divided, gathered, local, part_of
 
 LOSS, BUFFER = "loss/", "buffer/"
 
@@ -54,7 +55,7 @@ def restore(tensors: Mapping[str, Tensor], model: Decoder, optimizers: Sequence[
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                parameter.copy_(tensors[f"weight/{name}"])
+                local(parameter).copy_(part_of(tensors[f"weight/{name}"], parameter))
     for name in tensors:
         if name.startswith(BUFFER):
             owner, _, leaf = name.removeprefix(BUFFER).rpartition(".")
@@ -74,8 +75,8 @@ def restore(tensors: Mapping[str, Tensor], model: Decoder, optimizers: Sequence[
             for parameter in group["params"]:
                 for key, value in saved[names[parameter]].items():
                     if isinstance(value, Tensor):
-                        where = parameter.device if on_device or value.ndim else value.device
-                        value = value.to(where, copy=True)
+                        moves = on_device or value.ndim
+                        value = divided(value, parameter) if moves else value.clone()
                     optimizer.state[parameter][key] = value
 
 
@@ -102,5 +103,5 @@ def optimizer_tensors(model: Decoder, optimizers: Sequence[Optimizer]) -> dict[s
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors to the CPU."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+    """Copy tensors to the CPU, whole."""
+    return {name: gathered(tensor).to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -89,9 +89,9 @@ def summary_of(method: type[Method]) -> str:
     return re.split(r"(?<![ (][A-Z])(?<!et al)[.:;](?: |$)| \(", text)[0]
 
 
-def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool]:
-    """Return the configuration of a new run, or the folder of the run to resume; how many examples to print; and
-    whether to print figures as JSON."""
+def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool, str]:
+    """Return the configuration of a new run, or the folder of the run to resume; how many examples to print; whether to
+    print figures as JSON; and the mesh of a resumed run."""
     method = method_of(argv)
     if method:
         check_readers([word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--"], method)
@@ -104,7 +104,7 @@ def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool]:
         raise UserError(f"show is {show}: give the number of examples to print, at least 1")
     values, folder, as_json = given_options(values, FinetuneConfig)
     if folder:
-        return folder, 0, as_json
+        return folder, 0, as_json, values.get("mesh", "")
     if "base" not in values:
         raise UserError("no model to fine-tune: name its folder, and then the examples")
     if not values.get("sources"):
@@ -112,7 +112,7 @@ def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool]:
     config = FinetuneConfig.of(**values)
     if not config.out:
         config = dataclasses.replace(config, out=f"runs/{Path(config.base).name}-{config.method.kind}")
-    return config, show, as_json
+    return config, show, as_json, ""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -120,11 +120,11 @@ def main(argv: Sequence[str]) -> int:
     return in_processes(lambda: run(*configure(argv)))
 
 
-def run(config: FinetuneConfig | Path, show: int, as_json: bool) -> int:
+def run(config: FinetuneConfig | Path, show: int, as_json: bool, mesh: str) -> int:
     """Print `show` examples or, if it is 0, start or resume a run, with its figures as JSON if `as_json`; return the
     exit status."""
     if show and isinstance(config, FinetuneConfig):
         from onward.cli.shared.examples import show_examples
 
         return show_examples(config, show)
-    return run_command(config, as_json)
+    return run_command(config, as_json, mesh)

@@ -57,13 +57,13 @@ def main(argv: Sequence[str]) -> int:
     return in_processes(lambda: run_command(*configure(argv)))
 
 
-def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
-    """Return the configuration of a new run, or the folder of the run to resume; and whether to print figures as
-    JSON."""
+def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool, str]:
+    """Return the configuration of a new run, or the folder of the run to resume; whether to print figures as JSON; and
+    the mesh of a resumed run."""
     values = read(Options, join_duration(argv), prog="onward train", about=ABOUT)
     values, folder, as_json = given_options(values, RunConfig)
     if folder:
-        return folder, as_json
+        return folder, as_json, values.get("mesh", "")
     if "base" in values and (unused := values.keys() & {"preset", "model", "tokenizer"}):
         raise UserError(f"{' and '.join(sorted(unused))} and from are both given: --from has a model and a tokenizer")
     if "sources" in values:
@@ -75,7 +75,8 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool]:
     if "sources" not in values:
         raise UserError("no text to train on: name files or folders, or `embedded` for the built-in corpus")
     config = fields.build(RunConfig, values)
-    return config if config.out else dataclasses.replace(config, out=f"runs/{default_name(config.sources[0])}"), as_json
+    out = config.out or f"runs/{default_name(config.sources[0])}"
+    return dataclasses.replace(config, out=out), as_json, ""
 
 
 def old_data(run: Path) -> dict[str, Any]:

@@ -82,11 +82,14 @@ class Display:
         """Print the figures that are known, and the sample, as plain lines."""
         known = {name: value for name, value in self.figures().items() if value}
         console.print(" | ".join(f"{name} {value}" for name, value in known.items()), soft_wrap=True)
-        console.print(Text("  ") + self.sample, soft_wrap=True)
+        if self.sample:
+            console.print(Text("  ") + self.sample, soft_wrap=True)
 
     def continue_prompt(self) -> None:
         """Generate a continuation of the prompt, with the same random numbers each time, and record it in
-        samples.jsonl."""
+        samples.jsonl. A divided model generates none, since this process has only a part of it."""
+        if self.run.processes.mesh.divides:
+            return
         with self.run.trainer.averaged():
             text = sample_text(self.lm, self.tokens)
         self.sample = Text(printable(self.prompt), style="bold").append(printable(text), style="not bold")

@@ -14,18 +14,18 @@ from onward.training.presets import merge
 
 def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[str, Any], Path | None, bool]:
     """Return the options of a run from the `values` of a command line and its TOML file; the folder of the run to
-    resume, or None; and whether to print figures as JSON. Raises a UserError if other options are given with
+    resume, or None; and whether to print figures as JSON. Raises a UserError if options other than mesh are given with
     --resume."""
     resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))
     if resume:
         values.pop("imports", None)  # which are imported by now
     if not values.get("sources"):
         values.pop("sources", None)
-    if resume and (values or toml):
-        given = ", ".join(["config"] * bool(toml) + list(values))
+    if resume and (toml or values.keys() - {"mesh"}):
+        given = ", ".join(["config"] * bool(toml) + sorted(values.keys() - {"mesh"}))
         raise UserError(f"--resume goes on with the run as it was configured: leave out {given}")
     if resume:
-        return {}, Path(resume), as_json
+        return values, Path(resume), as_json
     return merge(from_toml(Path(toml), cls) if toml else {}, values), None, as_json
 
 

@@ -42,16 +42,16 @@ def in_processes(command: Callable[[], int]) -> int:
         return command()
 
 
-def run_command(config: RunConfig | Path, as_json: bool) -> int:
+def run_command(config: RunConfig | Path, as_json: bool, mesh: str = "") -> int:
     """Start or resume a run, train it, and print its figures, with `as_json` as JSON; return the exit status. The time
-    of a run counts from this call."""
+    of a run counts from this call. `mesh` is that of a run to resume, where it changes."""
     began = perf_counter()
     if isinstance(config, RunConfig) and os.environ.get("RANK", "0") == "0":
         announce([*config.sources, config.validation])
     from onward.training.run.run import Run
 
     if isinstance(config, Path):
-        run = Run.resume(config)
+        run = Run.resume(config, mesh=mesh)
     else:
         with progress_bars() as progress:
             run = Run.start(config, sample=continue_text, progress=progress, began=began)
@@ -103,7 +103,7 @@ def train(run: "Run") -> int:
             say(f"report: {folder / 'report.html'}")
         say(f"To go on: onward train --resume {quote(str(folder))}{fields.import_options(run.config.modules)}")
         return 128 + requests.signal
-    if not first:
+    if not first and not run.processes.mesh.divides:
         return 0
     if result := conclude(run):
         tokens = result["tokens"]
@@ -142,6 +142,10 @@ def describe(run: "Run", say: Say) -> None:
         f"{'step' if expected_steps(run) == 1 else 'steps'}, "
         f"{run.config.precision} on {run.device}, into {folder}"
     )
+    if run.processes.count > 1:
+        from onward.training.run.arrangement import in_words
+
+        say(in_words(run.config, run.model.config, run.processes.mesh))
     if run.choice:
         say(str(run.choice))
     config, changes = run.config, run.config.model
@@ -154,8 +158,9 @@ def describe(run: "Run", say: Say) -> None:
 
 
 def examine(run: "Run", say: Say) -> None:
-    """Run the doctor's fast checks before the first step, and print their failures, which do not stop the run."""
-    if run.step:
+    """Run the doctor's fast checks before the first step, and print their failures, which do not stop the run. A
+    divided model is not examined."""
+    if run.step or run.processes.mesh.divides:
         return
     import torch
 

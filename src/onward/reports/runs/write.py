@@ -53,13 +53,16 @@ def write_reports(
 
 def conclude(run: Run) -> dict[str, Any]:
     """Evaluate a run on its validation text after its last step, in the rest of its time, write result.json and the
-    reports, and return the figures by name; {} without a validation text."""
+    reports, and return the figures by name; {} without a validation text. The first process alone writes."""
     figures = evaluate_run(run, in_time=True)
+    if run.processes.rank:
+        return figures
+    device = "cpu" if run.processes.mesh.divides else run.device
     if run.tasks:
-        model, _ = open_model(run.folder, run.device)
+        model, _ = open_model(run.folder, device)
         results = task_results(run.tasks, model, run.tokenizer, run.config.task_limit)
         keep_scores(run.folder, scores_of(run.tasks, results, run.step))
-    write_reports(run.folder, device=run.device)
+    write_reports(run.folder, device=device)
     return figures
 
 

@@ -6,7 +6,7 @@ Shapes: B rows, T tokens of each, N targets, S sequences, M examples, V vocabula
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from onward.data.packing import ExampleBatch
 from onward.data.windows import IGNORE_INDEX
 from onward.model.decoder import Decoder, without_dropout
+from onward.parallel.parallelize import inside, resharded
+from onward.parallel.parts import local, part_of
 from onward.training.step.loss import MAX_LOGITS, Loss, Sums
 from onward.transforms.heads import NAME
 from onward.transforms.lora import adapter_names, use_adapter
@@ -113,16 +115,19 @@ def target_logprobs(model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
 
 
 class Frozen:
-    """A frozen model that is loaded at its first use, by the function `load`."""
+    """A frozen model that is loaded at its first use, by the function `load`, and divided over the processes by
+    `divide`."""
 
     def __init__(self, load: Callable[[], Decoder]) -> None:
         self.load = load
         self.model: Decoder | None = None
+        self.divide: Callable[[Decoder], object] = lambda model: None
 
     def on(self, device: torch.device) -> Decoder:
         """Return the model on a device; loads it the first time."""
         if self.model is None:
-            self.model = self.load().eval().requires_grad_(False)
+            self.model = self.load().eval().requires_grad_(False).to(device)
+            self.divide(self.model)
         return self.model.to(device)
 
 
@@ -160,7 +165,8 @@ class Reference(Frozen):
         if kept:
             return torch.stack(kept, 1).flatten().float()
         with self.of(policy) as model, without_dropout(model):
-            return sequence_logprobs(model, batch, tail).total.detach()
+            logprobs: Logprobs = inside(model, sequence_logprobs, model, batch, tail)
+            return logprobs.total.detach()
 
 
 def trains_weights(model: Decoder) -> bool:
@@ -188,7 +194,9 @@ class SyncedReference(Reference):
     def pairs(self, policy: Decoder) -> list[tuple[Tensor, Tensor]]:
         """Pair each trained parameter of the policy with the reference's parameter of the same name: (reference,
         policy)."""
-        own = dict(self.on(policy.device).named_parameters())
+        reference = self.on(policy.device)
+        resharded(reference)  # after a forward that had no backward
+        own = dict(reference.named_parameters())
         return [(own[name], p) for name, p in policy.named_parameters() if p.requires_grad and name in own]
 
     def state(self) -> Mapping[str, Tensor]:
@@ -198,18 +206,23 @@ class SyncedReference(Reference):
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         self.steps = int(tensors.get("steps", 0))
         for name, parameter in self.on(device).named_parameters() if tensors.keys() - {"steps"} else ():
-            parameter.data.copy_(tensors[name])
+            local(parameter).copy_(part_of(tensors[name], parameter))
 
 
 class ReferencedLoss(Loss):
     """A loss that may compare the model with a `reference`."""
 
+    uses_all: ClassVar[bool] = True
     reference: Reference | None
 
     def prepare(self, model: Any, batches: Sequence[Any]) -> Sequence[Any]:
         if self.reference is not None:
             self.reference.follow(model)
         return batches
+
+    def divide(self, divide: Callable[[Decoder], object]) -> None:
+        if self.reference is not None:
+            self.reference.divide = divide
 
     def state(self) -> Mapping[str, Tensor]:
         return {} if self.reference is None else self.reference.state()

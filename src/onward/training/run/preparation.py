@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from onward import fields
+from onward.config.mesh import Mesh
 from onward.data.progress import Progress
 from onward.device import choose_device
 from onward.errors import UserError
@@ -24,6 +25,7 @@ from onward.training.config import RunConfig, seconds
 from onward.training.finetuning.base import load_base
 from onward.training.inputs.texts import Inputs
 from onward.training.processes import Processes
+from onward.training.run.arrangement import arranged
 from onward.training.run.tasks import validation_tasks
 from onward.training.run.track import check_trackers
 from onward.training.stages import stage_of
@@ -77,8 +79,11 @@ def check_options(config: RunConfig, processes: Processes) -> None:
             f"task_limit is {config.task_limit}, and no task is asked: add --evaluate-tasks, or leave it out"
         )
     check_optimizer(config.optimizer or "adamw")
-    processes.check_batches(config.accumulation)
     check_trackers(config.track)
+    if config.mesh:
+        arranged(config, processes, config.decoder(1).vocab_size)
+    else:
+        processes.check_batches(config.accumulation)
 
 
 def prepared(
@@ -110,7 +115,8 @@ def prepared(
     if model is None:
         model = Decoder(config.decoder(tokenizer.vocab_size))
         scale_weights(model, factors_of(config, model.config))
-    model = model.to(device)
+    if not (config.mesh and Mesh.parse(config.mesh).divides):  # a model that is divided need not fit a device
+        model = model.to(device)
     if inputs.labels:
         add_head(model, inputs.labels)
     config, notes = stage.begin(config, folder, model, inputs)

@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import torch
+
 from onward import fields
 from onward.checkpoint.peft.bases import check_base, is_adapter
 from onward.checkpoint.saves.newest import SavedState, newest_state
@@ -15,6 +17,7 @@ from onward.training.config import RunConfig, seconds
 from onward.training.finetuning.base import base_model, load_base, weights_folder
 from onward.training.inputs.record import check_inputs, read_config
 from onward.training.processes import Processes
+from onward.training.run.arrangement import arranged
 from onward.training.run.preparation import Prepared
 from onward.training.run.saved_progress import SavedProgress, saved_progress
 from onward.training.run.track import check_trackers
@@ -22,9 +25,9 @@ from onward.training.stages import stage_of
 from onward.training.step.loss import Loss, LossFunction, as_loss
 
 
-def resumed_config(folder: Path, processes: Processes) -> RunConfig:
-    """Read the configuration of a run to resume. Raises a UserError if the run has finished, or cannot continue in this
-    process."""
+def resumed_config(folder: Path, processes: Processes, mesh: str = "") -> tuple[RunConfig, Processes]:
+    """Read the configuration of a run to resume, and arrange the processes, in another `mesh` if it is given. Raises a
+    UserError if the run has finished, or cannot continue in these processes."""
     config = read_config(folder)
     if (folder / "result.json").exists():
         steps = fields.counted(config.steps, "step")
@@ -32,8 +35,7 @@ def resumed_config(folder: Path, processes: Processes) -> RunConfig:
     if missing := [module for module in config.modules if module not in sys.modules]:
         raise UserError(f"{folder} was started with code from {', '.join(missing)}: {fields.trusted(missing)}")
     check_trackers(config.track)
-    processes.check_batches(config.accumulation)
-    return config
+    return config, arranged(config, processes, Tokenizer.load(folder).vocab_size, mesh)
 
 
 def reopened(
@@ -51,7 +53,8 @@ def reopened(
     if adapter:
         check_base(folder, weights_folder(config))
     inputs = stage.open(config, folder, "size" if processes.rank else "sha256")
-    state = newest_state(folder, device, base=base_model(folder, config, inputs.labels))
+    where = torch.device("cpu") if processes.mesh.divides else device  # until it is divided
+    state = newest_state(folder, where, base=base_model(folder, config, inputs.labels))
     progress = saved_progress(state)
     hf = load_base(config)[1] if adapter else read_json(folder / "config.json")
     trained = as_loss(loss) if loss else stage.loss(config)
@@ -67,5 +70,5 @@ def edits(progress: SavedProgress, config: RunConfig) -> list[str]:
     none do."""
     known, now = progress.config, fields.plain(config)
     by_clock = ("time", "steps", "decay") if known.get("time") and config.steps else ()
-    edited = [name for name in now if now[name] != known.get(name) and name not in ("out", *by_clock)]
+    edited = [name for name in now if now[name] != known.get(name) and name not in ("out", "mesh", *by_clock)]
     return [f"run.json has been edited: {', '.join(edited)} from here on"] if edited else []

@@ -1,5 +1,6 @@
 """Evaluates a finished run."""
 
+from contextlib import nullcontext
 from typing import Any
 
 from onward.checkpoint.peft.adapters import load_with_adapters
@@ -9,11 +10,15 @@ from onward.training.run.run import Run
 
 def evaluate_run(run: Run, *, in_time: bool = False) -> dict[str, Any]:
     """Evaluate the saved model of a run on its validation text, and write result.json. Returns the figures by name; {}
-    without a validation text. With `in_time`, as much of the text is used as the run's time limit leaves time for."""
-    model, _, _ = load_with_adapters(run.folder, device=run.device)
+    without a validation text. With `in_time`, as much of the text is used as the run's time limit leaves time for.
+    Processes that hold parts of a model evaluate it together, as it is after the last step."""
     tokens = run.config.evaluation_tokens
     if in_time and run.budget and (share := run.budget.evaluated_share) < 1:
         tokens = max(2, int(share * (tokens or len(run.inputs.validation or ()))))
-    figures = run.inputs.evaluate(model.eval(), run.tokenizer, run.trainer.loss, tokens)
-    write_json(run.folder / "result.json", figures | {"seconds": run.progress.seconds, "step": run.step})
+    divides = run.processes.mesh.divides
+    model = run.model if divides else load_with_adapters(run.folder, device=run.device)[0].eval()
+    with run.trainer.averaged() if divides else nullcontext():
+        figures = run.inputs.evaluate(model, run.tokenizer, run.trainer.loss, tokens)
+    if not run.processes.rank:
+        write_json(run.folder / "result.json", figures | {"seconds": run.progress.seconds, "step": run.step})
     return figures

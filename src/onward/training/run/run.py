@@ -22,6 +22,7 @@ from onward.arguments import checked
 from onward.checkpoint.saves.newest import newest_state
 from onward.checkpoint.saves.saver import Saver
 from onward.data.progress import Progress, silent
+from onward.device import choose_device
 from onward.errors import UserError
 from onward.files import write_json
 from onward.model.decoder import Decoder
@@ -59,11 +60,11 @@ class Run(Shown):
     None if they do not apply.
     """
 
-    def __init__(self, parts: Prepared, progress: RunProgress) -> None:
+    def __init__(self, parts: Prepared, progress: RunProgress, processes: Processes) -> None:
         p = parts
         self.config, self.tokenizer, self.inputs, self.hf = p.config, p.tokenizer, p.inputs, p.hf
         self.fresh, self.choice, self.budget, self.progress = p.fresh, p.choice, p.budget, progress
-        self.folder, self.processes = Path(p.config.out), Processes.join()
+        self.folder, self.processes = Path(p.config.out), processes
         self.trainer = build_trainer(p.config, p.model, self.processes, p.loss)
         self.model: Decoder = self.trainer.model
         self.device, context_length = self.model.device, self.model.config.context_length
@@ -71,7 +72,8 @@ class Run(Shown):
         self.held_out = p.inputs.validation_windows(p.config, context_length)
         self.held_out_sets = p.inputs.validation_sets(p.config, context_length)
         self.tasks = validation_tasks(p.config, p.inputs, p.tokenizer)
-        self.saver = Saver(self.folder, p.config.keep, adapter_base(p.config, p.model))
+        writers = processes if processes.mesh.divides else None
+        self.saver = Saver(self.folder, p.config.keep, adapter_base(p.config, p.model), writers)
         self.log = EventLog(self.folder, not self.processes.rank, p.messages)
 
     @property
@@ -99,10 +101,10 @@ class Run(Shown):
         """Prepare the data and the tokenizer, fix the options left open (steps, device, precision, experts), and save
         step 0.
 
-        The run begins from `model`, which it trains in place, in its trainable parameters; by default from the model in
-        the folder `config.base` or, without one, from a fresh model as configured. A given model takes the place of the
-        configured preset and fields, and the configured tokenizer must be its own. `loss` replaces the configured one;
-        give it to `resume` as well.
+        The run begins from `model`, which one process trains in place, in its trainable parameters; by default from the
+        model in the folder `config.base` or, without one, from a fresh model as configured. A given model takes the
+        place of the configured preset and fields, and the configured tokenizer must be its own. `loss` replaces the
+        configured one; give it to `resume` as well.
         `sample` does what the caller will do at each validation: a run of a given time leaves time for it.
         `progress` is called while texts are read: with the task, the bytes done, and the bytes in all (0: unknown).
         A time limit counts from `began`, a value of `time.perf_counter`; by default from this call.
@@ -110,35 +112,45 @@ class Run(Shown):
         began = perf_counter() if began is None else began
         folder, processes = Path(config.out), Processes.join()
         if processes.rank:
-            return cls.resume(folder, loss=loss)
+            processes.wait()
+            run = cls.resume(folder, loss=loss)
+            run.fresh = processes.sum([0.0]) == [1.0]
+            return run
         with new_folder(folder):
             config, model, hf = chosen_base(with_merged_base(config, folder), model)
             check_options(config, processes)
             parts, seconds = prepared(config, folder, model, hf, loss, sample, progress, began)
-            run = cls(parts, RunProgress(seconds=seconds))
+            run = cls(parts, RunProgress(seconds=seconds), Processes())
             write_json(folder / "run.json", fields.plain(run.config))
             run.save()
             run.saver.finish()
             if failure := run.saver.pop_failure():
                 raise failure
-        processes.wait()
+        if processes.count > 1:  # all begin from the save
+            fresh, choice, model = run.fresh, run.choice, None
+            del run, parts
+            processes.wait()
+            run = cls.resume(folder, loss=loss)
+            run.fresh, run.choice = processes.sum([fresh]) == [1.0], choice
         return run
 
     @classmethod
     @checked
-    def resume(cls, folder: str | Path, *, loss: Loss | LossFunction | None = None) -> "Run":
+    def resume(cls, folder: str | Path, *, loss: Loss | LossFunction | None = None, mesh: str = "") -> "Run":
         """Resume a run from its newest undamaged save, exactly as if it had never stopped.
 
-        The user's own modules that the run was started with must be imported before.
+        The user's own modules that the run was started with must be imported before. `mesh` replaces the configured
+        one: the save of any mesh can be resumed on any other, and results then differ by rounding.
         """
         folder, processes = Path(folder), Processes.join()
         with processes.first_before_others():
-            config = resumed_config(folder, processes)
+            config, processes = resumed_config(folder, processes, mesh)
             with nullcontext() if processes.rank else run_lock(folder):
                 parts, state = reopened(config, folder, loss, processes)
-                run = cls(parts, saved_progress(state).reached)
-                run.trainer.load_state(state)
-                run.log.resume(run.step)
+        run = cls(parts, saved_progress(state).reached, processes.connected(choose_device(config.device)))
+        run.trainer.load_state(state)
+        with nullcontext() if processes.rank else run_lock(folder):
+            run.log.resume(run.step)
         return run
 
     @checked
@@ -267,9 +279,11 @@ class Run(Shown):
         """
         if self.progress.recovered(self.step):
             self.progress = replace(self.progress, failed_steps=())
-        if self.processes.rank or not self.trainer.finite():
+        divides = self.processes.mesh.divides
+        if (self.processes.rank and not divides) or not self.trainer.finite():
             return
-        record_steps(self.config)
+        if not self.processes.rank:
+            record_steps(self.config)
         state = self.trainer.state_dict()
         progress = {
             **fields.plain(self.progress),
@@ -289,4 +303,4 @@ def check_ranks(run: Run) -> None:
             "step": run.step,
             "weights": run.trainer.checksum(),
         }
-        run.processes.check_same(facts)
+        run.processes.check_same(facts, of_part={"weights"})

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from onward.parallel.parallelize import resharded
+
 
 class Average:
     """The exponential moving average of the trainable parameters over all updates: each update has `decay` times the
@@ -43,6 +45,7 @@ class Average:
     @torch.no_grad()
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy weights, given by parameter name, into the model's trainable parameters."""
+        resharded(self.model)
         for name, parameter in trainable(self.model):
             parameter.copy_(tensors[name])
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule, SigmoidRoutingModule
+from onward.parallel.parts import local, part_of
 
 
 class Balance:
@@ -74,7 +75,8 @@ class Balance:
         for router, counts in zip(self.routers.values(), self.counts):
             if isinstance(router, SigmoidRoutingModule):
                 load = counts.float()
-                router.routing_bias.add_((load.mean() - load).sign(), alpha=self.bias)
+                bias = router.routing_bias
+                local(bias).add_(part_of((load.mean() - load).sign(), bias), alpha=self.bias)
             counts.zero_()
 
     def loads(self) -> dict[str, float]:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from onward.config.decoder import at
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
+from onward.parallel.parallelize import parallelize
 from onward.training.config import RunConfig
 from onward.training.processes import Processes
 from onward.training.step.average import Average
@@ -17,9 +19,7 @@ from onward.training.step.mup import factors_of
 from onward.training.step.optimizer import optimizers
 from onward.training.step.schedule import lr_factor
 from onward.training.step.trainer import StepConfig, Trainer
-from onward.transforms.compiling import compile_blocks
 from onward.transforms.lora import adapter_names, raised
-from onward.transforms.recompute import recompute_blocks
 
 
 def build_trainer(
@@ -27,29 +27,32 @@ def build_trainer(
 ) -> Trainer:
     """Build a trainer for the trainable parameters of a model. `loss` defaults to the configured cross-entropy.
 
-    Sets the backend of the model's experts, and compiles its blocks or makes them recompute activations, in place.
+    Sets the backend of the model's experts, and parallelizes the model over the mesh of `processes`, in place: compiles
+    its blocks, makes them recompute activations, and divides its parameters, as configured.
     """
-    c = config
+    c, processes = config, processes or Processes()
     peak = c.peak_learning_rate(model.config.d_model)
     choose_backend(model, c.experts)
+    place = partial(parallelize, mesh=processes.mesh, devices=processes.devices, precision=c.precision)
+    place(model, compile=c.compile, recompute=c.recompute)
+    loss = loss or CrossEntropy(c.z_loss, c.label_smoothing, c.loss_chunk)
+    loss.divide(place)
+    share = c.balance_loss / processes.mesh.tensor  # each process of the tensor axis computes the whole auxiliary loss
     rates = {name: factor.rate for name, factor in factors_of(c, model.config).items()}
     rates |= dict.fromkeys(raised(model), c.adapters.b_rate) if c.adapters else {}
-    trainer = Trainer(
+    return Trainer(
         model,
-        optimizers(model, c.optimizer, peak, c.weight_decay, (c.beta1, c.beta2), rates),
+        optimizers(
+            model, c.optimizer, peak, c.weight_decay, (c.beta1, c.beta2), rates, (processes.rank, processes.count)
+        ),
         learning_rate(c, model),
         StepConfig(c.clip, c.precision),
-        loss=loss or CrossEntropy(c.z_loss, c.label_smoothing, c.loss_chunk),
-        balance=Balance(model, c.balance_loss, 0.0 if adapter_names(model) else c.balance_bias),
+        loss=loss,
+        balance=Balance(model, share, 0.0 if adapter_names(model) else c.balance_bias),
         average=Average(model, c.average) if c.average else None,
         spikes=Spikes(c.spike),
         processes=processes,
     )
-    if c.compile:
-        compile_blocks(model)
-    if c.recompute:  # outside of the compiled blocks
-        recompute_blocks(model)
-    return trainer
 
 
 def learning_rate(config: RunConfig, model: Decoder) -> Callable[[int], float]:

@@ -12,9 +12,11 @@ from statistics import median
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from onward.data.windows import Batch
 from onward.model.decoder import Decoder, without_dropout
+from onward.parallel.parallelize import norm_of
 from onward.tracing.listening import Uncompiled
 from onward.tracing.names import activation_names
 from onward.tracing.sites import attend_modules
@@ -59,7 +61,8 @@ class Spikes:
 
 @torch.no_grad()
 def measure(model: Decoder, batch: Batch) -> dict[str, float]:
-    """Measure a model's layers on a batch. Changes no state: no dropout, gradients or random numbers.
+    """Measure a model's layers on a batch. Changes no state: no dropout, gradients or random numbers. A model that is
+    divided over processes is not measured, and has no figures.
 
     attention_entropy/LAYER  entropy of the attention weights of a token, in nats, averaged over heads and the first 128
                              tokens of the first window; the weight of a sink counts as one more. ln(t + 1) at position
@@ -67,6 +70,8 @@ def measure(model: Decoder, batch: Batch) -> dict[str, float]:
     dead_units/LAYER         share of the feed-forward's units (of experts: those with tokens) that stay below 1e-5 of
                              the layer's largest activation at every token of the batch
     """
+    if isinstance(model.embed.weight, DTensor):
+        return {}
     positions = None if batch.positions is None else batch.positions[:1, :TOKENS]
     sinks = {layer: attend.sinks is not None for layer, attend in attend_modules(model).items()}
     figures = dict[str, float]()
@@ -137,5 +142,5 @@ def update_ratio(before: Sequence[Tensor], model: nn.Module) -> float:
     About 1e-3 is usual; much less learns slowly, much more is unstable.
     """
     exact = lambda tensor: tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-    norm = lambda tensors: math.hypot(*(exact(tensor).norm().item() for tensor in tensors))
+    norm = lambda tensors: norm_of([exact(tensor) for tensor in tensors])
     return norm(now - then for now, then in zip(matrices(model), before, strict=True)) / (norm(before) or 1.0)

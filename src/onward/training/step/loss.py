@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from onward.data.windows import IGNORE_INDEX, Batch
 from onward.errors import UserError
 from onward.kernels.cross_entropy import cross_entropy
 from onward.model.decoder import Decoder, without_dropout
+from onward.parallel.parallelize import inside
 from onward.training.step.precision import autocast
 
 Sums = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Mapping[str, Tensor]]
@@ -32,8 +33,11 @@ class Loss:
     methods.
 
     The trainer divides each sum by the total `divisor` of the batches of a step: the number of targets, unless the
-    batch class defines another one.
+    batch class defines another one. `uses_all` says whether each batch gives all trainable parameters a gradient, so
+    that processes need not look for those without one.
     """
+
+    uses_all: ClassVar[bool] = False
 
     def __call__(self, model: Any, batch: Any) -> Sums:
         """Return two sums over the batch's targets: the loss to minimize, with gradient, and the loss to report,
@@ -44,6 +48,10 @@ class Loss:
         """Return the batches of a step; by default those of the data. Reinforcement replaces them by answers of the
         model."""
         return batches
+
+    def divide(self, divide: Callable[[Decoder], object]) -> None:
+        """Take the function that divides a model over the processes as the trained one is, in place, for the models
+        that the loss keeps; by default there are none."""
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
         """Return the figures to report, from the means of the further sums; by default these means."""
@@ -72,7 +80,7 @@ class LossOfFunction(Loss):
         return self.function(model, batch)
 
 
-OPTIONAL = "prepare", "summarize", "samples", "state", "load_state"  # of a Loss
+OPTIONAL = "prepare", "divide", "summarize", "samples", "state", "load_state"  # of a Loss
 
 
 def as_loss(loss: Loss | LossFunction) -> Loss:
@@ -91,6 +99,7 @@ def as_loss(loss: Loss | LossFunction) -> Loss:
 class CrossEntropy(Loss):
     """The loss of language models: the cross-entropy of a batch's targets, in nats, summed."""
 
+    uses_all: ClassVar[bool] = True
     z_loss: float = 0.0  # weight of (log Z)^2, Z being the softmax's denominator (PaLM, Chowdhery et al. 2022)
     label_smoothing: float = 0.0  # share of each target spread over the vocabulary (Szegedy et al. 2016, section 7)
     chunk: int = 0  # tokens whose logits are in memory at once; 0: as many as take 128 MiB in fp32
@@ -134,13 +143,13 @@ class Means:
     figures: dict[str, float]
 
 
-@torch.inference_mode()
+@torch.no_grad()  # weights that FSDP gathers here are used in training, where tensors of inference mode cannot be
 def mean_figures(model: Decoder, batches: Iterable[Batch], loss: Loss, precision: str = "fp32") -> Means:
     """Compute the means of a loss and of its figures over all batches, without dropout."""
     total, count, figures = 0.0, 0, defaultdict[str, float](float)
     for batch in batches:
         with without_dropout(model), autocast(precision, model.device):
-            _, reported, *more = loss(model, batch)
+            _, reported, *more = inside(model, loss, model, batch)
         total += reported.item()
         for name, value in more[0].items() if more else ():
             figures[name] += value.item()

@@ -4,13 +4,14 @@ import importlib
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from onward.errors import UserError
+from onward.parallel.parts import all_gathered, local, part_of, whole_of
 
 
 def optimizers(
@@ -20,6 +21,7 @@ def optimizers(
     weight_decay: float,
     betas: tuple[float, float],
     rates: Mapping[str, float] = {},
+    processes: tuple[int, int] = (0, 1),
 ) -> list[torch.optim.Optimizer]:
     """Make the optimizers for a decoder's trainable parameters.
 
@@ -28,7 +30,8 @@ def optimizers(
     a UserError for any other name.
 
     `rates` are factors of AdamW's learning rate by parameter name, stored in the groups as "rate". For Muon's matrices
-    the factor is the root: their updates grow with the root of the width, AdamW's with the width.
+    the factor is the root: their updates grow with the root of the width, AdamW's with the width. `processes` are the
+    rank of this process and the number of processes that train the model.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if name == "adamw":
@@ -37,7 +40,9 @@ def optimizers(
         hidden = {n: p for n, p in trained.items() if n.startswith("blocks.") and is_matrix(n, p)}
         rest = {n: p for n, p in trained.items() if n not in hidden}
         roots = {name: rate**0.5 for name, rate in rates.items()}
-        muon = Muon(parameter_groups(hidden, weight_decay, roots), learning_rate, weight_decay)
+        rank, count = processes
+        groups = parameter_groups(hidden, weight_decay, roots)
+        muon = Muon(groups, learning_rate, weight_decay, rank=rank, count=count)
         return [muon, adamw(rest, learning_rate, weight_decay, betas, rates)]
     cls = library_class(name)
     options: dict[str, Any] = {"betas": betas} if "betas" in inspect.signature(cls).parameters else {}
@@ -109,9 +114,19 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, params: Iterable[dict[str, Any]], lr: float, weight_decay: float, momentum: float = 0.95
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float,
+        weight_decay: float,
+        momentum: float = 0.95,
+        *,
+        rank: int = 0,
+        count: int = 1,
     ) -> None:
+        """`rank` is the number of this process among `count`, which all make the same updates: each orthogonalizes some
+        of the matrices, and shares them."""
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        self.rank, self.count = rank, count
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -126,17 +141,36 @@ class Muon(torch.optim.Optimizer):
                 state = self.state[p]
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(p)
-                mean = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
-                update, weight = p.grad.lerp(mean, momentum), p
-                if p.size(-2) > p.size(-1):
-                    update, weight = update.mT, p.mT
-                alike[tuple(update.shape)].append((weight, update.bfloat16()))
+                grad = local(p.grad)
+                mean = local(state["momentum_buffer"]).lerp_(grad, 1 - momentum)
+                alike[(*p.shape[:-2], *sorted(p.shape[-2:]))].append((p, grad.lerp(mean, momentum).bfloat16()))
             for shape, pairs in alike.items():
-                weights, updates = zip(*pairs)
+                weights = [local(p) for p, _ in pairs]
                 torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
-                orthogonal = orthogonalized(torch.stack(updates).flatten(0, -3)).unflatten(0, (len(pairs), *shape[:-2]))
-                scale = -rate * 0.2 * math.sqrt(shape[-1])
-                torch._foreach_add_(weights, [u.to(w.dtype) for w, u in zip(weights, orthogonal)], alpha=scale)
+                parts = [part.to(w.dtype) for part, w in zip(self.updates(pairs, shape), weights)]
+                torch._foreach_add_(weights, parts, alpha=-rate * 0.2 * math.sqrt(shape[-1]))
+
+    def updates(self, pairs: Sequence[tuple[Tensor, Tensor]], shape: tuple[int, ...]) -> Iterator[Tensor]:
+        """Yield this process's part of the orthogonalized update of each parameter, given pairs of a parameter and its
+        part of the update; the wide form of all has one shape."""
+        own = []
+        for i, (p, part) in enumerate(pairs):
+            whole = whole_of(part, p)
+            if i % self.count == self.rank:
+                own.append(wide(whole))
+        done = orthogonalized(torch.stack(own).flatten(0, -3)).unflatten(0, (len(own), *shape[:-2])) if own else []
+        for i, (p, part) in enumerate(pairs):
+            turn, owner = divmod(i, self.count)
+            if owner == 0:
+                mine = done[turn] if turn < len(done) else part.new_zeros(shape)
+                shared = all_gathered(mine, self.count)
+            whole = shared[owner]
+            yield part_of(whole.mT if p.size(-2) > p.size(-1) else whole, p)
+
+
+def wide(matrices: Tensor) -> Tensor:
+    """Return matrices (..., O, I), transposed if O is more than I."""
+    return matrices.mT if matrices.size(-2) > matrices.size(-1) else matrices
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

@@ -37,5 +37,5 @@ class Planner:
     def batches(self, numbers: Sequence[int]) -> list[Batch]:
         """Read the windows with these numbers, as this process's batches."""
         size = self.config.batch_size
-        firsts = range(0, len(numbers), size)[self.processes.rank :: self.processes.count]
+        firsts = range(0, len(numbers), size)[self.processes.batch_rank :: self.processes.mesh.data]
         return [self.windows.read(numbers[i : i + size]).to(self.device) for i in firsts]

@@ -7,6 +7,7 @@ those that recomputation adds.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -68,10 +69,11 @@ class TimedProcesses(Processes):
 
     watch: Watch | None = None
 
-    def sum_gradients(self, model: nn.Module) -> None:
-        """Note the end of the backward; a single process has nothing to sum."""
+    def sum_of_batches(self, values: Sequence[float]) -> list[float]:
+        """Note the end of the backward, after which the trainer sums the losses."""
         assert self.watch is not None
         self.watch.note("backward")
+        return super().sum_of_batches(values)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from onward.arguments import check_fields, checked, explained, named
 from onward.checkpoint.saves.state import LOSS, TrainerState, restore, training_tensors
 from onward.data.windows import Batch
 from onward.limits import keep_freed_memory
+from onward.parallel.parallelize import accumulating, clip_gradients, wrapped
+from onward.parallel.parts import divided, local
 from onward.training.processes import Processes
 from onward.training.step.average import Average
 from onward.training.step.balance import Balance
@@ -89,8 +91,9 @@ class Trainer:
 
     `learning_rate` is a function of the step, from 0. `loss` is any callable of (model, batch), see loss.py, by default
     CrossEntropy(); a batch is a Batch or of a class derived from it. `balance` and `average` belong to the same model.
-    `spikes` decides which losses fail a step, by default those that are not finite. `wrap` may return another module
-    around a LossModule, such as DistributedDataParallel; one that reduces gradients itself replaces `processes`.
+    `spikes` decides which losses fail a step, by default those that are not finite. With many `processes` the model is
+    one that was parallelized for their mesh. `wrap` may return another module around a LossModule; one that reduces
+    gradients itself, such as DistributedDataParallel, replaces `processes`.
     """
 
     @checked
@@ -118,7 +121,8 @@ class Trainer:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.scaler = scaler or grad_scaler(config.precision, self.device)
-        self.module = wrap(LossModule(model, self.loss, balance))
+        module, mesh = wrap(LossModule(model, self.loss, balance)), self.processes.mesh
+        self.module = wrapped(module, model, mesh, uses_all=self.loss.uses_all)
         self.step = 0  # steps made
 
     @checked
@@ -145,7 +149,7 @@ class Trainer:
         mean = reported.pop("loss")
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
-        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or float("inf")))
+        norm = clip_gradients(self.model, self.config.clip)
         # fp16 overflows now and then: the scaler skips such an update and scales less, as long as that can help
         overflow_is_usual = self.scaler.is_enabled() and self.scaler.get_scale() >= 1
         failure = self.spikes.check_step(mean, 0.0 if overflow_is_usual else norm)
@@ -178,30 +182,33 @@ class Trainer:
         """Accumulate the gradients of a step's batches, summed over the processes; return the means of what the loss
         reports, and the number of targets."""
         counts = [sum(batch.divisor for batch in batches), sum(batch.num_targets for batch in batches)]
-        count, targets = map(int, self.processes.sum(counts))
+        count, targets = map(round, self.processes.sum_of_batches(counts))
         count = max(1, count)
-        reported = []
+        reported: list[dict[str, Tensor]] = []
         for batch in batches:
             torch.manual_seed(batch.seed)  # dropout is a function of the windows, in whichever process
             if self.scaler.is_enabled():
                 batch = batch.changed(loss_scale=self.scaler.get_scale() / count)
-            with autocast(self.config.precision, self.device):
-                loss, to_report = self.module(batch)
-            self.scaler.scale(loss / count).backward()
+            with accumulating(self.module, last=len(reported) + 1 == len(batches)):
+                with autocast(self.config.precision, self.device):
+                    loss, to_report = self.module(batch)
+                self.scaler.scale(loss / count).backward()
             reported.append(to_report)
-        self.processes.sum_gradients(self.model)
         names = list(reported[0])
-        sums = self.processes.sum([sum(one[name].item() for one in reported) for name in names])
+        sums = self.processes.sum_of_batches([sum(one[name].item() for one in reported) for name in names])
         return self.loss.summarize({name: value / count for name, value in zip(names, sums)}), max(1, targets)
 
     def finite(self) -> bool:
-        """Return whether all weights are finite, that is neither NaN nor infinite."""
-        return all(bool(p.isfinite().all()) for p in self.model.parameters())
+        """Return whether all weights are finite, that is neither NaN nor infinite, in all processes."""
+        finite = all(bool(local(p).isfinite().all()) for p in self.model.parameters())
+        if not self.processes.mesh.divides:
+            return finite  # all processes have the same weights
+        return self.processes.sum([finite]) == [self.processes.count]
 
     def checksum(self) -> str:
-        """Compute a hash of the weights, in hexadecimal, that changes if any bit does."""
+        """Compute a hash of this process's weights, in hexadecimal, that changes if any bit does."""
         integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-        bits = (p.detach().contiguous().view(integers[p.element_size()]) for p in self.model.parameters())
+        bits = (local(p).contiguous().view(integers[p.element_size()]) for p in self.model.parameters())
         sums = [int(tensor.sum(dtype=torch.int64)) for tensor in bits]
         return hashlib.sha256(repr(sums).encode()).hexdigest()
 
@@ -236,4 +243,4 @@ class Trainer:
         if self.average:
             self.average.updates = state.progress["averaged"]
             for name, tensor in self.average.tensors.items():
-                tensor.copy_(state.tensors[f"average/{name}"])
+                tensor.copy_(divided(state.tensors[f"average/{name}"], tensor))

@@ -1,0 +1,139 @@
+"""A save that several processes write together, as the files that one process would write.
+
+No process holds all tensors: each is gathered from its parts in turn, and one process keeps it. The first process makes
+the files with their headers, each writes the tensors that it has kept into them, and the first completes the folder. So
+the folder does not depend on the number of processes, and any other number can read it. All see one disk.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, distributed
+
+from onward.checkpoint.huggingface.save import described
+from onward.checkpoint.names import rows, to_theirs
+from onward.checkpoint.saves.folder import CONFIG, STATE, by_file, write_progress
+from onward.checkpoint.weights import SINGLE, fill
+from onward.config.decoder import DecoderConfig
+from onward.errors import UserError
+from onward.files import flush, write_json, written_whole
+from onward.parallel.parts import gathered
+
+NUMBERS = count()  # of the saves of this process: the same in all
+
+
+class Writers(Protocol):
+    """The processes that write a save together, and the store by which they agree."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def store(self) -> distributed.Store | None: ...
+
+
+def agree(writers: Writers, folder: Path) -> bool:
+    """Return in all processes whether the first one sees no such folder."""
+    key, store = f"needed/{next(NUMBERS)}", writers.store
+    assert store is not None
+    if not writers.rank:
+        store.set(key, "" if folder.exists() else "needed")
+    return store.get(key) == b"needed"
+
+
+class SharedSave:
+    """The part of a save that this process writes. All processes construct it together; `write` may then be called in a
+    thread. Arguments as of `folder.write_save`."""
+
+    def __init__(
+        self,
+        writers: Writers,
+        folder: Path,
+        config: DecoderConfig,
+        tensors: Mapping[str, Tensor],
+        frozen: Mapping[str, Tensor],
+        progress: dict[str, Any],
+        hf: Mapping[str, Any],
+    ) -> None:
+        self.writers, self.folder, self.config, self.progress = writers, folder, config, progress
+        self.key = f"save/{next(NUMBERS)}"
+        self.average = next((t.dtype for name, t in tensors.items() if name.startswith("average/")), None)
+        self.weights, self.state = by_file(outlines(tensors), outlines(frozen), self.average)
+        self.hf, self.kind = described(config, self.weights, hf, self.weights["embed.weight"].dtype)
+        owners = self.owners
+        own, own_frozen = dict[str, Tensor](), dict[str, Tensor]()
+        for i, (kept, name, tensor) in enumerate(
+            [(own, *item) for item in tensors.items()] + [(own_frozen, *item) for item in frozen.items()]
+        ):
+            whole = gathered(tensor)
+            if owners.get(name.rpartition("/")[2], i % writers.count) == writers.rank:
+                kept[name] = whole.to("cpu", copy=True)
+        self.own_weights, self.own_state = by_file(own, own_frozen, self.average)
+
+    @property
+    def owners(self) -> dict[str, int]:
+        """The process that keeps the tensors of each parameter: about equally many bytes each. Parameters that the
+        files store as one tensor have one owner."""
+        bytes_of = [0] * self.writers.count
+        owners: dict[str, int] = {}
+        for _, names, _, _ in rows(self.kind, self.config, self.weights):
+            least = bytes_of.index(min(bytes_of))
+            bytes_of[least] += sum(self.weights[name].nbytes for name in names)
+            owners |= dict.fromkeys(names, least)
+        return owners
+
+    @cached_property
+    def model(self) -> dict[str, Tensor]:
+        """The outlines of the tensors of the model's file."""
+        return dict(to_theirs(self.kind, self.config, self.weights))
+
+    def write(self) -> None:
+        """Write this process's part. The first process waits for the others and completes the save; the others wait
+        until it has. Raises a UserError if a process cannot write."""
+        store = self.writers.store
+        assert store is not None
+        if self.writers.rank:
+            if begun := store.get(f"{self.key}/folder").decode():
+                try:
+                    self.write_own(Path(begun))
+                    failure = ""
+                except (OSError, UserError) as error:
+                    failure = f"rank {self.writers.rank}: {getattr(error, 'strerror', None) or error}"
+                store.set(f"{self.key}/{self.writers.rank}", failure)
+            store.get(f"{self.key}/done")
+            return
+        ready = False
+        try:
+            with written_whole(self.folder) as new:
+                new.mkdir()
+                fill(new / SINGLE, self.model, ())
+                fill(new / STATE, self.state, ())
+                store.set(f"{self.key}/folder", str(new.absolute()))
+                ready = True
+                self.write_own(new)
+                failures = [store.get(f"{self.key}/{rank}").decode() for rank in range(1, self.writers.count)]
+                if failure := next(filter(None, failures), ""):
+                    raise UserError(failure)
+                write_json(new / CONFIG, self.hf)
+                write_progress(new, self.progress)
+        finally:
+            if not ready:
+                store.set(f"{self.key}/folder", "")
+            store.set(f"{self.key}/done", "")
+
+    def write_own(self, new: Path) -> None:
+        """Write the tensors that this process has kept into the files of the save."""
+        fill(new / SINGLE, self.model, to_theirs(self.kind, self.config, self.own_weights), new=False)
+        fill(new / STATE, self.state, self.own_state.items(), new=False)
+        for name in SINGLE, STATE:
+            flush(new / name)
+
+
+def outlines(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of the same shapes and dtypes on the meta device."""
+    return {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in tensors.items()}

@@ -1,0 +1,98 @@
+"""The arrangement of the processes of a run, as a value. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from onward.config.decoder import DecoderConfig, each
+from onward.config.parts import Experts
+from onward.errors import UserError
+from onward.suggestions import nearest
+
+MOST = 1 << 20  # processes along an axis
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The numbers of processes along three axes, in this order: processes that differ along the last axis are
+    neighbors.
+
+    `replicate` groups each hold the whole model and compute other windows; the `shard` processes of a group divide
+    weights, gradients and optimizer state, and compute other windows too (FSDP); `tensor` processes divide the heads
+    and the feed-forward units of each layer, and compute the same windows (Shoeybi et al. 2019, Megatron-LM).
+    """
+
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Mesh:
+        """Parse a text such as "replicate=2 shard=4 tensor=2"; an axis that is left out has one process. Raises a
+        UserError for any other text."""
+        sizes: dict[str, int] = {}
+        axes = [field.name for field in fields(cls)]
+        for word in text.replace(",", " ").split():
+            axis, _, size = word.partition("=")
+            if axis not in axes:
+                raise UserError(f"mesh is {text!r}, and {axis!r} is no axis of it: {nearest(axis, axes)}")
+            if not (size.isascii() and size.isdecimal() and 1 <= int(size[:9]) <= MOST) or axis in sizes:
+                raise UserError(
+                    f"mesh is {text!r}: give each axis once, with its number of processes, such as {axis}=2"
+                )
+            sizes[axis] = int(size)
+        if not sizes:
+            raise UserError(f"mesh is {text!r}: name axes and their processes, such as 'replicate=2 shard=4 tensor=2'")
+        return cls(**sizes)
+
+    def __str__(self) -> str:
+        """Return the text that `parse` reads, without axes of one process."""
+        return " ".join(f"{axis}={size}" for axis, size in vars(self).items() if size > 1) or "replicate=1"
+
+    @property
+    def count(self) -> int:
+        """The number of processes."""
+        return self.replicate * self.shard * self.tensor
+
+    @property
+    def data(self) -> int:
+        """The number of groups of processes with windows of their own."""
+        return self.replicate * self.shard
+
+    @property
+    def divides(self) -> bool:
+        """Whether no process holds the whole model."""
+        return self.shard * self.tensor > 1
+
+    def check_count(self, count: int) -> None:
+        """Raise a UserError unless the mesh has `count` processes."""
+        if self.count != count:
+            product = " x ".join(map(str, vars(self).values()))
+            raise UserError(
+                f"mesh is {str(self)!r}, which takes {product} = {self.count} processes, and there are {count}: start "
+                f"{self.count}, or give another mesh"
+            )
+
+    def check_decoder(self, config: DecoderConfig) -> None:
+        """Raise a UserError if the processes of the tensor axis cannot divide the heads or the feed-forward units of a
+        decoder. Fewer key/value heads than processes are repeated."""
+        uneven = undivided(config, self.tensor)
+        if uneven:
+            known = [n for n in range(1, config.n_heads + 1) if not undivided(config, n)]
+            raise UserError(
+                f"mesh is {str(self)!r}, and {self.tensor} does not divide {uneven}: choose tensor among "
+                f"{', '.join(map(str, known))}"
+            )
+
+
+def undivided(config: DecoderConfig, n: int) -> str:
+    """Return the first size of a decoder that n processes cannot divide, with its name; "" if there is none."""
+    sizes = {"n_heads": config.n_heads}
+    if n % config.n_kv_heads:
+        sizes["n_kv_heads"] = config.n_kv_heads
+    for part in each(config.mlp):
+        if isinstance(part, Experts):
+            sizes |= {"d_ff of experts": part.d_ff or config.d_ff, "d_shared": part.d_shared}
+        else:
+            sizes["d_ff"] = config.d_ff
+    return next((f"{name} {size:,}" for name, size in sizes.items() if size % n), "")

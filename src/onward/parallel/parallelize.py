@@ -1,0 +1,190 @@
+"""Parallel training over a finished decoder, from outside, in a fixed order: tensor parallelism, compile, activation
+checkpointing, and then FSDP2 around the blocks (the order of torchtitan, Liang et al. 2024)."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from types import MethodType
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed import DeviceMesh
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from onward.config.mesh import Mesh
+from onward.model.decoder import Decoder
+from onward.parallel.parts import is_first_holder, local
+from onward.parallel.tensor import divide_layers
+from onward.transforms.compiling import compile_blocks
+from onward.transforms.recompute import recompute_blocks
+
+REPLICAS = WeakSet[DistributedDataParallel]()
+
+
+def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
+    """Return torch's mesh of all processes, with the three axes; the processes must have joined their group."""
+    axes = vars(mesh)
+    return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+
+def parallelize(
+    model: Decoder,
+    mesh: Mesh,
+    devices: DeviceMesh | None,
+    *,
+    precision: str = "fp32",
+    compile: bool = False,
+    recompute: bool = False,
+) -> None:
+    """Divide a decoder, on the meta device or with equal weights in all processes, over a mesh, in place; compile its
+    blocks, and make them recompute activations. `devices` is the mesh of torch, None for one process.
+
+    Parameters become DTensors if the mesh divides the model. In "bf16" the matrices of blocks are gathered in bf16, in
+    which autocast computes with them; gradients are summed in the dtype of the weights. Raises a UserError for a size
+    or a part that the tensor axis cannot divide.
+    """
+    if mesh.tensor > 1 and devices is not None:
+        mesh.check_decoder(model.config)
+        divide_layers(model, devices["tensor"])
+    if compile:
+        compile_blocks(model)
+    if recompute:  # outside of the compiled blocks
+        recompute_blocks(model)
+    if mesh.divides and mesh.data > 1 and devices is not None:
+        shard(
+            model,
+            devices["replicate", "shard"] if mesh.replicate > 1 or mesh.shard == 1 else devices["shard"],
+            precision,
+        )
+
+
+def shard(model: Any, mesh: DeviceMesh, precision: str) -> None:
+    """Divide parameters, gradients and optimizer state over the last axis of a mesh (FSDP2), block by block. Gradients
+    are summed, not averaged."""
+    low: Any = torch.bfloat16 if precision == "bf16" else None
+    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=model.dtype, cast_forward_inputs=False)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no product and sum in one
+    model.inside = MethodType(call, model)
+    register_fsdp_forward_method(model, "inside")
+    model.inside = OneForward(model, model.inside)
+    for method in "hidden", "logits":
+        setattr(model, method, partial(model.inside, getattr(model, method)))
+
+
+def call(_: nn.Module, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    """Call a function; a method of a sharded model, which FSDP takes for a forward of it."""
+    return function(*inputs, **options)
+
+
+class OneForward:
+    """Calls functions inside a forward of a sharded model, in which its weights are gathered; a call inside of another
+    is part of the same forward. Without a backward the gathered weights are freed at its end."""
+
+    def __init__(self, model: nn.Module, begin: Callable[..., Any]) -> None:
+        self.model, self.begin, self.running = model, begin, False
+
+    def __call__(self, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+        if self.running:
+            return function(*inputs, **options)
+        self.running = True
+        try:
+            return self.begin(function, *inputs, **options)
+        finally:
+            self.running = False
+            if not torch.is_grad_enabled():
+                resharded(self.model)
+
+
+def inside(model: Any, function: Callable[..., Any], *inputs: Any) -> Any:
+    """Call a function that computes with a model: in one forward of it, if it is sharded, so that the function may also
+    use modules of the model by themselves."""
+    one_forward = getattr(model, "inside", None)
+    return one_forward(function, *inputs) if one_forward else function(*inputs)
+
+
+def resharded(model: nn.Module) -> None:
+    """Free the gathered weights of a sharded model, so that changes of its shards take effect."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
+class Inside(nn.Module):
+    """A module of a sharded model and its loss, called as one forward of the model: gradients of weights that the loss
+    reads itself, such as those of the head, are reduced too."""
+
+    def __init__(self, model: nn.Module, module: nn.Module) -> None:
+        super().__init__()
+        self.model, self.module = model, module
+
+    def forward(self, *inputs: Any) -> Any:
+        return inside(self.model, self.module, *inputs)
+
+
+def wrapped(module: nn.Module, model: nn.Module, mesh: Mesh, *, uses_all: bool) -> nn.Module:
+    """Return a module of a parallelized model and its loss with gradients summed over the processes in the backward.
+    `uses_all`: each forward uses all trainable parameters, so that replicas need not look for others."""
+    if isinstance(model, FSDPModule):
+        return Inside(model, module)
+    if mesh.count == mesh.replicate > 1:
+        replicas = DistributedDataParallel(
+            module, gradient_as_bucket_view=True, find_unused_parameters=not uses_all, init_sync=False
+        )
+        replicas.register_comm_hook(None, sum_of_bucket)
+        REPLICAS.add(replicas)
+        return replicas
+    return module
+
+
+def release_replicas() -> None:
+    """Let go of the process groups that replicas hold: their threads must not outlive Python."""
+    for replicas in REPLICAS:
+        for name in ("reducer", "logger", "process_group"):
+            vars(replicas).pop(name, None)
+
+
+def sum_of_bucket(_: object, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+    """Sum a bucket of gradients over the processes, without dividing it."""
+    done = distributed.all_reduce(bucket.buffer(), async_op=True).get_future()  # type: ignore[union-attr]
+    return done.then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+
+
+def accumulating(module: nn.Module, *, last: bool) -> AbstractContextManager[object]:
+    """Return a context for the backward of one of the batches of a step: replicas sum their gradients after the last
+    one."""
+    if isinstance(module, Inside):
+        sharded: Any = module.model
+        sharded.set_requires_all_reduce(last)
+    return module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext()
+
+
+def clip_gradients(model: nn.Module, limit: float) -> float:
+    """Scale the gradients of a model in place so that their norm, over all processes, is at most `limit`, and return
+    the norm before. 0 stands for no limit."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    if not any(isinstance(grad, DTensor) for grad in grads):
+        return float(nn.utils.clip_grad_norm_(model.parameters(), limit or float("inf")))
+    norm = norm_of(grads)
+    if limit:
+        torch._foreach_mul_([local(grad) for grad in grads], min(1.0, limit / (norm + 1e-6)))
+    return norm
+
+
+def norm_of(tensors: Sequence[Tensor]) -> float:
+    """Compute the norm of all elements of several tensors. All processes must call this together if the tensors are
+    divided."""
+    norms = torch.stack([*map(torch.linalg.vector_norm, map(local, tensors))]).double()
+    square = (norms * torch.tensor([is_first_holder(t) for t in tensors], device=norms.device)).square().sum()
+    if any(isinstance(tensor, DTensor) for tensor in tensors):
+        distributed.all_reduce(square)
+    return float(square.sqrt())

@@ -1,0 +1,90 @@
+"""Whole tensors and their parts: DTensors of a mesh with the axes replicate, shard and tensor.
+
+FSDP2 divides what tensor parallelism has left to a process, so a tensor divided along both axes is first split over
+`tensor`, then over `shard`, the other way around than the axes of the mesh.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this process's part of a tensor, detached, without a copy; a plain tensor is its own part."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def splits(tensor: Tensor) -> list[tuple[int, int, int, distributed.ProcessGroup]]:
+    """List the divisions of a tensor in order: dimension, number of parts, the part of this process, and the group of
+    processes that hold the parts. Empty for a plain or replicated tensor."""
+    if not isinstance(tensor, DTensor):
+        return []
+    mesh = tensor.device_mesh
+    return [
+        (placement.dim, mesh.size(axis), mesh.get_local_rank(axis), mesh.get_group(axis))
+        for axis, placement in reversed([*enumerate(tensor.placements)])
+        if hasattr(placement, "dim") and mesh.size(axis) > 1
+    ]
+
+
+def piece(tensor: Tensor, dim: int, parts: int, part: int) -> Tensor:
+    """Return one of `parts` parts of a tensor along a dimension, all of one size but the last ones, which may be
+    empty."""
+    size = -(-tensor.size(dim) // parts)
+    start = min(part * size, tensor.size(dim))
+    return tensor.narrow(dim, start, min(size, tensor.size(dim) - start))
+
+
+def part_of(whole: Tensor, like: Tensor) -> Tensor:
+    """Return the part of a whole tensor that this process holds of the DTensor `like`, as a view."""
+    for dim, parts, part, _ in splits(like):
+        whole = piece(whole, dim, parts, part)
+    return whole
+
+
+def divided(whole: Tensor, like: Tensor) -> Tensor:
+    """Return a copy of a whole tensor on the device of the parameter `like`, divided like it if the shapes agree."""
+    if not isinstance(like, DTensor) or whole.shape != like.shape:
+        return whole.to(like.device, copy=True)
+    part = part_of(whole, like).contiguous().to(like.device, copy=True)
+    placements, stride = like.placements, like.stride()
+    return DTensor.from_local(part, like.device_mesh, placements, run_check=False, shape=like.shape, stride=stride)
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """Return the whole tensor, detached; all processes that hold parts of it must call this together. A plain tensor is
+    returned as it is."""
+    return whole_of(local(tensor), tensor)
+
+
+def whole_of(part: Tensor, like: Tensor) -> Tensor:
+    """Return the whole tensor of which each process has a part, divided as `like` is; see `gathered`."""
+    divisions, shapes = splits(like), [like.shape]
+    for dim, parts, index, _ in divisions:
+        shapes.append(piece(torch.empty(shapes[-1], device="meta"), dim, parts, index).shape)
+    for (dim, parts, _, group), whole in zip(reversed(divisions), reversed(shapes[:-1])):
+        size = -(-whole[dim] // parts)
+        padding = part.new_zeros(*part.shape[:dim], size - part.size(dim), *part.shape[dim + 1 :])
+        pieces = all_gathered(torch.cat([part, padding], dim), parts, group)
+        part = torch.cat(pieces, dim).narrow(dim, 0, whole[dim])
+    return part
+
+
+def all_gathered(tensor: Tensor, count: int, group: distributed.ProcessGroup | None = None) -> list[Tensor]:
+    """Return the tensors, of one shape, of the `count` processes of a group."""
+    if count == 1:
+        return [tensor]
+    tensors = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(count)]
+    distributed.all_gather(tensors, tensor.contiguous(), group=group)
+    return tensors
+
+
+def is_first_holder(tensor: Tensor) -> bool:
+    """Return whether this process is the first of those that hold the same part of a DTensor."""
+    if not isinstance(tensor, DTensor):
+        return True
+    mesh = tensor.device_mesh
+    return not any(mesh.get_local_rank(axis) for axis, kind in enumerate(tensor.placements) if kind.is_replicate())

@@ -1,0 +1,326 @@
+"""Tensor parallelism over a finished decoder: each process computes some heads and some feed-forward units of every
+layer (Shoeybi et al. 2019, Megatron-LM).
+
+A branch (the attention or the feed-forward of a block) receives the whole residual stream and returns a part of its
+output, which is summed over the processes. In the backward the gradient of its input is such a sum. So inside a branch
+a gradient is a part of a sum, and the gradient of a parameter that all processes have whole is summed too. Everything
+outside of branches is computed by each process for itself.
+
+Parameters are DTensors; while a module computes, it and its submodules see this process's part of each parameter as a
+plain tensor under its name.
+
+Shapes: B batch, T tokens, H heads, K key/value heads, E d_head, n processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed._functional_collectives as collectives
+from torch import Tensor, nn
+from torch.distributed import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from onward.config.decoder import SelfAttention, at
+from onward.errors import UserError
+from onward.model.attention import SelfAttentionModule
+from onward.model.context import AttentionContext
+from onward.model.decoder import Decoder
+from onward.model.experts import ExpertsModule, GatedSharedExpertModule
+from onward.model.feedforward import GatedFeedForwardModule, PlainFeedForwardModule
+from onward.model.latent import LatentAttentionModule
+from onward.model.linear import Linear
+from onward.model.mask import AttentionMask
+from onward.parallel.parts import all_gathered, piece
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the processes hold a parameter of a branch: by default whole, with the gradient summed.
+
+    `split` is the dimension that is divided; `inputs`: that of the inputs of a layer, which then returns a part of a
+    sum. With `heads` > 0 dimension 0 consists of so many heads, fewer than
+    processes: each process holds all and uses one. `once`: one process uses the parameter, for the others it is 0.
+    """
+
+    split: int | None = None
+    inputs: bool = False
+    heads: int = 0
+    once: bool = False
+
+
+WHOLE, ONCE, OUT, IN = Rule(), Rule(once=True), Rule(split=0), Rule(split=1, inputs=True)
+STACK_OUT, STACK_IN = Rule(split=1), Rule(split=2, inputs=True)
+KV = "key/value heads"  # divided by rows, or one head for each process if there are fewer than processes
+
+FEED_FORWARD: dict[str, Any] = {"up": OUT, "gate": OUT, "down": IN, "share": WHOLE}
+TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and its own parameters
+    SelfAttentionModule: {
+        "q": OUT,
+        "k": KV,
+        "v": KV,
+        "q_norm": WHOLE,
+        "k_norm": WHOLE,
+        "attend.sinks": OUT,
+        "out": IN,
+    },
+    LatentAttentionModule: {
+        "q_down": WHOLE,
+        "q_norm": WHOLE,
+        "q": OUT,
+        "kv_down": WHOLE,
+        "kv_norm": WHOLE,
+        "kv": OUT,
+        "out": IN,
+    },
+    PlainFeedForwardModule: FEED_FORWARD,
+    GatedFeedForwardModule: FEED_FORWARD,
+    GatedSharedExpertModule: FEED_FORWARD,
+    ExpertsModule: {
+        "router": WHOLE,
+        "gate": STACK_OUT,
+        "up": STACK_OUT,
+        "down": STACK_IN,
+        "gate_bias": STACK_OUT,
+        "up_bias": STACK_OUT,
+        "down_bias": ONCE,
+        **{f"shared.{name}": rule for name, rule in FEED_FORWARD.items()},
+    },
+}
+
+
+def rule_of(branch: nn.Module, name: str, n: int) -> Rule:
+    """Return the rule for a parameter of a branch, given its name in it and the number of processes. Raises a UserError
+    for a parameter without a rule."""
+    weight, adapter, own = name.partition("_lora.")  # of an adapter, name.weight_lora.adapter.a or stack_lora.adapter.a
+    table, path = TABLE.get(type(branch), {}), weight.split(".")
+    known = [".".join(path[:i]) for i in range(len(path), 0, -1)]
+    found = next((one for one in known if one in table), None)
+    if found is None:
+        raise UserError(f"{type(branch).__name__}.{name} has no rule for tensor parallelism: use a mesh with tensor=1")
+    rule: Any = table[found]
+    if rule == KV:
+        heads: Any = branch.n_kv_heads
+        rule = Rule(heads=heads) if heads < n else OUT
+    end = own.rpartition(".")[2]
+    if end == "magnitude" and rule.inputs:
+        raise UserError(f"dora of {found} has no rule for tensor parallelism: leave dora out, or use tensor=1")
+    if end in ("a", "b"):  # A has the weight's inputs, B its outputs
+        return rule if rule != WHOLE and (end == "a") == rule.inputs else WHOLE
+    return ONCE if rule == IN and not adapter and path[-1] == "bias" else rule
+
+
+class Copy(torch.autograd.Function):
+    """The identity; the gradient is summed over the processes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return summed(grad, ctx.group), None
+
+
+class Sum(torch.autograd.Function):
+    """The sum over the processes; the gradient is passed on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        return summed(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class Gather(torch.autograd.Function):
+    """The parts of all processes, joined along a dimension; the gradient of a part is summed over the processes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+        ctx.dim, ctx.mesh = dim, mesh
+        return torch.cat(all_gathered(x, mesh.size(), mesh.get_group()), dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        whole = summed(grad, ctx.mesh.get_group())
+        return piece(whole, ctx.dim, ctx.mesh.size(), ctx.mesh.get_local_rank()), None, None
+
+
+def summed(x: Tensor, group: Any) -> Tensor:
+    """Return the sum of a tensor over the processes."""
+    return collectives.wait_tensor(collectives.all_reduce(x.contiguous(), "sum", group))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A parameter of a module, and how this process uses it."""
+
+    owner: nn.Module
+    name: str
+    rule: Rule | None  # None: outside of branches
+
+    def of(self, mesh: DeviceMesh) -> Tensor:
+        """Return what this process uses of the parameter, a plain tensor."""
+        parameter: Any = self.owner._parameters[self.name]
+        part: Tensor = parameter.to_local()
+        if self.rule is None or self.rule.split is not None:
+            return part
+        part = Copy.apply(part, mesh.get_group())
+        rank, n = mesh.get_local_rank(), mesh.size()
+        if self.rule.heads:
+            return part.unflatten(0, (self.rule.heads, -1))[rank * self.rule.heads // n]
+        return part * (rank == 0) if self.rule.once else part
+
+
+class Locally:
+    """Shows the modules below one their parts of parameters while that module computes."""
+
+    def __init__(self, module: nn.Module, shown: list[Shown], mesh: DeviceMesh) -> None:
+        self.shown, self.mesh = shown, mesh
+        module.register_forward_pre_hook(self.begin, prepend=True)
+        module.register_forward_hook(self.end, always_call=True)
+
+    def begin(self, module: nn.Module, inputs: Any) -> None:
+        """Hide each parameter behind the plain tensor."""
+        for one in self.shown:
+            one.owner.__dict__[one.name] = one.of(self.mesh)
+
+    def end(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Show the parameters again."""
+        for one in self.shown:
+            one.owner.__dict__.pop(one.name, None)
+
+
+def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
+    """Divide the branches of a decoder among the processes of a mesh of one axis, in place; parameters become DTensors.
+    Raises a UserError for a part or a parameter without a rule.
+
+    The weights of the processes must be equal. Each process keeps its part of them, without communication.
+    """
+    n = mesh.size()
+    branches = {
+        name: branch
+        for layer, block in enumerate(model.blocks)
+        for name, branch in ((f"blocks.{layer}.{kind}", block._modules.get(kind)) for kind in ("attn", "mlp"))
+        if branch is not None
+    }
+    rules: dict[tuple[nn.Module, str], Rule | None] = {}
+    inside: set[nn.Module] = set()
+    for name, branch in branches.items():
+        if type(branch) not in TABLE or (
+            isinstance(branch, SelfAttentionModule) and isinstance(branch.out, nn.Identity)
+        ):
+            raise UserError(f"{name}, a {type(branch).__name__}, has no rule for tensor parallelism: use tensor=1")
+        for path, owner in branch.named_modules():
+            inside.add(owner)
+            for own, _ in owner.named_parameters(recurse=False):
+                rules[owner, own] = rule_of(branch, f"{path}.{own}".lstrip("."), n)
+    distributed: dict[nn.Parameter, nn.Parameter] = {}  # a head may have the embedding's
+    for module in list(model.modules()):
+        own = []
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                rule = rules.get((module, name))
+                if parameter not in distributed:
+                    distributed[parameter] = as_dtensor(parameter, rule, mesh)
+                module._parameters[name] = distributed[parameter]
+                own.append(Shown(module, name, rule))
+        if own and module not in inside:
+            Locally(module, own, mesh)
+    for path, branch in branches.items():
+        used = [
+            Shown(owner, name, rules[owner, name])
+            for owner in branch.modules()
+            for name, parameter in owner._parameters.items()
+            if parameter is not None
+        ]
+        narrow(branch, rules, n)
+        normalize_gathered(branch, model, int(path.split(".")[1]), mesh)
+        connect(branch, used, mesh)
+
+
+def as_dtensor(parameter: nn.Parameter, rule: Rule | None, mesh: DeviceMesh) -> nn.Parameter:
+    """Return a parameter as a DTensor, of which this process keeps its part."""
+    split = None if rule is None else rule.split
+    part = parameter.detach()
+    if split is not None:
+        part = piece(part, split, mesh.size(), mesh.get_local_rank()).contiguous()
+    placement = Replicate() if split is None else Shard(split)
+    shape, stride = parameter.shape, torch.empty(parameter.shape, device="meta").stride()
+    whole = DTensor.from_local(part, mesh, [placement], run_check=False, shape=shape, stride=stride)
+    return nn.Parameter(whole, requires_grad=parameter.requires_grad)
+
+
+def narrow(branch: nn.Module, rules: dict[tuple[nn.Module, str], Rule | None], n: int) -> None:
+    """Set the sizes that the modules of a branch keep to those of this process."""
+    for module in branch.modules():
+        rule = rules.get((module, "weight"))
+        if isinstance(module, Linear) and rule is not None:
+            if rule.inputs:
+                module.in_features //= n
+            elif rule.split == 0:
+                module.out_features //= n
+            elif rule.heads:
+                module.out_features //= rule.heads
+    if isinstance(branch, SelfAttentionModule):
+        widths = branch.n_heads * branch.d_head, branch.n_kv_heads * branch.d_head
+        branch.n_heads, branch.n_kv_heads = branch.n_heads // n, max(1, branch.n_kv_heads // n)
+        if (branch.q_group, branch.k_group) == widths:  # norms of the whole width
+            branch.q_group, branch.k_group = branch.n_heads * branch.d_head, branch.n_kv_heads * branch.d_head
+    elif isinstance(branch, LatentAttentionModule):
+        branch.n_heads //= n
+
+
+def normalize_gathered(branch: nn.Module, model: Decoder, layer: int, mesh: DeviceMesh) -> None:
+    """Let the norms of queries and keys that see more than one head, or have weights for each, compute all heads in
+    each process; the process uses its own."""
+    part = at(model.config.attention, layer)
+    if not isinstance(branch, SelfAttentionModule) or not isinstance(part, SelfAttention):
+        return
+    if part.qk_norm not in ("width", "heads"):
+        return
+    dim, n, rank = (-1 if part.qk_norm == "width" else -2), mesh.size(), mesh.get_local_rank()
+    for norm, heads in (branch.q_norm, model.config.n_heads), (branch.k_norm, model.config.n_kv_heads):
+        copies = max(1, n // heads)  # processes with the same head
+
+        def gather(_: nn.Module, inputs: Any, copies: int = copies) -> tuple[Tensor]:
+            whole = Gather.apply(inputs[0], dim, mesh)
+            if copies > 1:
+                whole = torch.cat(whole.chunk(n, dim)[::copies], dim)
+            return (whole,)
+
+        def own(_: nn.Module, inputs: Any, y: Tensor, copies: int = copies) -> Tensor:
+            return piece(y, dim, n // copies, rank // copies)
+
+        norm.register_forward_pre_hook(gather)
+        norm.register_forward_hook(own)
+
+
+def connect(branch: nn.Module, shown: list[Shown], mesh: DeviceMesh) -> None:
+    """Make a branch compute with this process's parts, and sum its output over the processes."""
+    group, masks = mesh.get_group(), WeakKeyDictionary[AttentionMask, AttentionMask]()
+
+    def enter(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, *contexts = inputs
+        return Copy.apply(x, group), *(own_heads(context) for context in contexts)
+
+    def own_heads(context: AttentionContext) -> AttentionContext:
+        mask = context.mask
+        if mask.slopes is None:
+            return context
+        if mask not in masks:
+            masks[mask] = mask.with_slopes(piece(mask.slopes, 0, mesh.size(), mesh.get_local_rank()))
+        return replace(context, mask=masks[mask])
+
+    def leave(_: nn.Module, inputs: Any, y: Tensor) -> Tensor:
+        return Sum.apply(y, group)  # type: ignore[no-any-return]
+
+    Locally(branch, shown, mesh)
+    branch.register_forward_pre_hook(enter)
+    branch.register_forward_hook(leave)

@@ -1,0 +1,97 @@
+"""The mesh of a run: as configured, or the first that fits the memory of the devices."""
+
+import os
+from typing import Any
+
+import torch
+
+from onward.config.decoder import DecoderConfig
+from onward.config.mesh import Mesh
+from onward.device import choose_device
+from onward.errors import UserError
+from onward.limits import memory_size
+from onward.planning.memory import TrainingMemory
+from onward.planning.mesh import Mesh as PlannedMesh
+from onward.planning.mesh import device_memory, divided
+from onward.training.config import RunConfig
+from onward.training.finetuning.config import FinetuneConfig
+from onward.training.processes import Processes
+from onward.training.step.loss import CrossEntropy
+
+SAFE = 0.9  # the share of a device's memory that a run may plan to use
+
+
+def arranged(config: RunConfig, processes: Processes, vocab_size: int, mesh: str = "") -> Processes:
+    """Return the processes of a run in their mesh: `mesh`, the configured one, replicas if a device can hold the whole
+    training, or else shards. Raises a UserError for a mesh that the run cannot use."""
+    text = mesh or config.mesh
+    if not text and processes.count > 1:
+        decoder = config.decoder(vocab_size)
+        text = processes.agreed(lambda: str(chosen(config, decoder, processes.count)))
+    if text:
+        processes = processes.arranged(Mesh.parse(text))
+        check(config, processes.mesh, config.decoder(vocab_size))
+    processes.check_batches(config.accumulation)
+    return processes
+
+
+def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
+    """Raise a UserError if a mesh cannot divide the decoder, or a run has options that a divided model cannot have."""
+    mesh.check_decoder(decoder)
+    if not mesh.divides:
+        return
+    refused = {
+        "precision fp16": config.precision == "fp16",
+        "time": bool(config.time),
+        "evaluate_tasks": bool(config.evaluate_tasks),
+        f"optimizer {config.optimizer}": ":" in config.optimizer and mesh.tensor > 1,
+    }
+    if isinstance(config, FinetuneConfig):
+        refused[f"method {config.method.kind}"] = config.method.samples_itself
+        refused["quantize"] = bool(config.quantize)
+    if given := [name for name, is_given in refused.items() if is_given]:
+        raise UserError(
+            f"{given[0]} is not for a divided model, and mesh is {str(mesh)!r}: leave it out, or use replicas only"
+        )
+
+
+def chosen(config: RunConfig, decoder: DecoderConfig, count: int) -> Mesh:
+    """Return replicas if a device can hold the whole training, or else shards."""
+    replicas = Mesh(replicate=count)
+    fits = memory_per_process(config, decoder, replicas).peak <= SAFE * device_bytes(config)
+    return replicas if fits or config.time else Mesh(shard=count)
+
+
+def memory_per_process(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> TrainingMemory:
+    """Compute the memory of training in one process of a mesh."""
+    planned = PlannedMesh(mesh.replicate, mesh.shard, "shards")
+    part = divided(decoder, mesh.tensor) if mesh.tensor > 1 else decoder
+    precision = {"auto": "fp32"}.get(config.precision, config.precision)
+    options: dict[str, Any] = {
+        "optimizer": config.optimizer or "adamw",
+        "recompute": config.recompute,
+        "precision": precision,
+    }
+    return device_memory(part, planned, config.batch_size or 8, decoder.context_length, CrossEntropy(), **options)
+
+
+def device_bytes(config: RunConfig) -> int:
+    """Return the memory of this process's device, or its share of the machine's memory."""
+    if choose_device(config.device).type == "cuda":
+        return torch.cuda.mem_get_info()[1]
+    return memory_size() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def in_words(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> str:
+    """Describe a mesh in a sentence: the memory that it needs on each device, by kind."""
+    memory = memory_per_process(config, decoder, mesh)
+    kinds = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer", "activations")}
+    named = ", ".join(f"{name} {in_bytes(size)}" for name, size in kinds.items())
+    return (
+        f"mesh {mesh}: each process needs about {in_bytes(memory.peak)} of {in_bytes(device_bytes(config))} ({named})"
+    )
+
+
+def in_bytes(size: int) -> str:
+    """Format bytes in MB or GB."""
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"

@@ -1,0 +1,219 @@
+"""Any mesh trains as one process does at the same global batch: equal losses, gradients and weights, up to rounding.
+
+In fp64 rounding is 1e9 times smaller than in fp32, so a difference in the arithmetic would be seen there.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from onward.config.decoder import DecoderConfig, Experts
+from onward.config.lora import LoRA
+from onward.config.mesh import Mesh, undivided
+from onward.data.examples import Encoder, tabulated
+from onward.data.packing import batch_of
+from onward.data.records import Record
+from onward.data.windows import IGNORE_INDEX, Batch
+from onward.model.decoder import Decoder
+from onward.parallel.parts import gathered
+from onward.training.config import RunConfig
+from onward.training.losses.answers import PairLoss, Reference
+from onward.training.methods.dpo import DPO
+from onward.training.processes import Processes
+from onward.training.step.build import build_trainer
+from onward.training.step.loss import Loss, mean_loss
+from onward.training.step.trainer import StepPlan
+from onward.transforms.lora import add_lora
+
+from support.decoders import DECODERS
+from support.finetuning import method, pairs, tokenizer
+from support.ranks import Ranks
+
+STEPS, BATCHES = 3, 4
+TWO = "replicate=2", "shard=2", "tensor=2"
+FOUR = "replicate=4", "shard=4", "tensor=4", "replicate=2 shard=2", "shard=2 tensor=2", "replicate=2 tensor=2"
+
+
+def windows(config: DecoderConfig) -> list[Batch]:
+    """The batches of a step."""
+    tokens = torch.randint(config.vocab_size, (BATCHES, 2, 13), generator=torch.Generator().manual_seed(1))
+    return [Batch(rows[:, :-1], rows[:, 1:].clone()) for rows in tokens]
+
+
+def masked(config: DecoderConfig) -> list[Batch]:
+    """Batches of which each has another number of targets, one has none."""
+    batches = windows(config)
+    for i, batch in enumerate(batches):
+        batch.targets[:, 4 * i :] = IGNORE_INDEX
+    return batches
+
+
+def packed(config: DecoderConfig) -> list[Batch]:
+    """Batches of two documents in each row."""
+    positions = torch.cat([torch.arange(5), torch.arange(7)]).expand(2, -1)
+    return [Batch(batch.tokens, batch.targets, positions) for batch in windows(config)]
+
+
+def preferences(config: DecoderConfig) -> list[Batch]:
+    """Batches of a pair of answers each."""
+    records = [Record(row, f"line {i}") for i, row in enumerate(pairs(BATCHES))]
+    table, _ = tabulated(method("dpo").examples(Encoder(tokenizer()), records), 96, "error")
+    return [batch_of(table, [[i]], by_example=True) for i in range(BATCHES)]
+
+
+def frozen_copy(config: DecoderConfig) -> Loss:
+    """DPO with the model at the start as the reference."""
+    return PairLoss(DPO(beta=0.3).of_pairs, 0.3, Reference(lambda: initial(config, torch.float64)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained: a decoder, options of a run, and batches."""
+
+    decoder: DecoderConfig
+    options: dict[str, Any] = field(default_factory=dict)
+    batches: Callable[[DecoderConfig], list[Batch]] = windows
+    loss: Callable[[DecoderConfig], Loss] | None = None
+    lora: LoRA | None = None
+    dtype: torch.dtype = torch.float64
+    tolerance: float = 1e-8  # relative to the largest value of a tensor
+
+
+LLAMA = DECODERS["llama"]
+SPEAKER = DecoderConfig(tokenizer().vocab_size, 16, 2, 4, context_length=96)
+MIXTURE = DecoderConfig(
+    13, 16, 2, 4, n_kv_heads=1, context_length=12, mlp=Experts(count=4, top_k=2, d_ff=8, d_shared=4)
+)
+CASES = {name: Case(config) for name, config in DECODERS.items()}
+CASES |= {
+    "fp32": Case(LLAMA, dtype=torch.float32, tolerance=1e-4),
+    "bf16": Case(LLAMA, {"precision": "bf16", "learning_rate": 1e-4}, dtype=torch.float32, tolerance=0.1),
+    "packed documents": Case(LLAMA, batches=packed),
+    "masked targets": Case(LLAMA, batches=masked),
+    "loss in chunks": Case(LLAMA, {"loss_chunk": 5, "z_loss": 0.1, "label_smoothing": 0.1}),
+    "recomputed": Case(DECODERS["deepseek"], {"recompute": True}),
+    "averaged weights": Case(LLAMA, {"average": 0.5}),
+    "muon": Case(DECODERS["deepseek"], {"optimizer": "muon"}),
+    "an optimizer of torch": Case(LLAMA, {"optimizer": "torch.optim:NAdam"}),
+    "balanced experts": Case(MIXTURE, {"balance_loss": 1.0}),
+    "lora": Case(MIXTURE, lora=LoRA(rank=2, full=("norm",))),
+    "lora of head and embedding": Case(LLAMA, lora=LoRA(rank=2, targets=("embed", "head", "attn.q"))),
+    "dpo": Case(SPEAKER, batches=preferences, loss=frozen_copy),
+    "dpo of adapters": Case(SPEAKER, batches=preferences, loss=frozen_copy, lora=LoRA(rank=2)),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a training: losses and norms of gradients by step, tensors by name."""
+
+    figures: list[float]
+    tensors: dict[str, Tensor]
+
+
+def initial(config: DecoderConfig, dtype: torch.dtype) -> Decoder:
+    """A model in which every parameter matters."""
+    torch.manual_seed(0)
+    model = Decoder(config).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, dtype=dtype) * 0.2)
+    return model
+
+
+def train(case: Case, processes: Processes) -> Outcome:
+    """Make some steps; returns also the gradients of the last one, and the loss of the averaged weights."""
+    model = initial(case.decoder, case.dtype)
+    if case.lora:
+        add_lora(model, case.lora)
+        torch.manual_seed(1)
+        for name, parameter in model.named_parameters():
+            if name.endswith(".b"):
+                torch.nn.init.normal_(parameter, std=0.1)
+    options: dict[str, Any] = {"precision": "fp32", "steps": 100, "warmup": 0, "learning_rate": 1e-2} | case.options
+    trainer = build_trainer(RunConfig(**options), model, processes, case.loss(case.decoder) if case.loss else None)
+    tensors: dict[str, Tensor] = {}
+
+    def keep(*_: object) -> None:
+        named = model.named_parameters()
+        tensors.update({f"gradient of {name}": gathered(p.grad).clone() for name, p in named if p.grad is not None})
+
+    for optimizer in trainer.optimizers:
+        optimizer.register_step_pre_hook(keep)
+    figures = list[float]()
+    batches = case.batches(case.decoder)
+    for _ in range(STEPS):
+        step = trainer.train_step(StepPlan(batches[processes.batch_rank :: processes.mesh.data]))
+        assert not step.failure
+        figures += [step.loss, step.grad_norm, step.tokens, *step.figures.values()]
+    if case.loss is None:
+        with trainer.averaged():
+            figures += mean_loss(model, batches, options["precision"])
+    tensors |= {name: gathered(p) for name, p in model.named_parameters()}
+    return Outcome(figures, tensors)
+
+
+def differences(name: str, mesh: str) -> tuple[str, float]:
+    """The greatest difference between a mesh and one process, relative to the largest value of a tensor, and where."""
+    case, processes = CASES[name], Processes.join().arranged(Mesh.parse(mesh)).connected(torch.device("cpu"))
+    several = train(case, processes)
+    if processes.rank:
+        return "", 0.0
+    one = train(case, Processes())
+    assert one.tensors.keys() == several.tensors.keys()
+    found = {key: relative(tensor, several.tensors[key]) for key, tensor in one.tensors.items()}
+    found["figures"] = relative(torch.tensor(one.figures), torch.tensor(several.figures))
+    return max(found.items(), key=lambda item: item[1])
+
+
+def relative(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max() / one.abs().max().clamp(min=1e-3))
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    ranks = Ranks(4)
+    yield ranks
+    ranks.close()
+
+
+def assert_equal_to_one_process(ranks: Ranks, name: str, mesh: str) -> None:
+    """The shared assertion: a mesh gives the losses, gradients and weights that one process gives."""
+    where, difference = ranks.run(differences, name, mesh)[0]
+    assert difference < CASES[name].tolerance, where
+
+
+def cases(meshes: Sequence[str]) -> list[Any]:
+    """The meshes that can divide each decoder; all but one of a case are `long`."""
+    chosen = []
+    for i, (name, case) in enumerate(CASES.items()):
+        able = [m for m in meshes if not undivided(case.decoder, Mesh.parse(m).tensor) and name not in NOT_DIVIDED]
+        able = able or [m for m in meshes if Mesh.parse(m).tensor == 1]
+        for j, mesh in enumerate(able):
+            marks = () if meshes is TWO and i % len(able) == j else pytest.mark.long
+            chosen.append(pytest.param(name, mesh, id=f"{name}-{mesh}", marks=marks))
+    return chosen
+
+
+NOT_DIVIDED = {"statquest"}  # attention without an output projection
+
+
+@pytest.mark.parametrize(("name", "mesh"), cases(TWO))
+def test_two_processes_train_as_one(name: str, mesh: str, two: Ranks) -> None:
+    assert_equal_to_one_process(two, name, mesh)
+
+
+@pytest.mark.parametrize(("name", "mesh"), cases(FOUR))
+def test_four_processes_train_as_one(name: str, mesh: str, four: Ranks) -> None:
+    assert_equal_to_one_process(four, name, mesh)
