@@ -10,6 +10,9 @@ export const edits = () => {
   return heads.length || layers.length ? { heads, layers } : undefined;
 };
 
+// A position of the lens in words: blocks.0.in is the embedding, blocks.2.out the output of layer 2.
+const depth = (name) => name.replace(/^blocks\.0\.in$/, "embedding").replace(/^blocks\.(\d+)\.out$/, "layer $1");
+
 const shade = (made, share) => (made.style.setProperty("--p", Math.min(1, Math.max(0, share))), made);
 
 function drawAttention() {
@@ -79,8 +82,9 @@ export async function look(body, texts, target, signal) {
   const [lens, maps, parts] = await Promise.all([ask("/api/lens", body, signal), ask("/api/attention", body, signal),
     ask("/api/attribution", { ...body, target }, signal)]);
   [attention, shown] = [maps.weights, texts];
+  at("inside").className = "shown";
   drawAttention();
-  at("lens").tBodies[0].replaceChildren(...lens.layers.map(({ name, rows }) => node("tr", {}, node("th", { scope: "row", textContent: name }),
+  at("lens").tBodies[0].replaceChildren(...lens.layers.map(({ name, rows }) => node("tr", {}, node("th", { scope: "row", textContent: depth(name) }),
     ...rows.map((row) => shade(node("td", { textContent: JSON.stringify(row.text), title: row.probability.toFixed(3) }), row.probability)))));
   const most = Math.max(...parts.heads.flat().map(Math.abs), ...parts.mlps.map(Math.abs), 1e-9);
   const cell = (value) => shade(node("td", { textContent: value.toFixed(2) }), Math.abs(value) / most);

@@ -14,16 +14,18 @@ export function options() {
 
 export function makeKnobs(changed) {
   for (const [name, low, high, step, neutral] of KNOBS) {
-    const value = node("output", { textContent: neutral });
+    const shown = () => (name !== "temperature" && Number(input.value) === neutral ? "off" : input.value);
+    const value = node("output");
     const input = node("input", { id: name, type: "range", min: low, max: high, step, value: neutral });
-    input.oninput = () => { value.textContent = input.value; changed(); };
+    value.textContent = shown();
+    input.oninput = () => { value.textContent = shown(); changed(); };
     at("knobs").append(node("label", {}, node("span", { textContent: name.replaceAll("_", " ") }), input, value));
   }
 }
 
-function bar(p) {
+function bar(p, most) {
   const made = node("i", { className: "bar" });
-  made.style.setProperty("--p", p);
+  made.style.setProperty("--p", p / most);
   return node("td", {}, made, p ? p.toFixed(3) : "cut");
 }
 
@@ -33,9 +35,10 @@ export async function distribution(body, taken, take) {
   asking = new AbortController();
   const reply = await ask("/api/distribution", { ...body, ...options() }, asking.signal);
   at("kept").textContent = `${reply.kept} of ${reply.vocabulary} tokens can be sampled`;
+  const most = Math.max(...reply.rows.flatMap((row) => [row.before, row.after]));
   at("next").tBodies[0].replaceChildren(...reply.rows.map((row) => {
     const made = node("button", { textContent: JSON.stringify(row.text), disabled: row.token === taken });
     made.onclick = () => take(row);
-    return node("tr", { className: row.after ? "" : "cut" }, node("td", {}, made), bar(row.before), bar(row.after));
+    return node("tr", { className: row.after ? "" : "cut" }, node("td", {}, made), bar(row.before, most), bar(row.after, most));
   }));
 }
