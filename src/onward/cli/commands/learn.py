@@ -1,5 +1,6 @@
 """onward learn: the course, chapter by chapter."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import ClassVar
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import Output, console, print_next, print_table
 from onward.errors import UserError
+from onward.files import written_whole
 
 ABOUT = """\
 Read the course on decoder-only Transformers, run its code, change it: a chapter takes 10 to 20 minutes on a laptop.
@@ -46,7 +48,8 @@ def main(argv: Sequence[str]) -> None:
     if options.web:
         from onward.learn.web import web_page
 
-        Path(options.web).write_text(web_page(chapter), encoding="utf-8")
+        with written_whole(Path(options.web)) as new:
+            new.write_text(web_page(chapter), encoding="utf-8")
         console.print(f"page: {options.web}", markup=False, soft_wrap=True)
     elif options.run:
         run_code(chapter.text)
@@ -55,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
 
         from onward.learn.terminal import for_terminal
 
-        Output(width=None if console.is_terminal else 100).print(Markdown(for_terminal(chapter.text)))
+        Output(width=None if sys.stdout.isatty() else 100).print(Markdown(for_terminal(chapter.text)))
 
 
 def run_code(text: str) -> None:
@@ -67,7 +70,12 @@ def run_code(text: str) -> None:
 
     names: dict[str, object] = {}
     for cell in cells(text):
-        Output().print(Syntax(cell.code.rstrip(), {"sh": "bash"}.get(cell.kind, cell.kind), background_color="default"))
+        code = cell.code.rstrip()
+        if sys.stdout.isatty():
+            language = "bash" if cell.kind == "sh" else cell.kind
+            Output().print(Syntax(code, language, background_color="default", word_wrap=True))
+        else:
+            print(code)
         print(flush=True)
         run(cell, names, onward)
         print(flush=True)
