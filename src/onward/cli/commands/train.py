@@ -25,6 +25,7 @@ examples:
   onward train mybook.txt --preset llama-2-7b --model.d-model 256 --model.n-heads 8 --model.n-layers 4
   onward train mybook.txt --model.attention "(self(window=64), self)" --learning-rate 1e-3
   onward train prepared/web prepared/books --weights 0.7 --weights 0.3 --pack documents --optimizer muon --schedule wsd
+  onward train mybook.txt --evaluate-tasks "cloze, copying" --validate-every 500
   onward train mybook.txt --config myrun.toml
   onward train --resume runs/mybook
   onward train --from runs/mybook --steps 1000

@@ -19,7 +19,7 @@ COMMON_OF_RUNS = (
 COMMON = {  # the options that `--help` shows, first and in this order; of the other commands it shows all
     "onward train": (
         *("out", "time", "steps", "epochs", "resume", "preset", "config", "tokenizer", "validation"),
-        *("batch_size", "learning_rate", "optimizer", "schedule", "device", "precision", "seed"),
+        *("batch_size", "learning_rate", "optimizer", "schedule", "device", "precision", "seed", "evaluate_tasks"),
         *("model.d_model", "model.n_layers", "model.n_heads", "model.context_length", "model.dropout"),
         *("model.position", "model.attention", "model.mlp"),
     ),
