@@ -86,6 +86,7 @@ def test_an_error_that_the_page_does_not_show_is_raised() -> None:
         ("12,000 tokens", "12,100 tokens", 1.0, True),
         ("12,000 tokens", "12,200 tokens", 1.0, False),
         ("3 layers", "4 layers", 1.0, False),
+        ("p 0.44 ▇▇", "p 0.44 ▇▇▇", 0.0, True),
         ("1.0e-07", "1.1e-07", 0.0, True),
         ("1.0e-07", "2.0e-07", 0.0, False),
         ("loss 1.0", "gain 1.0", 1.0, False),

@@ -21,6 +21,7 @@ CELL = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 NUMBER = re.compile(r"([-+−]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)")
+BAR = "▇"  # its length repeats the number beside it
 PERCENT = 1.0  # by which a number may differ where a page does not say otherwise
 
 
@@ -86,16 +87,16 @@ def output(cell: Cell, names: dict[str, object], onward: Command) -> str:
 
 def difference(cell: Cell, got: str) -> str:
     """Compare the output of a block with the output that the page shows; return the first difference, "" if none.
-    Blank space may differ, and numbers by `percent` or by one unit of their last digit."""
+    Blank space and bars may differ, and numbers by `percent` or by one unit of their last digit."""
     if cell.output is None or cell.varies:
         return ""
-    shown, found = (NUMBER.split(" ".join(text.split())) for text in (cell.output, got))
+    shown, found = (NUMBER.split(" ".join(text.replace(BAR, "").split())) for text in (cell.output, got))
     for i, (one, other) in enumerate(zip(shown, found)):
         if one != other and not (i % 2 and near(one, other, cell.percent)):
             return f"the page shows {one!r} after {''.join(shown[:i])[-60:]!r}, and the code prints {other!r}"
-    return (
-        "" if len(shown) == len(found) else f"the code prints {len(found) // 2} numbers, not {len(shown) // 2}:\n{got}"
-    )
+    if len(shown) != len(found):
+        return f"the page shows {len(shown) // 2} numbers, and the code prints {len(found) // 2}:\n{got}"
+    return ""
 
 
 def near(shown: str, found: str, percent: float) -> bool:
