@@ -35,10 +35,12 @@ def alone(model: Decoder, pair: Pair) -> Scored:
     return Scored(sum(values), log_p.argmax(-1).tolist() == list(pair.continuation))
 
 
+@pytest.mark.parametrize("chunk", [4, 256])
 @pytest.mark.parametrize("name", DECODERS)
-def test_scores_are_those_of_each_pair_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_those_of_each_pair_alone(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(continuations, "SAME", 3)
     monkeypatch.setattr(continuations, "ROWS", 7)
+    monkeypatch.setattr(continuations, "CHUNK", chunk)
     model = decoder(DECODERS[name], torch.float64)
     pairs = pairs_of(model.config.vocab_size, 0)
     found = score_continuations(model, pairs)

@@ -1,10 +1,12 @@
 """lm-evaluation-harness on our engine: per question what its own model for transformers computes."""
 
 import json
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import onward
 from onward.cli import main
@@ -128,6 +130,78 @@ metric_list: [{{metric: acc}}]
     assert (exam["contaminated"], exam["too_short"], exam["questions_without"]) == (pytest.approx(1 / 3), 1, 2)
     assert exam["score_without"] in (0, 0.5, 1)
     assert copying["contaminated"] == 0
+
+
+def task_file(folder: Path, name: str, more: str = "") -> Path:
+    rows = [{"question": f"The {word}", "choices": ["sat", "ran"], "answer": "sat"} for word in ("cat", "dog", "man")]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = folder / f"{name}.yaml"
+    path.write_text(
+        f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {folder / 'rows.jsonl'}}}}}\n"
+        'test_split: test\noutput_type: multiple_choice\ndoc_to_text: "{{question}}"\ndoc_to_choice: "{{choices}}"\n'
+        f"doc_to_target: answer\nmetric_list: [{{metric: acc}}]\n{more}"
+    )
+    return path
+
+
+def test_the_library_s_own_command_knows_the_model(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import runpy
+
+    task_file(tmp_path, "mine")
+    words = ["--model", "onward", "--model_args", f"path={tiny_run},quantize=int8", "--tasks", "mine", "--limit", "2"]
+    monkeypatch.setattr("sys.argv", ["lm_eval", *words, "--include_path", str(tmp_path)])
+    monkeypatch.setattr(
+        "lm_eval.tasks.TaskManager.__init__", partialmethod(lm_eval.tasks.TaskManager.__init__, include_defaults=False)
+    )
+    monkeypatch.setattr("lm_eval.__main__.setup_logging", lambda: None)
+    runpy.run_module("onward.harness", run_name="__main__")
+    assert "|mine|" in capsys.readouterr().out
+
+
+def test_adapters_and_gguf_files_are_evaluated(tiny_run: Path, tmp_path: Path) -> None:
+    from onward.harness import HarnessModel
+
+    lm = onward.load(tiny_run)
+    expected = HarnessModel(str(tiny_run)).loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True)
+    onward.save(lm, tmp_path / "model.gguf", dtype="f32")
+    found = HarnessModel(str(tmp_path / "model.gguf")).loglikelihood(
+        requests("loglikelihood", PAIRS), disable_tqdm=True
+    )
+    assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], abs=1e-4)
+    torch.manual_seed(0)
+    onward.add_lora(lm.model, onward.LoRA(rank=2))
+    for name, parameter in lm.model.named_parameters():
+        if "lora" in name:
+            torch.nn.init.normal_(parameter.data)
+    onward.save_adapter(lm, tmp_path / "adapter", tiny_run)
+    ours = HarnessModel(lm).loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True)
+    adapted = HarnessModel(str(tiny_run), adapter_folder=str(tmp_path / "adapter"))
+    assert adapted.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True) == ours
+    assert ours != expected
+
+
+FILES = {  # the text of a .yaml file, and the sentence about it
+    "task: bad\n  dataset_path: json\n": "bad.yaml, line 2: mapping values are not allowed here",
+    "task: bad\ndataset_path: json\ndoc_to_txt: a\n": "line 3: doc_to_txt is no field of a task: did you mean",
+    "- a\n": "bad.yaml holds no task",
+    "task: bad\ndataset_path: json\ndataset_kwargs: {data_files: {test: gone.jsonl}}\ntest_split: test\n": "gone.jsonl",
+    "task: bad\ndataset_path: someone/questions\ntest_split: test\n": "reads someone/questions of the Hugging Face hub",
+}
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_a_wrong_task_file_is_one_sentence_and_loses_no_other(text: str, tiny_run: Path, tmp_path: Path) -> None:
+    from onward.harness import run_harness
+
+    (tmp_path / "bad.yaml").write_text(text)
+    tasks = [str(tmp_path / "bad.yaml"), str(task_file(tmp_path, "good"))]
+    found = run_harness(onward.load(tiny_run), tasks, examples=0, limit=2)
+    assert [row["task"] for row in found.rows] == ["good"]
+    (message,) = found.failures.values()
+    assert FILES[text] in message
+    assert "\n" not in message
 
 
 def test_a_broken_task_file_is_one_sentence(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

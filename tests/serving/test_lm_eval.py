@@ -13,6 +13,27 @@ pytest.importorskip("tenacity", reason="needs lm-eval[api]")
 PAIRS = [("The cat", " sat on"), ("The cat sat", " on the mat"), ("One day a dog", " ran home"), ("A", " dog")]
 
 
+def test_chat_completions_over_http_are_those_in_process(tiny_run: Path) -> None:
+    from lm_eval.api.instance import Instance
+
+    from onward.harness import HarnessModel
+
+    ours = HarnessModel(onward.load(tiny_run))
+    talks = [[{"role": "user", "content": text}] for text in ("The cat", "A dog")]
+    options = {"until": ["."], "max_gen_toks": 4}
+    asked = lambda texts: [
+        Instance(request_type="generate_until", doc={}, arguments=(text, options), idx=i)
+        for i, text in enumerate(texts)
+    ]
+    expected = ours.generate_until(asked([ours.apply_chat_template(talk) for talk in talks]), disable_tqdm=True)
+    with serving(tiny_run) as server:
+        model = completions.LocalChatCompletion(
+            base_url=f"{server.url}/v1/chat/completions", model=tiny_run.name, num_concurrent=1
+        )
+        found = model.generate_until(asked([model.apply_chat_template(talk) for talk in talks]), disable_tqdm=True)
+    assert found == expected
+
+
 @pytest.mark.parametrize("at_a_time", [1, 4])
 def test_log_likelihoods_over_http_are_those_in_process(at_a_time: int, tiny_run: Path) -> None:
     from lm_eval.api.instance import Instance

@@ -24,6 +24,7 @@ FIXED = LinearScaling | YaRNScaling | Llama3Scaling  # scalings that are the sam
 ROWS = 64  # continuations in one call
 TOKENS = 1 << 15  # in the rows of one call
 SAME = 32  # tokens; contexts that begin with the same ones are read together
+CHUNK = 256  # tokens of a context that one call reads: a cache has as many slots more than positions
 LOGITS = 512  # positions whose logits are computed at a time
 
 
@@ -141,8 +142,8 @@ def batches(shared: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:
 def read(model: Decoder, inputs: Sequence[tuple[int, ...]], counts: Sequence[int]) -> Tensor:
     """Return the hidden states of the last counts[i] tokens of each input, one after the other (sum of counts, D).
 
-    Three calls: what all inputs begin with, into one row; the rest of each different context, into a row each; the last
-    tokens of each input.
+    What all inputs begin with is read into one row; the rest of each different context into a row each; and the last
+    tokens of each input. `inputs` are ordered by the lengths of their contexts.
     """
     contexts = [tokens[: len(tokens) - count] for tokens, count in zip(inputs, counts)]
     lengths = [len(tokens) if scales_by_length(model) else 0 for tokens in inputs]
@@ -151,21 +152,21 @@ def read(model: Decoder, inputs: Sequence[tuple[int, ...]], counts: Sequence[int
     columns = enumerate(zip(*(context for context, _ in unique)))
     common = next((i for i, column in columns if len({*column}) > 1), min(len(context) for context, _ in unique))
     common = 0 if common < SAME or len(unique) == 1 or lengths[0] else common
-    most = max(map(len, inputs))
-    cache = KVCache(model.config, len(inputs), most, most, device=model.device, dtype=model.dtype)
+    rest = [tokens[len(context) :] for tokens, context in zip(inputs, contexts)]
+    most, chunk = max(map(len, inputs)), max(CHUNK, *map(len, rest))
+    cache = KVCache(model.config, len(inputs), most, min(chunk, most), device=model.device, dtype=model.dtype)
     if common:
-        forward(model, cache, [unique[0][0][:common]], [0])
-        copy_rows(cache, [0] * len(unique))
+        prefill(model, cache, [unique[0][0][:common]], [0])
+        copy_rows(cache, [0] * len(unique), common)
     if any(len(context) > common for context, _ in unique):
         if lengths[0]:
             cache.rope_length[: len(unique)] = torch.tensor([length for _, length in unique], device=model.device)
         # a row with nothing left to read reads its last token again, or a token that is overwritten by the next call
         pieces = [context[common:] or context[-1:] or inputs[0][:1] for context, _ in unique]
-        forward(model, cache, pieces, [min(common, max(0, len(context) - 1)) for context, _ in unique])
-    copy_rows(cache, [unique.index(key) for key in keys])
+        prefill(model, cache, pieces, [min(common, max(0, len(context) - 1)) for context, _ in unique])
+    copy_rows(cache, [unique.index(key) for key in keys], max(map(len, contexts)))
     if lengths[0]:
         cache.rope_length[:] = torch.tensor(lengths, device=model.device)
-    rest = [tokens[len(context) :] for tokens, context in zip(inputs, contexts)]
     hidden = forward(model, cache, rest, [len(context) for context in contexts])
     return torch.cat([row[:count] for row, count in zip(hidden, counts)])
 
@@ -176,22 +177,35 @@ def scales_by_length(model: Decoder) -> bool:
     return any(not isinstance(getattr(part, "scaling", None), FIXED | None) for part in parts)
 
 
-def forward(model: Decoder, cache: KVCache, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-    """Run the model on a piece of tokens per row, in the first rows, at positions from `starts` on; returns the hidden
-    states (R, T, D). Shorter pieces are padded at the end."""
+def prefill(model: Decoder, cache: KVCache, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> None:
+    """Write a piece of tokens per row to the first rows of a cache, at positions from `starts` on, the shortest pieces
+    first; a chunk at a time, without the rows that are done."""
+    for begin in range(0, max(map(len, pieces)), cache.chunk):
+        first = next(row for row, piece in enumerate(pieces) if len(piece) > begin)
+        parts = [piece[begin : begin + cache.chunk] for piece in pieces[first:]]
+        forward(model, cache, parts, [start + begin for start in starts[first:]], first)
+
+
+def forward(
+    model: Decoder, cache: KVCache, pieces: Sequence[Sequence[int]], starts: Sequence[int], first: int = 0
+) -> Tensor:
+    """Run the model on a piece of tokens per row, in the rows from `first` on, at positions from `starts` on; returns
+    the hidden states (R, T, D). Shorter pieces are padded at the end."""
     width = max(map(len, pieces))
     tokens = torch.tensor([[*piece, *[0] * (width - len(piece))] for piece in pieces], device=model.device)
     positions = torch.tensor(starts, device=model.device)[:, None] + torch.arange(width, device=model.device)
-    return model.hidden(tokens, positions, cache.view(0, len(pieces)))
+    return model.hidden(tokens, positions, cache.view(first, first + len(pieces), max(starts) + width))
 
 
-def copy_rows(cache: KVCache, sources: Sequence[int]) -> None:
-    """Copy row sources[i] of a cache to row i, for all i at once."""
+def copy_rows(cache: KVCache, sources: Sequence[int], length: int) -> None:
+    """Copy the slots for positions below `length` of row sources[i] of a cache to row i, for all i at once. Positions
+    that were padding are hidden by those that follow them."""
     if list(sources) == list(range(len(sources))):
         return
     for layer in cache.layers:
         for entry in layer.entries.values():
-            entry[: len(sources)] = entry[torch.tensor(sources, device=entry.device)]
+            used = entry[:, :length]
+            used[: len(sources)] = used[torch.tensor(sources, device=entry.device)]
 
 
 def scores(model: Decoder, hidden: Tensor, continuations: Sequence[Sequence[int]]) -> list[Scored]:

@@ -60,6 +60,8 @@ class HarnessModel(TemplateLM):
         progress: Progress | None = None,
     ) -> None:
         super().__init__()
+        if device == "cuda:0" and not torch.cuda.is_available():
+            device = None  # the default of the command `lm_eval`, whose models take the processor then
         if isinstance(path, str):
             path = load(
                 path,
