@@ -204,6 +204,9 @@ def test_png_is_twice_the_size_of_the_svg(tmp_path: Path) -> None:
 
 MISTAKES = {
     "draw masks": "did you mean mask",
+    "draw samplers --logits 2,1,x,0": "logits is '2,1,x,0': give numbers separated by commas",
+    "draw samplers --logits 2,1,nan,0": "give 4 to 1000 finite numbers",
+    "draw samplers --logits 2,1,0": "give 4 to 1000 finite numbers",
     "draw mask gpt2": "gpt2 is one argument too many: onward draw mask takes no model",
     "draw mask --out {folder}/x.bmp": "x.bmp does not end in .svg, .png, .html or .json",
     "draw mask --out {folder}": "does not end in",

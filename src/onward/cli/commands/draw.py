@@ -1,5 +1,6 @@
 """onward draw: pictures of the ideas behind a decoder."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import ClassVar, Literal, get_args
 
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_next, print_table
+from onward.errors import UserError
 
 ABOUT = """\
 Draw an idea, computed by the code that models run on, with a caption that explains it: in the terminal, or as a file.
@@ -17,9 +19,11 @@ examples:
   onward draw mask                          causal beside bidirectional, and packed documents
   onward draw rope --out rope.html          with the values under the pointer
   onward draw samplers --out samplers.svg   follows the reader's light or dark colors
+  onward draw samplers --logits 5,2.9,2.3,1.1    your own logits through each sampler
   onward draw block gpt2                    the diagram of a release or of a model's folder
   onward draw cache --out cache.png --theme dark
 """
+LEAST, MOST = 4, 1000  # logits of a distribution that is drawn
 Idea = Literal["mask", "rope", "alibi", "window", "positions", "samplers", "cache", "block"]
 
 
@@ -31,10 +35,12 @@ class Options:
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **dict.fromkeys(get_args(Idea), ("out",)),
         "block": ("out", "model"),
+        "samplers": ("out", "logits"),
         "out": ("theme",),
     }
     idea: Literal["", Idea] = ""  # mask, rope, alibi, window, positions, samplers, cache or block; none: list them
     model: str = ""  # block only: a release or the folder of a model; "": an example
+    logits: str = ""  # samplers only: four numbers or more, separated by commas; "": an example
     out: str = ""  # a file that ends in .svg, .png, .html or .json; "": the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # auto: as the reader's system; a .png is then light
 
@@ -50,15 +56,31 @@ def main(argv: Sequence[str]) -> None:
     from onward.planning.descriptions import sentence
     from onward.planning.releases import find
     from onward.reports.pictures.diagram import block
-    from onward.reports.pictures.ideas import IDEAS
+    from onward.reports.pictures.ideas import IDEAS, samplers
 
     if not options.idea:
         print_table([{"idea": name, "shows": sentence(draw)} for name, draw in IDEAS.items()])
         print_next("onward draw mask", "onward draw block gpt2 --out block.svg")
         return
-    picture = block(find(options.model)[1]) if options.model else IDEAS[options.idea]()
+    if options.model:
+        picture = block(find(options.model)[1])
+    elif options.logits:
+        picture = samplers(logits_of(options.logits))
+    else:
+        picture = IDEAS[options.idea]()
     if options.out:
         picture.write(Path(options.out), options.theme)
         console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
     else:
         print(picture.text(get_terminal_size((100, 24)).columns))
+
+
+def logits_of(text: str) -> dict[str, float]:
+    """Parse `--logits`: numbers separated by commas, named by their index. Raises a UserError for anything else."""
+    try:
+        logits = {f"#{index}": float(number) for index, number in enumerate(text.split(","))}
+    except ValueError:
+        raise UserError(f"logits is {text!r}: give numbers separated by commas, such as 2,1,0.5,0") from None
+    if not all(map(math.isfinite, logits.values())) or not LEAST <= len(logits) <= MOST:
+        raise UserError(f"logits is {text!r}: give {LEAST} to {MOST} finite numbers")
+    return logits

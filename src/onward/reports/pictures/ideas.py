@@ -5,7 +5,7 @@ Shapes: T tokens, S slots of the cache, H heads.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -250,17 +250,19 @@ def positions() -> Picture:
     )
 
 
-def samplers() -> Picture:
-    """Draw one next-token distribution after each sampling strategy."""
-    comparison = compare(torch.tensor([*NEXT.values()]).log(), [*NEXT].__getitem__)
+def samplers(logits: Mapping[str, float] | None = None) -> Picture:
+    """Draw one next-token distribution after each sampling strategy: that of `logits`, by token, or an example."""
+    logits = logits or {word: math.log(p) for word, p in NEXT.items()}
+    comparison = compare(torch.tensor([*logits.values()]), [*logits].__getitem__)
+    _, second, third, *_ = comparison.tokens
     return Picture(
         "Sampling strategies",
         "Gray bars: one distribution of the next token. Colored bars: the same after each strategy, with its value. A "
         "temperature below 1 sharpens, one above 1 flattens, 0 chooses the likeliest. top_k keeps a number of tokens, "
         "top_p a share of the probability, min_p tokens with at least a fraction of the likeliest's, typical_p tokens "
         "about as surprising as the entropy; their probabilities are then scaled to sum to 1. Penalties act upon "
-        "tokens that were generated before: floor, bed and again floor, after which no_repeat_ngram_size 2 forbids "
-        "another floor bed.",
+        f"tokens that were generated before: {second}, {third} and again {second}, after which no_repeat_ngram_size 2 "
+        f"forbids another {second} {third}.",
         comparison.panels(),
     )
 
