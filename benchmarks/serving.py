@@ -71,7 +71,7 @@ async def measure(url: str, prompts: Sequence[Sequence[int] | str], new: int, at
     import httpx
 
     load, waiting = Load(), list(prompts)
-    limits = httpx.Limits(max_connections=at_a_time)
+    limits = httpx.Limits(max_connections=at_a_time, max_keepalive_connections=0)  # some servers close them at once
     async with httpx.AsyncClient(timeout=600, limits=limits) as client:
 
         async def one() -> None:

@@ -20,6 +20,7 @@ from onward.data.progress import Progress, silent
 from onward.errors import UserError
 from onward.evaluation.contamination import GradedQuestions
 from onward.evaluation.kept import Kept
+from onward.evaluation.tasks import Task
 from onward.harness.model import HarnessModel
 from onward.language_model import LanguageModel
 from onward.suggestions import nearest
@@ -60,7 +61,8 @@ def run_harness(
     known = set(manager.all_tasks)
     for task in tasks:
         if not task.endswith(ENDINGS) and task not in known:
-            raise UserError(f"{task!r:.60} is no task of lm-evaluation-harness: {nearest(task, known)}")
+            near = nearest(task, known | Task.choices().keys())
+            raise UserError(f"{task!r:.60} is no task of Onward or of lm-evaluation-harness: {near}")
     rows, failures = list[dict[str, Any]](), dict[str, str]()
     questions: list[GradedQuestions] = []
     for task in tasks:

@@ -6,8 +6,12 @@ FSDP2 divides what tensor parallelism has left to a process, so a tensor divided
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 
 
@@ -80,6 +84,24 @@ def all_gathered(tensor: Tensor, count: int, group: distributed.ProcessGroup | N
     tensors = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(count)]
     distributed.all_gather(tensors, tensor.contiguous(), group=group)
     return tensors
+
+
+@contextmanager
+def trained_whole(model: nn.Module) -> Iterator[None]:
+    """A context in which a divided model has its trainable parameters whole; all processes must enter it together."""
+    parameters: list[tuple[nn.Module, str, Any]] = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if isinstance(parameter, DTensor) and parameter.requires_grad
+    ]
+    for module, name, parameter in parameters:
+        module._parameters[name] = nn.Parameter(gathered(parameter))
+    try:
+        yield
+    finally:
+        for module, name, parameter in parameters:
+            module._parameters[name] = parameter
 
 
 def is_first_holder(tensor: Tensor) -> bool:

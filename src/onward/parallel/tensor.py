@@ -219,6 +219,9 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
             raise UserError(f"{name}, a {type(branch).__name__}, has no rule for tensor parallelism: use tensor=1")
         for path, owner in branch.named_modules():
             inside.add(owner)
+            if own_buffers := dict(owner.named_buffers(recurse=False)):
+                kept = f"{name}.{path}.{next(iter(own_buffers))}"
+                raise UserError(f"{kept}, a fixed tensor, has no rule for tensor parallelism: use tensor=1")
             for own, _ in owner.named_parameters(recurse=False):
                 rules[owner, own] = rule_of(branch, f"{path}.{own}".lstrip("."), n)
     distributed: dict[nn.Parameter, nn.Parameter] = {}  # a head may have the embedding's

@@ -31,6 +31,7 @@ from onward.checkpoint.saves.state import TrainerState, copied
 from onward.errors import UserError
 from onward.files import read_json, remove_leftovers, remove_whole, write_json
 from onward.model.decoder import Decoder
+from onward.parallel.parts import trained_whole
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,10 @@ class Saver:
             frozen = {n: p for n, p in model.named_parameters() if f"weight/{n}" not in state.tensors}
             values = deepcopy((state.progress, {**hf, **label_keys(model)}))
             if self.base is not None:
-                adapter = adapter_files(model, hf, self.base)
-                files, tensors = replace(adapter, tensors=copied(adapter.tensors)), copied(state.tensors)
+                with trained_whole(model):
+                    adapter = adapter_files(model, hf, self.base)
+                    files = replace(adapter, tensors=copied(adapter.tensors))
+                tensors = copied(state.tensors)
                 write = partial(write_adapter_save, folder, files, tensors, values[0]) if first else write
             elif self.writers is not None:
                 write = SharedSave(self.writers, folder, model.config, state.tensors, frozen, *values).write
