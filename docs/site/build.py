@@ -19,7 +19,18 @@ from onward.learn.chapters import chapters
 ROOT = Path(__file__).parents[2]
 SITE = Path(__file__).parent
 LEARN = ("tutorial-mistakes",)  # pages of Learn beside the chapters
-USE = ("commands", "training", "data", "finetuning", "generation", "evaluation", "inside", "reports", "doctor", "interchange")
+USE = (
+    "commands",
+    "training",
+    "data",
+    "finetuning",
+    "generation",
+    "evaluation",
+    "inside",
+    "reports",
+    "doctor",
+    "interchange",
+)
 UNDERSTAND = ("ARCHITECTURE", "decisions", "performance", "benchmarks", "robustness")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
