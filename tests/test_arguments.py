@@ -20,9 +20,10 @@ SIZES: dict[str, Any] = {"vocab_size": 13, "d_model": 16, "n_layers": 2, "n_head
 
 TEXT = "the cat sat on the mat.\n" * 20
 WRONG: list[Any] = [None, "abc", 3, -1, 2.5, math.nan, {"a": 1}, [object()], ["abc"], object(), torch.zeros(2, 3, 4)]
-RESULTS = {  # which calls return, and a base of classes of the user
+RESULTS = {  # which calls return, a base of classes of the user, and where evaluations keep theirs
     *(
         "Loss",
+        "Kept",
         "Completion",
         "Evaluation",
         "Notice",

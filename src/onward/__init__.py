@@ -12,8 +12,8 @@ from functools import cache
 TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
 if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from here
     from onward.config.decoder import DecoderConfig
-    from onward.config.lora import EVA, Adapters, LoRA, OLoRA, PiSSA
-    from onward.config.mixtures import Ramp
+    from onward.config.lora import EVA, Adapters, Initialization, LoRA, OLoRA, PiSSA
+    from onward.config.mixtures import MovingWeight, Ramp
     from onward.config.part_types import Attention, Block, FeedForward, Norm, Position
     from onward.config.parts import (
         Alibi,
@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.data.windows import Batch, ValidationWindows, Windows
     from onward.errors import UserError
     from onward.evaluation.benchmark import TaskResult
+    from onward.evaluation.kept import Kept
     from onward.evaluation.score import Evaluation
     from onward.evaluation.tasks import Task
     from onward.evaluation.text import Score
@@ -107,7 +108,9 @@ __all__ = [
     "FinetuneConfig",
     "Gated",
     "GenerationOptions",
+    "Initialization",
     "KVCache",
+    "Kept",
     "LanguageModel",
     "LatentAttention",
     "LayerNorm",
@@ -118,6 +121,7 @@ __all__ = [
     "LongRoPEScaling",
     "Loss",
     "Method",
+    "MovingWeight",
     "NoNorm",
     "NoPosition",
     "Norm",

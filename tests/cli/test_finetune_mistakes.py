@@ -198,7 +198,7 @@ REWARDS: dict[str, Case] = {
     ),
     "a reward that does not end": (PROMPT, f"{GRPO} exact+", "--reward is 'exact+': write it as name"),
     "an infinite weight of a reward": (PROMPT, f"{GRPO} 1e999*exact", "a weight of reward is not a finite number"),
-    "a number as reward": (PROMPT, f"{GRPO} 5", "--reward is 5: choose from code"),
+    "a number as reward": (PROMPT, f"{GRPO} 5", "--reward is 5: choose from "),
     "an option after a colon": (PROMPT, f"{GRPO} length:5", "options are in parentheses"),
     "a length below 0": (PROMPT, f"{GRPO} length(characters=-1)", "length.characters is -1: it must be"),
     "no tests": (PROMPT, f"{GRPO} code", "line 1: it has no tests, which the reward code needs"),

@@ -38,9 +38,10 @@ def test_evaluate_shows_plain_and_quantized_beside_each_other(tiny_run: Path, ca
     assert main(["evaluate", str(tiny_run), "--quantize", "int4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert main(["evaluate", str(tiny_run), "--json"]) == 0
-    assert found.pop("plain") == json.loads(capsys.readouterr().out)
+    plain = json.loads(capsys.readouterr().out)
+    assert found.pop("plain") == {name: value for name, value in plain.items() if name != "tasks"}
     assert main(["evaluate", str(tiny_run), "--quantize", "int4"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["weights", "plain", "int4"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[:3]] == ["weights", "plain", "int4"]
 
 
 REFUSED = {

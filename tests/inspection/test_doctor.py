@@ -18,6 +18,7 @@ from onward.inspection.doctor.checks import CHEAP
 from onward.inspection.doctor.training import TRAINING
 from onward.model.decoder import Decoder
 from onward.training.config import RunConfig
+from onward.training.processes import Processes
 
 from support.decoders import DECODERS, decoder
 from support.planted import GPT, LLAMA, MUTANTS, failures, model_of, planted
@@ -90,7 +91,7 @@ def test_cheap_half_names_a_bug_before_the_first_step_only() -> None:
 def before_training(model: nn.Module, step: int = 0) -> list[str]:
     """What `onward train` says of a model."""
     said: list[str] = []
-    run: Any = SimpleNamespace(model=model, step=step, fresh=True)
+    run: Any = SimpleNamespace(model=model, step=step, fresh=True, processes=Processes())
     examine_run(run, lambda sentence: said.append(str(sentence)))
     return said
 

@@ -24,6 +24,7 @@ class CommonKeywords(TypedDict, total=False):
     track: Sequence[str]
     prompt: str
     device: str
+    mesh: str
     precision: Literal["auto", "fp32", "bf16", "fp16"]
     compile: bool
     recompute: bool
