@@ -112,7 +112,7 @@ def print_findings(rows: Sequence[Mapping[str, Any]]) -> None:
     remedy."""
     output = Output(highlight=False)
     for row in rows:
-        line = Text.assemble((f"{row['status']:<15}", COLORS[row["status"]]), f"{row['check']:<15}", row["what"])
+        line = Text.assemble((f"{row['status']:<15}", COLORS[row["status"]]), f"{row['check']:<14} ", row["what"])
         output.print(line, soft_wrap=True)
         for name in "where", "how", "why", "mend":
             if row[name] and row["status"] == "failed":

@@ -28,7 +28,7 @@ ALIKE = 1e-4  # of the largest number: two vectors that differ by less are the s
 FASTEST = 1.05  # radians per token of the fastest pair
 SEEN = 1e-20  # a weight below this is that of a masked key
 POSITIONS = r"(?<![a-z])pos(?!t)|position|wpe|rope|rotary|inv_freq|freqs_cis|alibi|slopes"
-NO_ATTENTION = "the doctor recognizes no product of weights (T, T) and values in this model"
+NO_ATTENTION = "no attention (a product of weights (T, T) and values) was recognized in this model"
 
 Layer = Sequence[Attention]  # the recordings of one attention, one per text
 
@@ -70,9 +70,7 @@ def positions(s: Subject) -> Outcome:
     """Check that positions reach the scores of attention, in the same way for queries and keys."""
     swapped = s.tokens.clone()
     swapped[:, :-1] = swapped[:, :-1].flip(1)
-    measured = (
-        f"another order of earlier tokens changes the last logits by {largest((s(swapped) - s.logits)[:, -1]):.1e}"
-    )
+    measured = f"permuting earlier tokens changes the last logits by {largest((s(swapped) - s.logits)[:, -1]):.1e}"
     measured += shifted(s)
     traced_layers = layers(s, "repeated")
     blind = bool(traced_layers)
@@ -80,7 +78,7 @@ def positions(s: Subject) -> Outcome:
         where, T = f"first in {layer[0].module}", layer[0].weights.size(-1)
         rows = [rows_of(a.sources["queries"] + a.sources["keys"], T) for a in layer]
         if any(row is None for row in rows):
-            return "noted", f"{measured}; the projections of {layer[0].module or 'the attention'} are not known"
+            return "noted", f"{measured}; the projections of {layer[0].module or 'the attention'} were not recognized"
         given = torch.stack([row for row in rows if row is not None])
         if variation(given, 1) > max(ALIKE, TOLERANCE.get(s.dtype, 0.0)):
             if layer is traced_layers[0] and (same := repeated_rows(given)):
@@ -93,8 +91,12 @@ def positions(s: Subject) -> Outcome:
     if not traced_layers:
         return "noted", f"{measured}; {NO_ATTENTION}"
     if blind and (name := name_about_positions(s.model)):
-        return "failed", f"{measured}; no position changes a score, although the model has {name}", "the scores"
-    return "noted", f"{measured}: " + ("there are no positions" if blind else "positions are relative")
+        return (
+            "failed",
+            f"{measured}; positions change no attention score, although the model has {name}",
+            "the attention scores",
+        )
+    return "noted", f"{measured}: " + ("the model uses no positions" if blind else "positions are relative")
 
 
 def shifted(s: Subject) -> str:
@@ -105,7 +107,7 @@ def shifted(s: Subject) -> str:
         return ""
     indices, by = torch.arange(half, device=s.device).expand(len(s.tokens), half), s.tokens.size(1) - half
     plain, moved = (s(s.tokens[:, :half], **{name: indices + add}) for add in (0, by))
-    return f", and all positions {by} further by {largest(plain - moved):.1e}"
+    return f", and shifting all positions by {by} changes logits by {largest(plain - moved):.1e}"
 
 
 def position_mistake(s: Subject, layer: Layer) -> tuple[str, bool]:
@@ -114,23 +116,23 @@ def position_mistake(s: Subject, layer: Layer) -> tuple[str, bool]:
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     allowed = max(1e-3, 2 * TOLERANCE.get(s.dtype, 0.0))
     if variation(v, 2) > allowed:
-        return f"values differ between positions by {variation(v, 2):.1%}: they are rotated too", True
+        return f"values of equal tokens differ between positions by {variation(v, 2):.1%}: values are rotated too", True
     moves = [name for name, x in (("queries", q), ("keys", k)) if variation(x, 2) > allowed]
     if not moves:
         return bias_mistake(w)
     if all(variation(x - x[:1], 2) <= allowed * 2 for x in (q, k)):
         return "", True  # a vector of the position is added to queries and keys
     if len(moves) == 1:
-        return f"{moves[0]} turn with the position, and the other side of the product does not", True
+        return f"only {moves[0]} change with the position; both queries and keys must", True
     scores = q @ k.mT
     spread, size = along_diagonals(scores), q.norm(dim=-1)
     if spread > allowed and variation((size / size[..., :1]).flatten(0, 1), 0) <= allowed:
         spread = along_diagonals(scores / (size / size[..., :1])[..., None])  # scores that grow with the text
     if spread > allowed:
-        what = f"the same tokens at the same distance get scores that differ by {spread:.1%} between positions"
-        return f"{what}: queries and keys are not turned alike", True
+        what = f"scores of the same tokens at the same distance differ by {spread:.1%} between positions"
+        return f"{what}: queries and keys are not rotated alike", True
     if same := repeated_rows(q.transpose(1, 2).flatten(2)):
-        return f"positions {same} turn queries alike", True
+        return f"queries at positions {same} are rotated by the same angles", True
     return rotation_mistake(q), True
 
 
@@ -155,9 +157,9 @@ def bias_mistake(weights: Tensor) -> tuple[str, bool]:
         return "", True  # not a line, such as learned biases
     slopes = steps.mean(-1)
     if bool((slopes > 1e-3 * largest(slopes)).any()):
-        return "scores grow with the distance: a bias has the wrong sign", True
+        return "scores grow with distance: the bias has the wrong sign", True
     if len(slopes) > 1 and largest(slopes - slopes[0]) < 1e-3 * largest(slopes):
-        return "all heads have the same bias for distance", True
+        return "all heads have the same distance bias", True
     return "", True
 
 
@@ -185,9 +187,10 @@ def rotation_mistake(queries: Tensor) -> str:
     angles = values.angle().abs()
     angles = angles[angles > 1e-4].sort().values[::2]
     if len(angles) > 1 and largest(angles - angles[0]) < 1e-4:
-        return f"all {len(angles)} pairs turn by the same {float(angles[0]):.3g} per token"
+        return f"all {len(angles)} pairs of dimensions rotate by the same {float(angles[0]):.3g} radians per token"
     if len(angles) and float(angles.max()) > FASTEST:
-        return f"a pair turns by {float(angles.max()):.3g} per token, where 1 is the fastest: a frequency is inverted"
+        fastest = f"a pair of dimensions rotates by {float(angles.max()):.3g} radians per token, and at most 1 is usual"
+        return f"{fastest}: a frequency is inverted"
     return ""
 
 
@@ -222,7 +225,7 @@ def heads(s: Subject) -> Outcome:
         measured.append((status, what))
     for layer, following in pairwise(traced_layers):  # heads as modules of their own
         if all(torch.equal(stacked(layer, name), stacked(following, name)) for name in ("queries", "keys", "values")):
-            return "failed", "two heads have the same queries, keys and values: they are one head", layer[0].module
+            return "failed", "two heads have the same queries, keys and values: they act as one head", layer[0].module
     return next(((status, what) for status, what in measured if status == "noted"), measured[0])
 
 
@@ -231,32 +234,32 @@ def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     H, E = q.size(1), q.size(-1)
     if layer[0].softmax_of_softmax:
-        return "failed", "weights are the softmax of a softmax: none can be far from the mean"
+        return "failed", "attention weights are the softmax of a softmax, so all stay near their mean"
     if not bool(w.diagonal(0, -2, -1).any()):
-        return "failed", "no token sees itself: the weights of all queries for their own keys are 0"
+        return "failed", "no token attends to itself: every query has weight 0 for its own key"
     groups = {name: first_equal_heads(x) for name, x in (("queries", q), ("keys", k), ("values", v))}
     count = max(groups["keys"]) + 1
     if H > 1 and not any(max(group) for group in groups.values()):
-        return "failed", f"all {H} heads have the same queries, keys and values: they are one head"
+        return "failed", f"all {H} heads have the same queries, keys and values: they act as one head"
     usual = [h * count // H for h in range(H)]
     for name in "keys", "values":
         if groups[name] != usual and (s.fresh or groups["keys"] != groups["values"]):
-            return "failed", f"the heads read the {name} of the key/value heads {groups[name]}, and not {usual}"
+            return "failed", f"query heads use the {name} of key/value heads {groups[name]}; expected {usual}"
     factor = factor_of(layer, q, k, w)
     if isinstance(factor, str):
-        return "noted", f"heads read the keys and values of their groups, {usual}; {factor}"
+        return "noted", f"query heads use the keys and values of their groups, {usual}; {factor}"
     right = E**-0.5
-    what = f"scores are multiplied by {factor:.4g}, where 1/√{E} is {right:.4g}"
+    what = f"attention scores are scaled by {factor:.4g} (1/√{E} is {right:.4g})"
     known = [right, *(number**power for number in s.declares("scal|multipl") if number for power in (1, -0.5, -1))]
     if any(abs(factor / number - 1) < FIT for number in known):
-        return "ok", f"{what}, and heads read the keys and values of their groups, {usual}"
+        return "ok", f"{what}, and query heads use the keys and values of their groups, {usual}"
     wrong = {
         "the scale is missing": 1.0,
-        "the scale is of the whole width": layer[0].width ** -0.5,
-        "the scale lacks the root": 1 / E,
-        "scores are multiplied by the root": E**0.5,
-        "the scale is of the number of heads": H**-0.5,
-        "the scale is of the length of the text": q.size(2) ** -0.5,
+        "the scale uses d_model instead of the head size": layer[0].width ** -0.5,
+        "the scale lacks the square root": 1 / E,
+        "scores are multiplied by the square root instead of divided": E**0.5,
+        "the scale uses the number of heads instead of the head size": H**-0.5,
+        "the scale uses the text length instead of the head size": q.size(2) ** -0.5,
     }
     named = next((name for name, number in wrong.items() if abs(factor / number - 1) < FIT), "")
     return ("failed", f"{what}: {named}") if named and s.fresh else ("noted", what)
@@ -281,9 +284,9 @@ def factor_of(layer: Layer, q: Tensor, k: Tensor, w: Tensor) -> float | str:
     all that depends on positions alone, from both sides.
     """
     if not all(a.sources["queries"] and a.sources["keys"] for a in layer):
-        return "the projections of queries and keys are not known"
+        return "the scale is not checked: the query and key projections were not recognized"
     if any(float(x.std() / x.mean()) < 1e-3 for x in (q.norm(dim=-1), k.norm(dim=-1)) if x.numel() > 1):
-        return "queries and keys are normalized"
+        return "the scale is not checked: queries and keys are normalized"
     products, xy, xx, yy = q @ k.mT, 0.0, 0.0, 0.0
     for i in range(2, q.size(2)):
         seen = (w[:, :, i] > SEEN).all(0).all(0)
@@ -292,7 +295,7 @@ def factor_of(layer: Layer, q: Tensor, k: Tensor, w: Tensor) -> float | str:
         x, y = (z - z.mean(0, keepdim=True) for z in (x, y))
         xy, xx, yy = xy + float((x * y).sum()), xx + float((x * x).sum()), yy + float((y * y).sum())
     if not xx or not yy or 1 - xy * xy / (xx * yy) > FIT**2 * 4:
-        return "scores are no multiples of products of queries and keys"
+        return "the scale is not checked: scores are not proportional to products of queries and keys"
     factor = xy / xx
     for name, x in ("queries", q), ("keys", k):
         projected = torch.cat([output.double().flatten() for a in layer for output in a.sources[name]])
@@ -303,17 +306,17 @@ def factor_of(layer: Layer, q: Tensor, k: Tensor, w: Tensor) -> float | str:
 ATTENDING = {
     "positions": Check(
         "",
-        "earlier tokens in another order; texts of one repeated token, whose scores only positions may change",
-        "the model cannot tell the order of tokens, or reads the same words differently at another position",
-        "give token i position i; rotate queries and keys by the same angles, and leave values as they are",
+        "permutes earlier tokens; compares scores within texts of one repeated token, where only positions can differ",
+        "the model cannot see the order of tokens, or reads the same words differently at another position",
+        "give token i position i; rotate queries and keys by the same angles, and do not rotate values",
         positions,
         cheap=True,
     ),
     "heads": Check(
-        "attention by softmax; for a wrong factor a fresh model",
-        "the logarithms of attention weights against products of queries and keys; equal keys and values of heads",
-        "attention is too sharp or too flat to learn, or a head pairs one group's keys with another's values",
-        "divide scores by the root of the size of a head; repeat_interleave(groups, 1) keeps a group together",
+        "softmax attention; to judge the scale, a fresh model",
+        "compares log attention weights with products of queries and keys; looks for heads with equal keys or values",
+        "attention is too sharp or too flat to train, or a head pairs one group's keys with another's values",
+        "divide scores by the square root of the head size; repeat key/value heads by repeat_interleave(n, dim=1)",
         heads,
         cheap=True,
     ),

@@ -20,7 +20,9 @@ from onward.model.decoder import Decoder
 from onward.planning.machine import read_bandwidth, wait
 from onward.planning.parameters import cache_bytes_per_token
 
-NO_CACHE = "no known cache: a parameter past_key_values, or cache with a method new_cache(), or --cache"
+NO_CACHE = (
+    "no cache was recognized: a parameter past_key_values, a parameter cache and a method new_cache(), or --cache"
+)
 PIECES = {"token by token": (1,), "in chunks of 5": (5,), "in chunks of 3 and 1": (3, 1)}
 ARRAY = 1 << 25  # bytes that are read to measure the memory
 STEPS = 3  # of which the fastest counts
@@ -47,13 +49,13 @@ def cached(s: Subject) -> Outcome:
         assert memory
         logits = torch.cat([memory.step(piece) for _, piece in in_pieces(s.tokens[:1], sizes)], 1)
         if logits.size(1) < s.tokens.size(1):
-            return "not applicable", "with a cache the model returns only the last logits of a call"
+            return "not applicable", "with a cache, the model returns logits for the last token of a call only"
         differences = (logits - s.logits[:1]).abs().amax((0, 2))
         if (difference := largest(differences)) > worst:
             token = int((differences > s.allowed).float().argmax())
             module = first_different(s, sizes, token) if difference > s.allowed else ""
             worst, where = difference, f"{name}, first at token {token}" + (f", in {module}" if module else "")
-    return verdict(worst <= s.allowed, f"logits with the cache and without differ by {worst:.1e}", where)
+    return verdict(worst <= s.allowed, f"logits with and without the cache differ by {worst:.1e}", where)
 
 
 def first_different(s: Subject, sizes: Sequence[int], token: int) -> str:
@@ -93,16 +95,16 @@ def rolled_back(s: Subject) -> Outcome:
     try:
         memory.crop(half)
     except (NotImplementedError, ValueError) as error:
-        return "not applicable", f"the cache refuses to be rolled back: {error}".splitlines()[0]
+        return "not applicable", f"the cache cannot be rolled back: {error}".splitlines()[0]
     try:
         pieces += [memory.step(piece) for _, piece in in_pieces(tokens[:, half:], (1,))]
     except Exception as error:  # the same steps before the crop raised nothing
-        return "failed", f"the step after {wrong.size(1)} other tokens were undone raises {type(error).__name__}"
+        return "failed", f"after a rollback of {wrong.size(1)} tokens, the next step raises {type(error).__name__}"
     logits = torch.cat(pieces, 1)
     if logits.size(1) < tokens.size(1):
-        return "not applicable", "with a cache the model returns only the last logits of a call"
+        return "not applicable", "with a cache, the model returns logits for the last token of a call only"
     difference = largest(logits - s.logits[:1])
-    what = f"after {wrong.size(1)} other tokens were undone, logits differ by {difference:.1e}"
+    what = f"after a rollback of {wrong.size(1)} tokens, logits differ by {difference:.1e}"
     return verdict(difference <= s.allowed, what, f"crop({half})")
 
 
@@ -127,7 +129,7 @@ def memory_per_token(s: Subject) -> Outcome:
     """Check that the cache grows by no more bytes per token than keys and values need."""
     if isinstance(s.model, Decoder):
         size = cache_bytes_per_token(s.model.config, s.dtype.itemsize)
-        return "ok", f"a token takes {size:,} bytes in the cache, by the formula that allocates it"
+        return "ok", f"the cache takes {size:,} bytes per token, computed from the config"
     memory = s.new_cache()
     if memory is None:
         return "not applicable", NO_CACHE
@@ -137,13 +139,16 @@ def memory_per_token(s: Subject) -> Outcome:
     memory.step(s.tokens[:1, half:])
     grown = (held_bytes(memory) - before) / (s.tokens.size(1) - half)
     if not grown:
-        return "noted", f"the cache does not grow with the text: {before:,} bytes are held from the beginning"
+        return "noted", f"the cache does not grow with the text: it holds {before:,} bytes from the start"
     layers = attention_layers(s)
     if not layers:
-        return "noted", f"a token takes {grown:,.0f} bytes in the cache; no projections of keys and values are known"
+        return (
+            "noted",
+            f"the cache takes {grown:,.0f} bytes per token; the key and value projections were not recognized",
+        )
     size = sum(2 * layer.kv_heads * layer.size for layer in layers) * s.dtype.itemsize
-    what = f"a token takes {grown:,.0f} bytes in the cache, and its keys and values {size:,}"
-    return verdict(grown <= EXCESS * size, f"{what}, {grown / size:.2g} times", "the entries of the cache")
+    what = f"the cache takes {grown:,.0f} bytes per token, {grown / size:.2g} times the {size:,} of its keys and values"
+    return verdict(grown <= EXCESS * size, what, "the cache entries")
 
 
 @cache
@@ -159,7 +164,7 @@ def speed(s: Subject) -> Outcome:
         return "not applicable", NO_CACHE
     last = s.tokens.size(1) - 1 - STEPS
     if last < 8:
-        return "not applicable", "the context is too short to tell a step from the whole text"
+        return "not applicable", "the context is too short to distinguish a step from a forward of the whole text"
     memory.step(s.tokens[:1, :last])
     seconds = []
     for i in range(last, last + STEPS):
@@ -173,39 +178,39 @@ def speed(s: Subject) -> Outcome:
         s(s.tokens[:1, :1])
     least = sum(p.nbytes for p in s.model.parameters()) / bandwidth(s.device)
     times = sum(use.result.numel() for use in step) / max(1, sum(use.result.numel() for use in single))
-    what = f"a step makes {times:.2g} times the numbers of a single token, in {min(seconds) * 1e3:.2g} ms: "
-    what += f"{min(seconds) / least:.3g} times as long as the memory needs for the weights"
-    return verdict(times <= REPEATED, what, "the call with a cache reads more than the new token")
+    what = f"a step computes {times:.2g} times as many activations as a single token, in {min(seconds) * 1e3:.2g} ms, "
+    what += f"{min(seconds) / least:.3g} times the time to read the weights from memory"
+    return verdict(times <= REPEATED, what, "the call with a cache processes more than the new token")
 
 
 CACHING = {
     "cached": Check(
         "a cache",
-        "logits with it token by token and in chunks, against one call without; the first module that differs is named",
-        "generation with the cache is another model than the one that was trained",
-        "give new tokens the positions after those in the cache, and mask query i against key j by position",
+        "compares logits with and without a cache, token by token and in chunks; names the first module that differs",
+        "generation with the cache does not follow the trained model",
+        "start the positions of new tokens after the cached tokens, and build the causal mask from positions",
         cached,
         cheap=True,
     ),
     "rolled back": Check(
         "a cache with crop(length)",
-        "half of a text, other tokens, crop to the half, and the rest token by token",
-        "speculation and edited prompts continue from text that was removed",
-        "cut keys, values and the length at once, in every layer",
+        "feeds half a text and other tokens, crops the cache to the half, and feeds the rest token by token",
+        "speculative decoding and edited prompts continue from removed text",
+        "crop keys, values and the length together, in every layer",
         rolled_back,
     ),
     "cache memory": Check(
         "a cache that grows with the text",
-        "the bytes in the cache per token, against 2 · layers · key/value heads · size of a head",
-        "texts that would fit in memory do not",
-        "store keys and values before heads are repeated, and nothing else",
+        "compares the bytes per token in the cache with 2 · layers · key/value heads · head size · bytes of a number",
+        "texts that should fit in memory do not",
+        "cache keys and values before heads are repeated, and nothing else",
         memory_per_token,
     ),
     "speed": Check(
         "a cache",
-        "the numbers that modules make in a step, against those for a single token; its time is noted",
-        "each token costs as much as the whole text",
-        "with a cache, run the new tokens alone",
+        "compares the number of activations in a step with that of a single token; notes the time of a step",
+        "each new token costs as much as the whole text",
+        "with a cache, run only the new tokens",
         speed,
     ),
 }

@@ -30,7 +30,7 @@ class Corpus:
 def duplicates(c: Corpus) -> Outcome:
     """Check that the training text contains no passages of the validation text."""
     if c.validation is None:
-        return "not applicable", "there is no validation text: --validation"
+        return "not applicable", "no validation text is given: --validation"
     check = apart([c.train], c.validation)
     return verdict(check.ok, check.sentence)
 
@@ -39,11 +39,11 @@ def ended(c: Corpus) -> Outcome:
     """Check that each document ends with an end token."""
     starts = c.train.starts(0, len(c.train))
     if not c.end_ids or len(starts) < 2:
-        return "not applicable", "there is one document" if c.end_ids else "no end token is known"
+        return "not applicable", "the corpus is a single document" if c.end_ids else "no end token is known"
     ends = starts[1 :: max(1, len(starts) // ENDS)]  # the last document may be cut
     good = sum(int(c.train[end - 1 : end][0]) in c.end_ids for end in ends.tolist())
     what = f"{good:,} of {len(ends):,} documents end with an end token"
-    return verdict(good == len(ends), what, "the texts were joined before they became tokens")
+    return verdict(good == len(ends), what, "the texts were joined before tokenization")
 
 
 def dominated(c: Corpus) -> Outcome:
@@ -61,23 +61,23 @@ def dominated(c: Corpus) -> Outcome:
 CORPUS = {
     "duplicates": Check(
         "a validation text",
-        "passages of the validation text, which are searched for in the training text",
-        "the validation loss falls while the model memorizes, and says nothing of other texts",
-        "drop duplicates before the texts are split: onward data prepare does",
+        "searches the training text for passages of the validation text",
+        "the validation loss falls while the model memorizes, and says nothing about new texts",
+        "remove duplicates before the texts are split, as onward data prepare does",
         duplicates,
     ),
     "documents end": Check(
         "a token that ends documents",
-        "the last token of each document",
-        "the model never learns to stop, and reads the end of one text as the beginning of another",
-        "add the end token after each document, one document per file or per row",
+        "reads the last token of each document",
+        "the model never learns to stop, and reads consecutive documents as one text",
+        "append the end token to each document, with one document per file or per row",
         ended,
     ),
     "one document": Check(
         "",
-        "the share of the longest document, where there are ten or more",
-        "the model learns one text by heart",
-        "cut it, weigh the sources, or leave it out",
+        "measures the share of the longest document, if there are ten or more",
+        "the model memorizes one text",
+        "split it, weight the sources, or leave it out",
         dominated,
     ),
 }

@@ -29,7 +29,7 @@ def finite(s: Subject) -> Outcome:
     """Check that no logit is NaN or infinite, with the model's weights and with zero matrices."""
     with s.outputs() as uses:
         logits = s(s.tokens)
-    bad = next((use.name for use in uses if not use.result.isfinite().all()), "the last step")
+    bad = next((use.name for use in uses if not use.result.isfinite().all()), "the last operation")
     count = int((~logits.isfinite()).sum())
     if count:
         return "failed", f"{count:,} of {logits.numel():,} logits are NaN or infinite", bad
@@ -37,9 +37,9 @@ def finite(s: Subject) -> Outcome:
     zero = lambda p: torch.zeros_like(p) if p.dim() > 1 or id(p) in biases else None
     with changed(s.model, zero), s.outputs() as uses:
         count = int((~s(s.tokens).isfinite()).sum())
-    bad = next((use.name for use in uses if not use.result.isfinite().all()), "the last step")
-    what = f"0 of {logits.numel():,} logits are NaN or infinite, and {count:,} where all matrices are zero"
-    return verdict(not count, what, f"{bad}: a division by the size of a vector, such as a norm without its epsilon")
+    bad = next((use.name for use in uses if not use.result.isfinite().all()), "the last operation")
+    what = f"0 of {logits.numel():,} logits are NaN or infinite, and {count:,} with all matrices set to zero"
+    return verdict(not count, what, f"{bad}: a division by the size of a vector, such as a norm without epsilon")
 
 
 def repeatable(s: Subject) -> Outcome:
@@ -99,14 +99,17 @@ def modes(s: Subject) -> Outcome:
         others = torch.cat([seeded(row[None], 0) for row in s.tokens])
         later = seeded(s.later, 0)
     if rate and not acts:
-        return "failed", f"dropout has a rate of {rate:g}, and changes nothing in train mode"
+        return "failed", f"dropout has a rate of {rate:g} but changes nothing in train mode"
     if random:
-        return "noted", f"two calls in train mode without dropout differ by {random:.1e}: nothing else can be compared"
+        return (
+            "noted",
+            f"two calls in train mode without dropout differ by {random:.1e}: calls cannot be compared",
+        )
     if not s.is_causal:
-        return "not applicable", "later tokens change logits in eval mode too"
+        return "not applicable", "later tokens change earlier logits in eval mode too"
     worst = max(s.leak(plain, later), largest(others - plain))
-    dropout = f"dropout of up to {rate:g} acts" if rate else "there is no dropout"
-    where = "a module that uses the statistics of the batch, such as nn.BatchNorm1d"
+    dropout = f"dropout of up to {rate:g} is active" if rate else "no dropout is active"
+    where = "a module that uses batch statistics, such as nn.BatchNorm1d"
     what = f"in train mode {dropout}, and later tokens and other rows change logits by {worst:.1e}"
     return verdict(worst <= s.allowed, what, where)
 
@@ -128,7 +131,7 @@ def causal(s: Subject) -> Outcome:
         if leaked > s.allowed * largest(logits) / max(1e-3, of):  # never where they are NaN
             difference, of, before, after = leaked, largest(logits), loudly, later
     leak = first_different(before, after, s, slice(cut))
-    what = f"changing the tokens from {cut} on changes logits before them by {difference:.1e}, of {of:.1e}"
+    what = f"changing tokens {cut} and later changes earlier logits by {difference:.1e} (largest logit {of:.1e})"
     allowed = s.allowed * max(1.0, of / max(1e-3, largest(s.logits)))
     return verdict(difference <= allowed, what, f"first in {leak}" if leak else "")
 
@@ -168,9 +171,9 @@ def ids(s: Subject) -> Outcome:
     chosen = torch.cat([spread, torch.arange(count)]).unique().to(s.device)  # neighbors, and ids far apart
     logits = torch.cat([s(part[:, None]) for part in chosen.split(IDS // 4)])[:, 0].float()
     if largest(logits - logits[:1]) == 0:
-        return "noted", "the logits of one token are the same for all token ids: the head may be zero at first"
+        return "noted", "single tokens have the same logits for all ids: the head may be initialized to zero"
     same = (torch.cdist(logits, logits, p=math.inf) == 0).triu(1).nonzero().tolist()
-    what = f"{len(chosen)} token ids, each alone, have {len(chosen) - len({j for _, j in same}):,} different logits"
+    what = f"{len(chosen)} token ids, each alone, have {len(chosen) - len({j for _, j in same}):,} distinct logits"
     pair = " and ".join(str(int(chosen[i])) for i in same[0]) if same else ""
     return verdict(not same, what, f"the model does not distinguish token ids {pair}")
 
@@ -185,26 +188,29 @@ def shapes(s: Subject) -> Outcome:
             got = tuple(s(s.tokens[:1, :length].expand(rows, -1)).shape)
         except UserError as error:
             cause = error.__cause__ or error
-            sentence = " ".join(f"token ids {name} give {type(cause).__name__}: {cause}".split())[:300]
+            sentence = " ".join(f"token ids of shape {name} raise {type(cause).__name__}: {cause}".split())[:300]
             refused = isinstance(cause, AssertionError | ValueError | NotImplementedError)
             return ("noted", f"{sentence}; {', '.join(done)} give logits") if refused else ("failed", sentence)
         if got != (rows, length, s.vocab_size):
-            return "failed", f"token ids {name} give logits {got}"
+            return "failed", f"token ids of shape {name} give logits of shape {got}"
         done.append(name)
-    return "ok", f"token ids {', '.join(done)} give logits"
+    return "ok", f"token ids of shapes {', '.join(done)} give logits"
 
 
 def padding(s: Subject) -> Outcome:
     """Check that padding after a text, and masked padding before it, leaves its logits unchanged."""
     if not s.is_causal:
-        return "not applicable", "later tokens change logits without being padding"
+        return "not applicable", "later tokens change earlier logits even without padding"
     half = s.tokens.size(1) // 2
     text, alone = s.tokens[:, :half], s(s.tokens[:, :half])
     right = largest(alone - s.logits[:, :half])
     if right > s.allowed and not re.search("dynamic|long_?rope", repr(s.attribute("config")), re.I):
-        return "failed", f"{s.tokens.size(1) - half} tokens after a text change its logits by {right:.1e}"
+        return "failed", f"{s.tokens.size(1) - half} tokens appended to a text change its logits by {right:.1e}"
     if not s.parameter("attention_mask"):
-        return "ok", f"padding on the right changes logits by {right:.1e}; forward takes no attention_mask for the left"
+        return (
+            "ok",
+            f"right padding changes logits by {right:.1e}; without an attention_mask, left padding is not checked",
+        )
     pads = s.tokens.size(1) - half
     mask = torch.ones_like(s.tokens)
     mask[:, :pads] = 0
@@ -213,10 +219,10 @@ def padding(s: Subject) -> Outcome:
     padded = [torch.cat([torch.full_like(mask[:, :pads], i), text], 1) for i in (0, 1)]
     zeros, ones = (s(tokens, attention_mask=mask, **more)[:, pads:] for tokens in padded)
     if (seen := largest(zeros - ones)) > s.allowed:
-        return "failed", f"other padding tokens change logits by {seen:.1e} although the mask forbids them"
+        return "failed", f"the ids of padding tokens change logits by {seen:.1e} although the mask hides them"
     moved = largest(zeros - alone)
     return verdict(
-        moved <= s.allowed, f"{pads} masked tokens before a text change its logits by {moved:.1e}", "positions"
+        moved <= s.allowed, f"{pads} masked padding tokens before a text change its logits by {moved:.1e}", "positions"
     )
 
 
@@ -226,20 +232,20 @@ def length(s: Subject) -> Outcome:
     if not n:
         return "not applicable", "no attribute of the model gives its context length: give --context-length"
     if n > LONGEST:
-        return "not applicable", f"a context of {n:,} tokens takes too long to try"
+        return "not applicable", f"a context of {n:,} tokens is too long to check"
     tokens = s.tokens[:1].repeat(1, -(-n // s.tokens.size(1)) + 1)[:, : n + 1]
     try:
         wrong = int((~s(tokens[:, :n]).isfinite()).sum())
     except Exception as error:
-        return "failed", f"a text of {n:,} tokens, the context, raises {type(error.__cause__ or error).__name__}"
-    what = f"{wrong:,} logits of a text of {n:,} tokens, the context, are not finite"
+        return "failed", f"a text of the whole context, {n:,} tokens, raises {type(error.__cause__ or error).__name__}"
+    what = f"{wrong:,} logits of a text of the whole context, {n:,} tokens, are not finite"
     if wrong or s.device.type != "cpu":  # an index out of range would end the process on an accelerator
         return verdict(not wrong, what)
     try:
         beyond = int((~s(tokens).isfinite()).sum())
     except Exception as error:
         return "ok", f"{what}; one token more is refused ({type(error.__cause__ or error).__name__})"
-    return verdict(not beyond, f"{what}, and {beyond:,} of one token more, which is not refused")
+    return verdict(not beyond, f"{what}; one token more is accepted, and {beyond:,} of its logits are not finite")
 
 
 @torch.no_grad()
@@ -247,7 +253,7 @@ def precision(s: Subject) -> Outcome:
     """Check that the logits of the model in bf16 are close to those in fp32."""
     size = sum(p.numel() for p in s.model.parameters())
     if size > COPIED:
-        return "not applicable", f"a model of {size:,} parameters is too large to be copied"
+        return "not applicable", f"a model of {size:,} parameters is too large to copy"
     results = []
     for dtype in torch.float32, torch.bfloat16:
         copy = Subject.__new__(Subject)
@@ -275,87 +281,87 @@ def drifted(exact: Tensor, rounded: Tensor) -> float:
 FORWARD = {
     "finite": Check(
         "",
-        "the logits of random tokens, and the first module whose result is NaN or infinite",
+        "computes the logits of random tokens; names the first module whose output is NaN or infinite",
         "a model with NaN or infinite logits neither trains nor generates",
-        "look at divisions, logarithms and masks in the module named; a row of a mask must not forbid every key",
+        "check divisions, logarithms and masks in the named module; no row of a mask may hide every key",
         finite,
         cheap=True,
     ),
     "repeatable": Check(
         "",
-        "two calls in eval mode",
-        "evaluation and generation are random, and worse than the model is",
-        "give dropout the flag: F.dropout(x, p, self.training), or use nn.Dropout and call model.eval()",
+        "compares two calls in eval mode",
+        "evaluation and generation are random, and worse than without the noise",
+        "pass the mode to dropout: F.dropout(x, p, self.training), or use nn.Dropout and call model.eval()",
         repeatable,
         cheap=True,
     ),
     "modes": Check(
         "",
-        "train mode: two seeds must differ if a rate of dropout is set; without dropout, as causal and rows",
-        "training sees other tokens than generation will, or regularization that is configured never acts",
-        "pass self.training to F.dropout; normalize over the width, with LayerNorm or RMSNorm",
+        "in train mode, compares two seeds, which must differ if dropout is set; then, without dropout, causal and rows",
+        "training sees tokens that generation will not see, or the configured dropout has no effect",
+        "pass self.training to F.dropout; normalize over the width, by LayerNorm or RMSNorm",
         modes,
         cheap=True,
     ),
     "causal": Check(
         "",
-        "later tokens are changed: no earlier logit may change; the first module that depends on them is named",
-        "the model sees the token it is to predict: training looks perfect, and generation is noise",
-        "mask the scores of keys after the query before the softmax, which goes over the keys",
+        "changes later tokens, which must not change earlier logits; names the first module that depends on them",
+        "the model sees the token that it must predict: training looks perfect, and generated text is noise",
+        "mask the scores of later keys before the softmax, and apply the softmax over the keys",
         causal,
         cheap=True,
     ),
     "context": Check(
         "",
-        "the first token is changed: later logits must change",
-        "a model that does not read its context predicts from the last token alone",
-        "look for a mask that hides all keys but its own, or attention that is never added",
+        "changes the first token, which must change later logits",
+        "the model ignores its context and predicts from the last token alone",
+        "look for a mask that hides all keys but the query's own, or attention that is never added",
         context,
         cheap=True,
     ),
     "rows": Check(
         "",
-        "each row alone and in a batch",
-        "an answer depends on the other texts of its batch",
-        "look for a reshape or a mean that takes in the batch dimension: (B, T, H, E) needs transpose(1, 2)",
+        "compares each row alone and in a batch",
+        "the logits of a text depend on the other texts in its batch",
+        "look for a reshape or a mean over the batch dimension: (B, T, H, E) needs transpose(1, 2)",
         rows,
         cheap=True,
     ),
     "ids": Check(
         "",
-        "token ids, each alone: no two may have the same logits",
-        "two tokens that the model cannot tell apart have the same meaning, and the same continuation",
-        "look the tokens up as they are, in a table with a row for each",
+        "compares the logits of token ids, each alone: no two may be equal",
+        "the model treats different tokens as the same token",
+        "look up token ids unchanged, in a table with a row for each id",
         ids,
         cheap=True,
     ),
     "shapes": Check(
         "",
-        "token ids of other shapes: one row, three rows, one token, one token fewer",
-        "the model stops with an error at the last batch of an epoch, or at the first token of a generation",
-        "take B and T from the tokens, not from the configuration",
+        "runs token ids of other shapes: one row, three rows, one token, one token fewer",
+        "the model fails at the last batch of an epoch, or at the first generated token",
+        "take B and T from the tokens, not from the config",
         shapes,
         cheap=True,
     ),
     "padding": Check(
-        "an attention_mask, for padding on the left",
-        "a text alone, followed by other tokens, and after masked tokens of two kinds",
-        "an answer depends on how long the other prompts of its batch are",
-        "forbid keys where the mask is 0, and count positions from the first token that is none",
+        "an attention_mask, for left padding",
+        "compares a text alone, followed by other tokens, and after masked tokens with two different ids",
+        "the logits of a text depend on the lengths of the other prompts in its batch",
+        "hide keys where the mask is 0, and count positions from the first token that is not padding",
         padding,
         cheap=True,
     ),
     "length": Check(
         "a context length",
-        "a text as long as the context, and one token longer",
-        "texts within the declared context end in an error or in NaN",
-        "make the table of positions and the mask as long as the context, and refuse longer texts",
+        "runs a text as long as the context, and one longer by one token",
+        "texts within the declared context raise an error or give NaN",
+        "make the position table and the mask as long as the context, and refuse longer texts",
         length,
     ),
     "precision": Check(
         "",
-        "the model in bf16 and in fp32, block by block: the median over tokens of the relative difference",
-        "trained or served in bf16 it is another model",
+        "compares the model in bf16 and in fp32, block by block, by the median relative difference over tokens",
+        "the model behaves differently when trained or served in bf16",
         "keep the residual stream free of large offsets, and compute norms, softmax and rotary angles in fp32",
         precision,
     ),

@@ -53,8 +53,8 @@ def examine_apart(arguments: Mapping[str, Any], seconds: float, gigabytes: float
         return rows[1:]
     after = f"after the check '{last['check']}'" if last else "before the first check"
     if status is None:
-        raise UserError(f"the model took longer than {seconds:g} s, {after}: choose a smaller one, or --seconds")
-    mend = "try more --gigabytes" if status < 0 else "remove the call that ends it, such as sys.exit()"
+        raise UserError(f"the model took longer than {seconds:g} s, {after}: check a smaller model, or raise --seconds")
+    mend = "raise --gigabytes" if status < 0 else "remove the call that ends the process, such as sys.exit()"
     raise UserError(f"the process of the model ended with status {status}, {after}: {mend}")
 
 
@@ -73,7 +73,10 @@ def main(results: str, gigabytes: str, arguments: str) -> None:
                     print(json.dumps(asdict(finding)), file=file)
             print(json.dumps({"done": True}), file=file)
         except (UserError, MemoryError) as error:
-            print(json.dumps({"error": str(error) or f"the model takes more than {gigabytes} GB"}), file=file)
+            print(
+                json.dumps({"error": str(error) or f"the model takes more than {gigabytes} GB: raise --gigabytes"}),
+                file=file,
+            )
         except Exception as error:  # of the user's code, such as malformed batches
             what = " ".join(f"{type(error).__name__}: {error}".split())
             print(json.dumps({"error": f"the target cannot be examined ({what:.300}): check its options"}), file=file)

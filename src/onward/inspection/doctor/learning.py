@@ -59,25 +59,28 @@ def loss(s: Subject) -> Outcome:
     wanted = spread_targets(s)
     theirs = s.loss(s.logits, wanted)
     if theirs is None:
-        return "not applicable", f"no loss is given, and forward returns none for {', '.join(TARGET_NAMES)}"
+        return (
+            "not applicable",
+            f"no loss is given, and forward returns none for a parameter {', '.join(TARGET_NAMES)}",
+        )
     if theirs.dim():
-        return "failed", f"the loss has the shape {tuple(theirs.shape)}", "a mean over tokens is one number"
+        return "failed", f"the loss has the shape {tuple(theirs.shape)}", "a loss is a scalar, the mean over tokens"
     name, z = ("" if s.about.get("loss") else s.parameter(*TARGET_NAMES)), s.logits
     right = 1 if name.startswith("label") else 0  # as in transformers, and as in nanoGPT
     expected, value = float(cross_entropy(z, wanted, right)), float(theirs)
     close = CLOSE.get(s.dtype, 1e-5)
     same = lambda other: abs(value - other) <= close * max(1e-3, abs(other))
-    shift = "are shifted by one inside" if right else "come shifted by one"
-    what = f"the loss is {value:.4f}, and the cross-entropy {expected:.4f} if {name or 'targets'} {shift}"
+    shift = "shifted inside the model" if right else "already shifted"
+    what = f"the loss is {value:.4f} and the cross-entropy {expected:.4f}, assuming {name or 'targets'} {shift}"
     if same(expected):
         return ignored(s, wanted, right, what)
     if mistake := next((name for name, loss in mistakes(z, wanted, expected).items() if same(loss)), ""):
-        return "failed", what, f"it is {mistake}"
+        return "failed", what, f"the value is {mistake}"
     others = wanted.roll(1, 0).flip(1)  # a part that no target changes is not the loss of the next token
     more, gap = s.loss(s.logits, others), value - expected
     assert more is not None
     if gap > 0 and abs(float(more) - float(cross_entropy(z, others, right)) - gap) <= 10 * close * expected:
-        return "noted", f"{what}: {gap:.2g} of it does not depend on the targets, as for the balance of experts"
+        return "noted", f"{what}: {gap:.2g} of it does not depend on the targets, as in a load-balancing loss"
     return "failed", what
 
 
@@ -92,19 +95,17 @@ def spread_targets(s: Subject) -> Tensor:
 def mistakes(z: Tensor, wanted: Tensor, expected: float) -> dict[str, float]:
     """Return the values that the loss would have under the usual mistakes, by a description of the mistake. `z` are
     logits (B, T, V), `wanted` targets (B, T), and `expected` is the right value."""
-    values = {f"the loss of targets {k} ahead of the logits": float(cross_entropy(z, wanted, k)) for k in (-1, 0, 1, 2)}
+    values = {f"the loss of targets at offset {k}": float(cross_entropy(z, wanted, k)) for k in (-1, 0, 1, 2)}
     values["the loss over the wrong axis, with (B, T, V) viewed as (B, V, T)"] = float(
         F.cross_entropy(z.reshape(z.size(0), z.size(2), z.size(1)).float(), wanted)
     )
     flat = z.transpose(1, 2).reshape(-1, z.size(2)).float()
-    values["the loss of logits whose axes were exchanged"] = float(F.cross_entropy(flat, wanted.flatten()))
+    values["the loss of transposed logits"] = float(F.cross_entropy(flat, wanted.flatten()))
     values["the sum over tokens instead of their mean"] = expected * wanted.numel()
     for token in 0, z.size(2) - 1:
         kept = wanted.masked_fill(wanted == token, IGNORED)
         for k in 0, 1:
-            values[f"the loss without targets that are token {token}: ignore_index={token}"] = float(
-                cross_entropy(z, kept, k)
-            )
+            values[f"the loss with ignore_index={token}"] = float(cross_entropy(z, kept, k))
     return values
 
 
@@ -122,9 +123,9 @@ def ignored(s: Subject, wanted: Tensor, right: int, what: str) -> Outcome:
             continue  # an index out of range
         expected = float(cross_entropy(s.logits, marked.masked_fill(marked == value, IGNORED), right))
         if theirs is not None and abs(float(theirs) - expected) <= CLOSE.get(s.dtype, 1e-5) * expected:
-            return "ok", f"{what}; targets of {value} do not count"
-    where = "targets of padding count: pass ignore_index"
-    return "failed", f"{what}; neither targets of {IGNORED} nor of -1 are left out", where
+            return "ok", f"{what}; targets of {value} are ignored"
+    where = "padding targets count: pass ignore_index"
+    return "failed", f"{what}; neither targets of {IGNORED} nor of -1 are ignored", where
 
 
 def first_loss(s: Subject) -> Outcome:
@@ -132,7 +133,7 @@ def first_loss(s: Subject) -> Outcome:
     if not s.fresh:
         return "not applicable", NOT_FRESH
     value, uniform = float(cross_entropy(s.logits, s.tokens, 1)), math.log(s.vocab_size)
-    return verdict(value < uniform + 0.5, f"the first loss is {value:.2f}, and a uniform guess costs {uniform:.2f}")
+    return verdict(value < uniform + 0.5, f"the first loss is {value:.2f}; that of a uniform guess is {uniform:.2f}")
 
 
 def gradients(s: Subject) -> Outcome:
@@ -143,7 +144,11 @@ def gradients(s: Subject) -> Outcome:
     with loud(s), torch.enable_grad():  # a matrix of zeros, as LoRA begins with, stops the gradient of others
         value = cross_entropy(s(s.tokens), s.tokens, 1)
         if not value.requires_grad:
-            return "failed", "no parameter gets a gradient: the logits have none", "torch.no_grad() or .detach()"
+            return (
+                "failed",
+                "no parameter gets a gradient: the logits have no graph",
+                "torch.no_grad() or .detach()",
+            )
         grads = torch.autograd.grad(value, [*trained.values()], allow_unused=True)
     reached = {name for name, g in zip(trained, grads) if g is not None and bool(g.any())}
     frozen = [name for name, p in s.model.named_parameters() if not p.requires_grad]
@@ -179,7 +184,9 @@ def tied(s: Subject) -> Outcome:
     matrices = [p for p in s.model.parameters() if p.dim() == 2 and p.size(0) == s.vocab_size]
     heads = [m.weight for m in s.model.modules() if isinstance(m, nn.Linear) and m.out_features == s.vocab_size]
     shared = len({p.data_ptr() for p in [*matrices, *heads]}) == 1
-    return verdict(shared, f"embedding and head are {'one matrix' if shared else 'two matrices'}, and should be one")
+    return verdict(
+        shared, f"embedding and head are {'one matrix' if shared else 'two matrices'}; the model declares them tied"
+    )
 
 
 def shared(s: Subject) -> Outcome:
@@ -191,7 +198,7 @@ def shared(s: Subject) -> Outcome:
         if known != name and any(True for _ in module.parameters()):
             return (
                 "noted",
-                f"{known} and {name} are one module, with one set of parameters, as [block] * n makes",
+                f"{known} and {name} are one module with one set of parameters, as in [block] * n",
             )
     return "ok", "no module with parameters occurs twice"
 
@@ -207,20 +214,20 @@ def initialization(s: Subject) -> Outcome:
     spread = [value for of_kind in layers.values() for value in of_kind.values()]
     equal = [name for name, m in s.model.named_modules() if isinstance(m, nn.Linear) and same_rows(m.weight)]
     if equal:
-        return "failed", f"all rows of {len(equal)} matrices are the same: their units stay equal", equal[0]
+        return "failed", f"all rows of {len(equal)} matrices are equal, so their units stay equal", equal[0]
     for kind, of_kind in layers.items():
         values = [*of_kind.values()]
         times = max(values) / min(values)
         if times > MOST or (times > ODD and values not in (sorted(values), sorted(values, reverse=True))):
             odd = max(of_kind, key=lambda name: abs(math.log(of_kind[name] / median(spread))))
-            return "failed", f"the deviations of {kind} differ {times:.3g} times between layers", odd
-    what = f"deviations of matrices are {min(spread):.2g} to {max(spread):.2g}, alike in all layers or steady in depth"
+            return "failed", f"the standard deviation of {kind} differs by a factor of {times:.3g} between layers", odd
+    what = f"standard deviations of matrices are {min(spread):.2g} to {max(spread):.2g}, similar or monotonic in depth"
     if s.blocks:
         with s.outputs() as uses:
             s(s.tokens)
         sizes = {use.name: float(use.result.float().square().mean().sqrt()) for use in uses}
         first, last = sizes[s.blocks[0][0]], sizes[s.blocks[-1][0]]
-        what += f"; the residual stream is {first:.2g} after the first block and {last:.2g} after the last"
+        what += f"; the RMS of the residual stream is {first:.2g} after the first block and {last:.2g} after the last"
     return "ok", what
 
 
@@ -257,72 +264,73 @@ def overfit(s: Subject) -> Outcome:
     what += f", at a width of {width}" if width else ""
     if values[-1] < values[0] / 2:
         return "ok", what
-    what += f", and is {swapped:.2f} where the model reads other tokens"
+    what += f", and is {swapped:.2f} for other input tokens"
     if swapped - values[-1] > READS * values[0]:
-        return "noted", f"{what}: it learns slowly" + (", and is narrow" if 0 < width < NARROW else "")
+        return "noted", f"{what}: the model learns slowly" + (", as narrow models do" if 0 < width < NARROW else "")
     if len(values) < OVERFIT_STEPS:
-        return "noted", f"{what}, for which {OVERFIT_SECONDS:.0f} s were enough"
+        return "noted", f"{what}; stopped after {OVERFIT_SECONDS:.0f} s"
     return "failed", what
 
 
 LEARNING = {
     "targets": Check(
         "batches",
-        "the share of targets that are the next token, the token itself, or another near it",
+        "measures the share of targets that are the next token, the token itself, or a neighbor",
         "the model learns to copy its input, or to skip a token",
-        "take targets one token further than inputs: tokens[:, :-1] and tokens[:, 1:]",
+        "shift targets by one token: inputs tokens[:, :-1] and targets tokens[:, 1:]",
         targets,
     ),
     "loss": Check(
         "a loss, given or returned by forward",
-        "the loss for random targets, against the cross-entropy, and against the usual mistakes",
-        "the model learns to copy its input, or something that is not the next token",
+        "compares the loss for random targets with the cross-entropy and with the results of common mistakes",
+        "the model learns to copy its input, or to predict something other than the next token",
         "F.cross_entropy(logits.flatten(0, 1), targets.flatten()), where targets[i] is the token after tokens[i]",
         loss,
     ),
     "first loss": Check(
         "a fresh model",
-        "the loss for random tokens, against that of a uniform guess, ln V",
+        "compares the loss for random tokens with that of a uniform guess, ln V",
         "the first steps only undo the initialization, or the loss is not a mean over tokens",
-        "initialize matrices with a deviation of about 0.02 and scale the last one of each branch by depth",
+        "initialize matrices with a standard deviation of about 0.02, and scale the last one of each branch by depth",
         first_loss,
     ),
     "initialization": Check(
         "a fresh model",
-        "the deviation of each matrix against its own in other layers; the residual stream after first and last block",
-        "one layer drowns the others, or adds nothing",
+        "compares the standard deviation of each kind of matrix across layers; notes the RMS of the residual stream",
+        "one layer dominates the others, or contributes nothing",
         "initialize all layers by one rule; the last matrix of each branch may be smaller in deeper models",
         initialization,
     ),
     "gradients": Check(
-        "for frozen parameters a pattern of their names",
-        "the parameters that get no gradient, and those that should be frozen and get one",
-        "parameters that get no gradient never learn, and those that are not frozen are forgotten",
-        "look for .detach(), torch.no_grad(), .data or a module that is never called; freeze by requires_grad_(False)",
+        "for frozen parameters, a pattern of their names",
+        "looks for parameters without a gradient, and for gradients of parameters that should be frozen",
+        "parameters without a gradient never learn, and parameters meant to be frozen change",
+        "look for .detach(), torch.no_grad(), .data or a module never called; freeze with requires_grad_(False)",
         gradients,
         cheap=True,
     ),
     "tied": Check(
         "a model that declares its head as tied",
-        "the memory of embedding and head",
-        "head and embedding drift apart, and a saved model is read as another one",
-        "self.head.weight = self.embed.weight, after the initialization",
+        "compares the memory addresses of embedding and head",
+        "head and embedding drift apart, and a saved model is loaded with only one of them",
+        "set self.head.weight = self.embed.weight after the initialization",
         tied,
         cheap=True,
     ),
     "shared": Check(
         "",
-        "modules with parameters that occur more than once in the model (noted)",
-        "a model of n layers learns as one of one layer",
-        "write [Block() for _ in range(n)], which makes n blocks",
+        "looks for modules with parameters that occur more than once in the model (noted)",
+        "a model of n layers has the parameters of one layer",
+        "write [Block() for _ in range(n)], which creates n blocks",
         shared,
         cheap=True,
     ),
     "overfit": Check(
         "a fresh model",
-        f"sign descent on one batch, {OVERFIT_STEPS} steps or {OVERFIT_SECONDS:.0f} s: its loss halves or needs tokens",
-        "a model that cannot learn one batch by heart cannot learn",
-        "look at the checks above, then at the learning rate, at residual connections and at norms",
+        f"runs sign descent on one batch, {OVERFIT_STEPS} steps or {OVERFIT_SECONDS:.0f} s: "
+        "its loss must halve or depend on the tokens",
+        "a model that cannot overfit one batch cannot learn",
+        "fix the other failures first; then check residual connections, norms and the learning rate",
         overfit,
     ),
 }

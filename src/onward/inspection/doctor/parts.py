@@ -95,11 +95,11 @@ def experts(s: Subject) -> Outcome:
             continue
         shares = (ones - zeros).mean(-1).flatten()  # of all experts of each token
         low, high = float(shares.min()), float(shares.max())
-        what = f"the shares of a token's experts sum to {low:.3f} to {high:.3f} in {name}"
+        what = f"the weights of a token's experts in {name} sum to between {low:.3f} and {high:.3f}"
         if high - low > 1e-3 * max(1.0, high) and not re.search(NOT_NORMALIZED, repr(s.attribute("config"))):
             return "failed", what, name
         notes.append(what)
-    return ("noted", notes[0]) if notes else ("not applicable", "no module has a list of experts and a router for them")
+    return ("noted", notes[0]) if notes else ("not applicable", "no module has a list of experts and their router")
 
 
 def replaced(s: Subject, module: nn.Module, items: nn.ModuleList, value: float) -> Tensor | None:
@@ -116,7 +116,7 @@ def replaced(s: Subject, module: nn.Module, items: nn.ModuleList, value: float) 
 def norms(s: Subject) -> Outcome:
     """Check that all branches of a block, or none, have a norm before them."""
     if not s.blocks:
-        return "not applicable", "no list of blocks that take and return (B, T, D) is known"
+        return "not applicable", "no list of blocks that take and return (B, T, D) was recognized"
     scaled = lambda x: x * BY if isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 3 else x
 
     def scale(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,14 +149,14 @@ def norms(s: Subject) -> Outcome:
                 )
         odd = next(iter(ratios), "")  # its input is the stream, or a norm of the stream
         if block == s.blocks[0][0] and odd and not 0.5 < ratios[odd] < 2 * BY:
-            what = f"a residual stream {BY:g} times as large makes the input of {odd} {ratios[odd]:.2g} times as large"
+            what = f"scaling the residual stream by {BY:g} scales the input of {odd} by {ratios[odd]:.2g}"
             return "failed", f"{what}: a norm must divide by the size of its input", odd
         bare = [name for name, ratio in ratios.items() if ratio > BY / 2]
         if stream > BY / 2 and bare and len(bare) < len(ratios):
             normed = [name for name in ratios if name not in bare]
-            what = f"a residual stream {BY:g} times as large makes the input of {bare[0]} {ratios[bare[0]]:.1f} times"
-            return "failed", f"{what} as large, and that of {normed[0]} {ratios[normed[0]]:.1f} times", bare[0]
-    return "ok", f"in each of {len(s.blocks)} blocks all branches have a norm before them, or none has"
+            what = f"scaling the residual stream by {BY:g} scales the input of {bare[0]} by {ratios[bare[0]]:.1f}"
+            return "failed", f"{what} and the input of {normed[0]} by {ratios[normed[0]]:.1f}", bare[0]
+    return "ok", f"in each of {len(s.blocks)} blocks, all branches have a norm before them or none has"
 
 
 def embedding(s: Subject) -> Outcome:
@@ -164,42 +164,46 @@ def embedding(s: Subject) -> Outcome:
     tables = [m for m in s.model.modules() if isinstance(m, nn.Embedding) and m.num_embeddings >= s.vocab_size]
     stream = s.given_to(s.blocks[0][1], s.tokens) if s.blocks else None
     if not tables or stream is None or stream.size(-1) != tables[0].embedding_dim:
-        return "not applicable", "no table of embeddings whose vectors become the input of a first block is known"
+        return "not applicable", "no embedding table whose vectors enter the first block was recognized"
     rows = tables[0].weight.detach()[s.tokens].float()
     theirs, ours = stream.float()[0] - stream.float()[1], rows[0] - rows[1]  # positions cancel out
     factor = float((theirs * ours).sum() / ours.square().sum())
     if largest(theirs - factor * ours) > FIT * largest(theirs):
         return "not applicable", "a nonlinear operation lies between the embedding and the first block"
     d, declared = stream.size(-1), s.declares("embed\\w*(?:scal|multipl)|scale_emb")
-    what = f"the vectors of tokens are multiplied by {factor:.4g} before the first block"
+    what = f"token embeddings are scaled by {factor:.4g} before the first block"
     twice = next((x for x in (math.sqrt(d), *declared) if x > 1 and abs(factor / x**2 - 1) < 0.01), None)
     if twice and not any(abs(factor / x - 1) < 0.01 for x in declared):
-        return "failed", f"{what}: that is {twice:.4g} twice", "the code between the embedding and the first block"
+        return (
+            "failed",
+            f"{what}: a scale of {twice:.4g}, applied twice",
+            "the code between the embedding and the first block",
+        )
     return "noted", what
 
 
 PARTS = {
     "embedding": Check(
         "an nn.Embedding and a list of blocks",
-        "differences of two tokens before the first block, against those of their rows in the table",
-        "the embedding is so large that the outputs of the blocks are lost in the sum",
-        "multiply by √D once, in the embedding or after it",
+        "compares the difference of two tokens before the first block with the difference of their rows in the table",
+        "the embeddings are so large that they hide the outputs of the blocks",
+        "scale by √D once, in the embedding or after it",
         embedding,
         cheap=True,
     ),
     "norms": Check(
         "a list of blocks",
-        f"the stream is made {BY:g} times as large: the inputs of all branches grow, or of none",
-        "one branch reads the residual stream as it is, which grows with depth and training",
+        f"scales the residual stream by {BY:g}: the inputs of all branches must grow, or none may",
+        "one branch reads the residual stream without a norm, and its size grows with depth and training",
         "put a norm before the branch: x = x + mlp(norm(x))",
         norms,
         cheap=True,
     ),
     "experts": Check(
         "a list of experts and their router in one module",
-        "experts replaced by constants: the result of the module is then the sum of their shares",
-        "the size of the module's result depends on how sure the router is, and changes as it learns",
-        "divide the weights of the chosen experts by their sum, or take the softmax after the choice",
+        "replaces experts by constants, so that the module returns the sum of their weights",
+        "the size of the module's output depends on the confidence of the router, and changes in training",
+        "divide the weights of the chosen experts by their sum, or apply the softmax after the choice",
         experts,
         cheap=True,
     ),

@@ -24,7 +24,7 @@ KEPT = 0.3  # the least cosine between an embedding and the input of the head, w
 TIMES = 1.9  # an embedding with this factor in the stream was added to itself
 REACH = 1.5  # positive and negative: in this range no token is e^3 times as likely as another
 HEAD = 100.0  # the size of logits for which the head is made larger
-NO_TEXT = "every possible text length divides a width of the model"
+NO_TEXT = "every short text length divides a width of the model, so shapes are ambiguous"
 
 
 def traced(s: Subject) -> Operations | None:
@@ -47,9 +47,9 @@ def residual(s: Subject) -> Outcome:
     ops = traced(s)
     head = head_of(ops, s) if ops else None
     if not ops or not ops.attentions or not head:
-        return "not applicable", NO_TEXT if not ops else "no attention and no head are known"
+        return "not applicable", NO_TEXT if not ops else "no attention or no head was recognized"
     if head.after:
-        return "not applicable", "a matrix follows the stream before the head"
+        return "not applicable", "a matrix product lies between the residual stream and the head"
     tables, last = ops.tables, head.weight.untyped_storage().data_ptr()
 
     def new(p: Tensor) -> Tensor | None:
@@ -70,10 +70,10 @@ def kept_once(ops: Operations, s: Subject) -> Outcome:
     rows = [x.flatten(0, -2) for x in ops.lookups]
     kept = [cosine(x, read) for x in rows if x.shape == read.shape]
     if not kept:
-        return "not applicable", "no table gives vectors as wide as those that the head reads"
-    what = f"with branches near 0, the head reads the embeddings of tokens at a cosine of {max(kept):.2f}"
+        return "not applicable", "no embedding table is as wide as the input of the head"
+    what = f"with branches near 0, the cosine of the head's input and the token embeddings is {max(kept):.2f}"
     if max(kept) < KEPT:
-        return "failed", f"{what}: a branch replaces the residual stream", "a sum of the stream and a branch"
+        return "failed", f"{what}: a branch replaces the residual stream", "the sum of the stream and a branch"
     began: Tensor | None = None  # the stream before its first branch
     for addition in ops.sums:
         small, big = sorted((addition.left, addition.right), key=lambda x: float(x.norm()))
@@ -86,7 +86,11 @@ def kept_once(ops: Operations, s: Subject) -> Outcome:
             began = big if began is None else began
             times = float((addition.result * began).sum() / began.square().sum())
             if times > TIMES and cosine(addition.result, began) > 0.9:
-                return "failed", f"{what}; after a branch the stream holds them {times:.2g} times", addition.module
+                return (
+                    "failed",
+                    f"{what}; after a branch, the stream contains the embeddings {times:.2g} times",
+                    addition.module,
+                )
     return "ok", what
 
 
@@ -106,13 +110,13 @@ def activation(s: Subject) -> Outcome:
             continue
         sizes = linear.after.given.size(-1), linear.given.size(-1), linear.result.size(-1)
         if sizes[1] >= min(sizes[0], sizes[2]):  # fewer is a matrix of low rank, as in LoRA
-            what = f"two matrices without an activation between them, of widths {sizes[0]}, {sizes[1]}"
-            return "failed", f"{what}, {sizes[2]}: they are one matrix", linear.module or linear.after.module
+            what = "two matrices of widths {}, {}, {} have no activation between them".format(*sizes)
+            return "failed", f"{what}: they act as one matrix", linear.module or linear.after.module
     acts = [(name, m) for name, m in s.model.named_modules() if type(m).__module__ in ACTIVATIONS]
     acts = [(name, m) for name, m in acts if not isinstance(m, nn.MultiheadAttention | nn.Softmax | nn.LogSoftmax)]
     unused = [name for name, _ in acts if name not in ops.called]
     if acts and len(unused) == len(acts) and ops.attentions:  # others may be called in a kernel
-        return "failed", f"none of {len(acts)} modules of activation functions is called", unused[0]
+        return "failed", f"none of the {len(acts)} activation modules is called", unused[0]
     return "ok", f"no two of {len(ops.linears)} matrices follow each other without an activation between them"
 
 
@@ -124,7 +128,7 @@ def reach(s: Subject) -> Outcome:
     ops = traced(s)
     head = head_of(ops, s) if ops else None
     if not head:
-        return "not applicable", "no product with a matrix gives the logits"
+        return "not applicable", "no matrix product that returns the logits was recognized"
     address, times = head.weight.untyped_storage().data_ptr(), HEAD / max(1e-12, largest(head.result))
     larger = lambda p: p * times if p.untyped_storage().data_ptr() == address else None
     with loud(s), changed(s.model, larger):
@@ -133,32 +137,32 @@ def reach(s: Subject) -> Outcome:
     if not logits.numel():
         return "not applicable", "no logit is finite"
     low, high = float(logits.min()), float(logits.max())
-    what = f"with a head {times:.2g} times as large, logits reach from {low:.3g} to {high:.3g}"
+    what = f"with the head scaled by {times:.2g}, logits range from {low:.3g} to {high:.3g}"
     return verdict(low < -REACH and high > REACH, what, "the operation after the head")
 
 
 STREAM = {
     "residual": Check(
-        "attention, and a table of embeddings as wide as the stream",
-        "branches are made nearly 0: the head must read the embeddings, once each",
-        "the model forgets its tokens layer by layer, or the outputs of its layers are lost in the sum",
-        "add each branch once to the stream that it read: x = x + attention(norm(x)), x = x + mlp(norm(x))",
+        "attention, and an embedding table as wide as the residual stream",
+        "scales branches to nearly 0: the head must read the embeddings, once each",
+        "the model forgets its tokens layer by layer, or the outputs of its layers have no effect",
+        "add each branch once to its input: x = x + attention(norm(x)), x = x + mlp(norm(x))",
         residual,
         cheap=True,
     ),
     "activation": Check(
         "",
-        "two matrices without an activation function between them; activation functions that are never called",
-        "without an activation between them two matrices can learn no more than one",
+        "looks for two matrices without an activation function between them, and for activation functions never called",
+        "two matrices without an activation between them can represent no more than one matrix",
         "put the activation function between the two matrices of the MLP",
         activation,
         cheap=True,
     ),
     "reach": Check(
-        "a matrix that gives the logits",
-        "the head is made larger: logits must become large, positive and negative",
-        "a softmax, ReLU or tanh on the logits bounds how sure the model can be, or is taken twice",
-        "return the output of the head: the loss and the sampler take the softmax",
+        "a matrix that returns the logits",
+        "scales the head up: logits must become large, positive and negative",
+        "a softmax, ReLU or tanh on the logits limits the model's confidence, or is applied twice",
+        "return the output of the head: the loss and the sampler apply the softmax",
         reach,
         cheap=True,
     ),

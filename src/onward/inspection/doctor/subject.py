@@ -109,7 +109,7 @@ class Subject:
         try:
             re.compile(about.get("frozen", ""))
         except re.error as error:
-            raise UserError(f"frozen is {about.get('frozen')!r}, and no pattern ({error}): name parameters") from None
+            raise UserError(f"frozen is not a regular expression ({error}): {about.get('frozen')!r}") from None
         self.batches = [self.checked_batch(batch) for batch in islice(about.get("batches", ()), BATCHES)]
         held_out = islice(about.get("validation_batches", ()), BATCHES)
         self.validation_batches = [self.checked_batch(batch) for batch in held_out]
@@ -164,7 +164,7 @@ class Subject:
             raise UserError(f"a batch is {shapes!r:.200}: give pairs of token ids and targets, integers (B, T) each")
         if int(batch[0].max()) >= self.vocab_size:
             raise UserError(
-                f"a batch has token id {int(batch[0].max())}, and the model {self.vocab_size} ids: it needs more"
+                f"a batch has token id {int(batch[0].max())}, but the model has only {self.vocab_size} token ids"
             )
         return batch[0].to(self.device), batch[1].to(self.device)
 

@@ -124,18 +124,18 @@ def made(target: str, kwargs: str) -> tuple[nn.Module, bool]:
     try:
         arguments = json.loads(kwargs or "{}")
     except ValueError as error:
-        raise UserError(f"--kwargs is no JSON ({error}): write it as '{{\"vocab_size\": 100}}'") from None
+        raise UserError(f"--kwargs is not JSON ({error}): write it as '{{\"vocab_size\": 100}}'") from None
     if not isinstance(arguments, dict):
-        raise UserError("--kwargs holds no table: write it as '{\"vocab_size\": 100}'")
+        raise UserError("--kwargs is not a JSON object: write it as '{\"vocab_size\": 100}'")
     builder = named(target, "the target")
     torch.manual_seed(0)
     try:
         model = builder if isinstance(builder, nn.Module) else builder(**arguments)
     except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{target} cannot be made ({what:.300}): give its arguments as --kwargs") from None
+        raise UserError(f"{target} cannot be created ({what:.300}): give its arguments as --kwargs") from None
     if not isinstance(model, nn.Module):
-        raise UserError(f"{target} gives {type(model).__name__}: name a torch.nn.Module, or a function that makes one")
+        raise UserError(f"{target} is {type(model).__name__}: name a torch.nn.Module, or a function that returns one")
     return model, model is not builder
 
 

@@ -30,7 +30,7 @@ def offset(s: Subject) -> Outcome:
     best = min(OFFSETS, key=lambda k: values[k])
     measured = ", ".join(f"{k:+d}: {value:.2f}" for k, value in values.items())
     return verdict(
-        best == 1, f"the losses of the tokens at an offset are {measured}", f"offset {best:+d} is predicted best"
+        best == 1, f"the losses by offset of the target are {measured}", f"offset {best:+d} is predicted best"
     )
 
 
@@ -50,46 +50,46 @@ def repetition(s: Subject) -> Outcome:
     copies = float((new == prompts[:, -1:]).float().mean())
     phrases = [tuple(row[i : i + PHRASE]) for row in new.tolist() for i in range(count - PHRASE + 1)]
     repeated = 1 - len({*phrases}) / max(1, len(phrases))
-    what = f"{repeated:.0%} of the phrases of {PHRASE} tokens in {count} greedy tokens of {len(new)} texts are repeated"
+    what = f"{repeated:.0%} of the {PHRASE}-token phrases in {count} greedy tokens of {len(new)} texts are repeated"
     if copies == 1 and count > 1 and sure > CONFIDENT:  # a fresh model with a tied head does so too, unsurely
-        return "failed", f"{what}: each text repeats its last token and nothing else", "the targets of training"
+        return "failed", f"{what}: each text only repeats its last token", "the targets of training"
     return "noted", what
 
 
 def tokenizer(s: Subject) -> Outcome:
     """Check that the embedding and the logits have a row for each id of the tokenizer."""
     if s.tokenizer is None:
-        return "not applicable", "there is no tokenizer"
+        return "not applicable", "no tokenizer is given"
     size = int(getattr(s.tokenizer, "vocab_size", None) or len(s.tokenizer))
     tables = [m.num_embeddings for m in s.model.modules() if isinstance(m, nn.Embedding)]
     rows = min([s.vocab_size, *(count for count in tables if count > s.vocab_size // 2)])  # not the positions
     unused = f" ({rows - size:,} unused)" if rows > size else ""
     what = f"the tokenizer has {size:,} ids, and the model {rows:,}{unused}"
-    return verdict(size <= rows, what, f"token ids {rows:,} to {size - 1:,}")
+    return verdict(size <= rows, what, f"token ids {rows:,} to {size - 1:,} have no row")
 
 
 def chat_template(s: Subject) -> Outcome:
     """Check that the prompt of generation equals the beginning of a trained conversation, and that trained answers end
     with an end token."""
     if not isinstance(s.tokenizer, Tokenizer) or not s.tokenizer.templates:
-        return "not applicable", "there is no tokenizer with a chat template"
+        return "not applicable", "no tokenizer with a chat template is given"
     question, answer = {"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Good day."}
     try:
         chat = chat_of(s.tokenizer)
         tokens, mask, _ = chat.conversation([question, answer])
         prompt = chat.encode([question])
     except UserError as error:
-        return "failed", str(error), "the template"
+        return "failed", str(error), "the chat template"
     first = mask.index(True) if True in mask else len(mask)
     last = max((i for i, trained in enumerate(mask) if trained), default=-1)
     before = tokens[:first]
     same = next((i for i, (a, b) in enumerate(zip(prompt, before)) if a != b), min(len(prompt), len(before)))
-    what = f"{same} of {len(before)} tokens before a trained answer begin the prompt of generation"
+    what = f"{same} of the {len(before)} tokens before a trained answer match the generation prompt"
     if same < len(before):
         return "failed", what, f"token {same}: {s.tokenizer.decode(before[same:])!r} in training"
     if len(prompt) > len(before):
         more = s.tokenizer.decode(prompt[same:])
-        return "noted", f"{what}, which goes on with {more!r}"
+        return "noted", f"{what}, which continues with {more!r}"
     ended = tokens[last] in s.tokenizer.end_ids
     end = s.tokenizer.decode(tokens[last : last + 1]) or s.tokenizer.inner.id_to_token(tokens[last])
     return verdict(ended, f"{what}; an answer ends with {end!r}", "this token does not end generation")
@@ -98,29 +98,29 @@ def chat_template(s: Subject) -> Outcome:
 TRAINED = {
     "offset": Check(
         "a trained model and text",
-        "the losses of a text's tokens before, at, one and two after each position: the next must be predicted best",
-        "the model has learned to copy, or to skip a token: its training loss says nothing",
-        "train on tokens[:, :-1] and tokens[:, 1:], and shift once: in the data or in the loss",
+        "compares the losses of tokens before, at, one and two after each position: the next must be predicted best",
+        "the model has learned to copy, or to skip a token: its training loss is meaningless",
+        "train on tokens[:, :-1] and tokens[:, 1:], and shift only once: in the data or in the loss",
         offset,
     ),
     "repetition": Check(
         "a trained model",
-        f"{NEW} greedy tokens after two prompts: phrases that repeat (noted); nothing but the last token (judged)",
+        f"generates {NEW} greedy tokens after two prompts: notes repeated phrases, fails if only one token repeats",
         "a model that only repeats its last token has learned to copy its input",
-        "shift the targets by one; loops of phrases are usual in small models: sample, or train longer",
+        "shift the targets by one; small models often repeat phrases: sample, or train longer",
         repetition,
     ),
     "tokenizer": Check(
         "a tokenizer",
-        "the ids of the tokenizer, against the rows of the embedding and the logits",
-        "some texts end in an error, or are read with another token's vector",
-        "enlarge the embedding and the head to the tokenizer, or load the tokenizer of the model",
+        "compares the ids of the tokenizer with the rows of the embedding and the logits",
+        "some texts raise an error, or are read as other tokens",
+        "enlarge the embedding and the head to the tokenizer's size, or load the model's tokenizer",
         tokenizer,
     ),
     "chat template": Check(
         "a tokenizer with a chat template",
-        "a conversation as it is trained, against the prompt of generation: equal up to the answer, which must end",
-        "in use the model reads a prompt that it was not trained on, or never stops",
+        "compares a training conversation and the generation prompt: equal up to the answer, which must end",
+        "the model generates from a prompt that it was not trained on, or never stops",
         "make add_generation_prompt write the tokens that precede a trained answer, and end answers with an end token",
         chat_template,
     ),

@@ -41,12 +41,12 @@ def padded(s: Subject) -> Outcome:
                 ends[row[-1]] = ends.get(row[-1], 0) + 1
                 counted += sum(x == row[-1] for x in target[-run:])
     token = max(ends, key=lambda key: ends[key], default=None)
-    what = f"{ends.get(token, 0) if token is not None else 0} of {rows} rows end with one token, repeated"
+    what = f"{ends.get(token, 0) if token is not None else 0} of {rows} rows end with a repeated token"
     if token is None or ends[token] < 2 or not counted:
         return "ok", what
     if not changes_loss(s, token):
-        return "ok", f"{what}, {token}, which the loss leaves out"
-    return "failed", f"{what}, {token}, and {counted} of their targets are that token", "targets of padding"
+        return "ok", f"{what}, {token}, which the loss ignores"
+    return "failed", f"{what}, {token}, and {counted} of their targets are that token", "padding targets"
 
 
 def changes_loss(s: Subject, token: int) -> bool:
@@ -74,7 +74,7 @@ def shuffled(s: Subject) -> Outcome:
         follows = [follows_by(row, following, targets, k) for row, following, targets in pairs]
         ahead[k] = sum(follows) / len(follows)
     best = max(ahead, key=lambda k: ahead[k])
-    what = f"{ahead[best]:.0%} of {len(pairs)} rows continue the row before them, {best} tokens later"
+    what = f"{ahead[best]:.0%} of {len(pairs)} rows are the row before them, shifted by {best} tokens"
     return verdict(ahead[best] < 0.9, what, "the order of the windows")
 
 
@@ -90,7 +90,7 @@ def held_out(s: Subject) -> Outcome:
     if not s.batches or not s.validation_batches:
         return (
             "not applicable",
-            NO_BATCHES if not s.batches else "no batches to validate are given: --validation-batches",
+            NO_BATCHES if not s.batches else "no validation batches are given: --validation-batches",
         )
     passages = lambda batches, step: {
         tuple(row[i : i + PASSAGE])
@@ -100,9 +100,9 @@ def held_out(s: Subject) -> Outcome:
     }
     trained, validation = passages(s.batches, 1), passages(s.validation_batches, PASSAGE)
     if not validation or not trained:
-        return "not applicable", f"rows of fewer than {PASSAGE} tokens"
+        return "not applicable", f"rows have fewer than {PASSAGE} tokens"
     share = len(validation & trained) / len(validation)
-    what = f"{share:.0%} of {len(validation):,} passages of {PASSAGE} tokens for validation are in training batches"
+    what = f"{share:.0%} of {len(validation):,} validation passages of {PASSAGE} tokens occur in training batches"
     return verdict(share <= COMMON, what, "the split of the texts")
 
 
@@ -165,7 +165,7 @@ def step(s: Subject) -> Outcome:
     mode."""
     train = s.about.get("train")
     if train is None:
-        return "not applicable", "no function that trains is given: --train"
+        return "not applicable", "no training function is given: --train"
     model = deepcopy(s.model).train()
     watch = Watch(model)
     mode = lambda module, args: setattr(watch, "eval", watch.eval or not module.training)
@@ -175,11 +175,11 @@ def step(s: Subject) -> Outcome:
     with hooked(hooks), torch.enable_grad(), torch.random.fork_rng(), stopped():
         run(s, train, model)
     if not watch.steps:
-        return "failed", "no optimizer that holds the model's parameters takes a step", "optimizer.step()"
+        return "failed", "no optimizer of the model's parameters takes a step", "optimizer.step()"
     if not watch.backward:
-        return "failed", f"{watch.steps} steps without a gradient", "loss.backward()"
+        return "failed", f"the optimizer takes {watch.steps} steps without a gradient", "loss.backward()"
     if watch.eval and dropout_rates(model):
-        return "failed", "the model is in eval mode while it is trained", "model.train()"
+        return "failed", "the model is in eval mode during training", "model.train()"
     return judged(watch, before)
 
 
@@ -187,9 +187,11 @@ def judged(watch: Watch, before: list[Tensor]) -> Outcome:
     """Return the outcome for the recorded steps of a training function; `before` are the parameters before the first
     step."""
     since, ever = watch.cosines[-1]
-    what = f"in step {watch.steps} the optimizer gets gradients at a cosine of {since:.4f} with those since the last"
+    what = (
+        f"in step {watch.steps}, the cosine of the optimizer's gradients and those since the last step is {since:.4f}"
+    )
     if since < SAME and ever > SAME:
-        return "failed", f"{what}, and of {ever:.4f} with those of all steps", "optimizer.zero_grad() is never called"
+        return "failed", f"{what}, and of those of all steps {ever:.4f}", "optimizer.zero_grad() is never called"
     if since == 0:
         return "failed", what, "gradients are zeroed between backward() and step()"
     moved = sum(not torch.equal(p, old) for p, old in zip(watch.all(), before))
@@ -197,7 +199,7 @@ def judged(watch: Watch, before: list[Tensor]) -> Outcome:
         return "failed", f"no parameter changes in {watch.steps} steps", "the learning rate"
     left = [name for name, p in watch.trained.items() if id(p) not in watch.optimized and watch.ever[name].any()]
     if left:
-        return "failed", f"{len(left)} parameters get gradients and are in no optimizer", ", ".join(left[:5])
+        return "failed", f"{len(left)} parameters get gradients but are in no optimizer", ", ".join(left[:5])
     return "ok", f"{what}; {moved} of {len(before)} parameters change"
 
 
@@ -218,30 +220,30 @@ def run(s: Subject, train: Callable[..., Any], model: nn.Module) -> None:
 TRAINING = {
     "padding in targets": Check(
         "batches",
-        "rows that end with one token, repeated: the targets there must not count",
-        "the model learns to write padding, and its loss looks better than it is",
-        "set the targets of padding to -100, which F.cross_entropy leaves out",
+        "looks for rows that end with a repeated token, whose targets must not count",
+        "the model learns to generate padding, and its loss looks better than it is",
+        "set padding targets to -100, which F.cross_entropy ignores",
         padded,
     ),
     "order": Check(
         "batches",
-        "each row against the row before it: it must not be the text that follows",
-        "successive steps train on one passage of the text, and later steps undo them",
+        "compares each row with the row before it, which it must not continue",
+        "successive steps train on neighboring passages, and later steps undo their effect",
         "draw windows at random, or shuffle them",
         shuffled,
     ),
     "held out": Check(
         "batches and validation batches",
-        f"passages of {PASSAGE} tokens of the validation batches, which are searched for in the training batches",
-        "the validation loss falls while the model memorizes, and says nothing of other texts",
-        "split the text first, and take training windows from the first part alone",
+        f"searches the training batches for passages of {PASSAGE} tokens of the validation batches",
+        "the validation loss falls while the model memorizes, and says nothing about new texts",
+        "split the text first, and take training windows from the training part only",
         held_out,
     ),
     "training step": Check(
-        "a function that trains, train(model) or step(model, optimizer, tokens, targets)",
-        f"{STEPS} steps of a copy: the gradients that the optimizer gets, against those of its backward passes",
+        "a training function, train(model) or step(model, optimizer, tokens, targets)",
+        f"trains a copy for {STEPS} steps: compares the optimizer's gradients with those of its backward passes",
         "each step repeats all earlier ones, or a part of the model is never trained",
-        "call optimizer.zero_grad() before backward() in each step, and give the optimizer all parameters",
+        "call optimizer.zero_grad() before backward() in each step, and pass all parameters to the optimizer",
         step,
     ),
 }
