@@ -173,7 +173,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"yes": "yes"}, "yes is 'yes': it takes true|false"),
     ({"choice": "c"}, "choice is 'c': choose from a, b"),
     ({"pair": [1]}, "pair is [1]: it takes (a whole number, a number)"),
-    ({"norm": "rns"}, "norm is 'rns', which is no known kind of Norm: did you mean rms?"),
+    ({"norm": "rns"}, "norm is 'rns', which is not a known kind of Norm: did you mean rms?"),
     ({"norm": "rms(epz=1)"}, "norm.rms.epz is not a known option: did you mean eps?"),
     ({"norm": ["rms", "rms(eps=x)"]}, "norm[1].rms.eps is 'x': it takes a number"),
     ({"norm": 3}, "norm is 3: choose from "),

@@ -136,7 +136,7 @@ def test_files_with_other_content_than_announced_are_discarded(look_up: Lookups)
     first = look_up("org/wrong")["refused"]
     for name in FILES:
         assert name in first
-    assert "arrived with other content than the hub announces, and was discarded: try again" in first
+    assert "does not match the content that the hub announces, and was discarded: try again" in first
     assert contents(look_up("org/wrong")) == FILES
 
 

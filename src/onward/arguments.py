@@ -133,7 +133,7 @@ def check(types: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "")
         read[name] = as_declared(types[name], values[name])
     for name, kind in types.items():
         if isinstance(read.get(name), str | Path) and Path in alternatives(kind) and "\0" in str(read[name]):
-            raise UserError(f"{prefix}{name} is {shown(values[name])}: no path holds a zero byte")
+            raise UserError(f"{prefix}{name} is {shown(values[name])}: a path cannot contain a zero byte")
         if name in read and not fits(kind, read[name]):
             if ranges(kind):
                 raise OutOfRange(prefix + name, values[name], kind)

@@ -208,7 +208,7 @@ def part(slot: type[P], value: Any, where: str) -> P:
         raise UserError(f"{where} is {kind!r}, which the module {module} defines: {trusted([module])}")
     if kind not in slot.kinds:
         raise UserError(
-            f"{where} is {kind!r}, which is no known kind of {slot.__name__}: {nearest(kind, slot.choices())} "
+            f"{where} is {kind!r}, which is not a known kind of {slot.__name__}: {nearest(kind, slot.choices())} "
             "(for a class of your own, import its module: --import MODULE)"
         )
     return build(slot.kinds[kind], {k: v for k, v in value.items() if k not in ("kind", "import")}, f"{where}.{kind}")
@@ -236,7 +236,9 @@ def import_parts(module: str) -> None:
             ".py, or of an installed module"
         ) from None
     except ValueError as error:  # an empty or relative name
-        raise UserError(f"{module!r} is no name of a module ({error}): write it as in Python, package.module") from None
+        raise UserError(
+            f"{module!r} is not the name of a module ({error}): write it as in Python, package.module"
+        ) from None
 
 
 def flag(name: str) -> str:

@@ -35,7 +35,7 @@ def written_whole(path: Path) -> Iterator[Path]:
             os.replace(new, path)
             flush(path.parent)
     except OSError as error:
-        left = "its former content is kept" if os.path.exists(path) else "nothing of it is left"
+        left = "its former content is kept" if os.path.exists(path) else "no part of it is left"
         raise UserError(f"cannot write {path}: {error.strerror or error}; {left}") from error
 
 
@@ -83,7 +83,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}): restore or write it again") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds no table: restore or write it again")
+        raise UserError(f"{path} is not a JSON object: restore or write it again")
     return value
 
 

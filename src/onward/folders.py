@@ -119,7 +119,9 @@ def save_adapter(lm: LanguageModel, folder: str | Path, base: str | Path, *, nam
     `base` holds no model.
     """
     if not (Path(base) / "config.json").exists():
-        raise UserError(f"base is {base}, where there is no model: give the folder that the model was loaded from")
+        raise UserError(
+            f"base is {base}, which does not contain a model: give the folder that the model was loaded from"
+        )
     model = BaseModel(str(base), weights_checksum(Path(base)))
     write_adapter(lm.model, Path(folder), lm.hf, model, name)
 

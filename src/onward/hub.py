@@ -102,14 +102,14 @@ def locate(
         if revision:
             raise UserError(f"revision is {revision!r}, and {text} is a path on this machine: name hf://{text} instead")
         if hub_name and hub_name.name in cached_names():
-            say(f"{text} is a path here and is used; the hub's model of that name is hf://{text}")
+            say(f"{text} is a local path, which is used; the model of that name on the hub is hf://{text}")
         return Path(name)
     if hub_name is None or "\0" in text:
         if "://" in text or re.match(r"\w\w+:/", text):
             full = re.sub(r"^(\w\w+):/(?=[^/])", r"\1://", text)
             raise UserError(
-                f"{full} is an address, and no model on the hub: download the model's files into a folder, and name "
-                "that"
+                f"{full} is a URL and not the name of a model on the hub: download the model's files into a folder, "
+                "and name that"
             )
         raise UserError(f"there is no folder {text}: {ADVICE}")
     parent = Path(text).parent
@@ -158,8 +158,8 @@ def download(model: HubName, commit: str, paths: Iterable[str], missing: Mapping
     folder = Path(snapshot_download(model.name, revision=model.revision, allow_patterns=patterns))
     if wrong := discard_wrong(model.name, commit):
         raise UserError(
-            f"{' and '.join(wrong)} of {model} arrived with other content than the hub announces, and was discarded: "
-            "try again, and if it comes again, with another network or HF_ENDPOINT"
+            f"{' and '.join(wrong)} of {model} does not match the content that the hub announces, and was discarded: "
+            "try again; if it fails again, use another network or HF_ENDPOINT"
         )
     return folder
 

@@ -61,4 +61,4 @@ def upload_reason(model: HubName, error: Exception) -> str:
         who = "log in with hf auth login, or set HF_TOKEN" if status == 401 else "give another token, or another name"
         return f"the hub does not let you write to {model.name}: {who} (to a token with the right to write)"
     why = f"the hub answers {status}: {first_line(error)}" if status else first_line(error)
-    return f"{model} cannot be uploaded ({why}): nothing has changed in the model there; try again"
+    return f"{model} cannot be uploaded ({why}): the model on the hub is unchanged; try again"

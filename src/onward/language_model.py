@@ -312,7 +312,7 @@ class LanguageModel(TextModel):
         """
         tokenizer = self.text()
         if draft is not None and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():
-            raise UserError("the draft has another vocabulary than the model: take one with the same tokenizer")
+            raise UserError("the draft has another vocabulary than the model: use one with the same tokenizer")
         if draft is not None and lookup:
             raise UserError("draft and lookup are both given: choose one")
         proposals: Draft | None = (
@@ -349,7 +349,7 @@ class LanguageModel(TextModel):
         options that a search does not take."""
         for name in "stop", "stop_when", "logprobs", *FORMS:
             if getattr(options, name) != getattr(GenerationOptions, name):
-                raise UserError(f"{name} is given, which a search cannot use: leave it out")
+                raise UserError(f"{name} is given, but a search does not support it: leave it out")
         prompts = [prompt_tokens(self.text(), one) for one in prompts_of(prompt)]
         room = self.config.context_length - max(map(len, prompts), default=0)
         return prompts, {

@@ -41,7 +41,7 @@ class Stage:
     rate."""
 
     method: Method
-    learned: str  # in words
+    purpose: str  # completes "Learning ..."
     share: float  # of the time
     learning_rate: float
 
@@ -51,8 +51,8 @@ class Stage:
 
 
 STAGES = (
-    Stage(SFT(), "answers to questions", 0.65, 1.5e-3),
-    Stage(DPO(), "which of two answers is right", 0.35, 5e-4),
+    Stage(SFT(), "to answer questions", 0.65, 1.5e-3),
+    Stage(DPO(), "to prefer the better of two answers", 0.35, 5e-4),
 )
 
 

@@ -77,7 +77,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "config.json broken off": (text('{"model_type": '), "config.json cannot be read as JSON"),
     "config.json not in UTF-8": (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe{"), "config.json"),
     "config.json nested without end": (text("[" * 100_000), "config.json"),
-    "config.json a list": (text("[]"), "config.json holds no table"),
+    "config.json a list": (text("[]"), "config.json is not a JSON object"),
     "an unknown family": (text('{"model_type": "lama"}'), "did you mean llama"),
 }
 

@@ -126,7 +126,7 @@ def test_a_conversation_that_gets_too_long_loses_its_beginning_and_says_so(folde
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(["a" * 40] * 9)))
     assert main(["chat", str(folder), "--system", "hm", *WORDS, "--context", "100", "--regex", "[a-z]{20}"]) == 0
     captured = capsys.readouterr()
-    assert captured.err == "the context is full: the oldest turns, 1, are dropped\n" * 8
+    assert captured.err == "the context is full, so the oldest turns are dropped: 1\n" * 8
     lm = onward.load(folder)
     rows = captured.out.splitlines()
     for row in rows[1:]:  # with the system prompt, each time

@@ -56,7 +56,7 @@ MISTAKEN = {  # what was typed, and what the message says that was meant
     "bench RUN --tokens 3": "did you mean --new?",
     "evaluate RUN --context 3": "see onward evaluate --help",
     "explain RUN The --head 1": "see onward explain --help",
-    "generate ROMEO: RUN": "'ROMEO:' is no model, and RUN is one: did you mean onward generate RUN ROMEO:?",
+    "generate ROMEO: RUN": "'ROMEO:' is not a model, but RUN is: did you mean onward generate RUN ROMEO:?",
     "inspect The RUN next": "did you mean onward inspect RUN The next?",
     "explain The RUN": "did you mean onward explain RUN The?",
     "evaluate STORY RUN": "did you mean onward evaluate RUN STORY?",

@@ -129,7 +129,7 @@ METHODS: dict[str, Case] = {
     "an unknown method": (
         TEXT,
         "--method spo",
-        "--method is 'spo', which is no known kind of Method: did you mean sppo",
+        "--method is 'spo', which is not a known kind of Method: did you mean sppo",
     ),
     "two methods": (TEXT, "--method (sft,dpo)", "choose from apo, bco"),
     "a method that does not end": (PAIR, "--method dpo(", "--method is 'dpo(': write it as name"),
@@ -137,8 +137,12 @@ METHODS: dict[str, Case] = {
     "a value without a name": (PAIR, "--method dpo(0.1)", "--method is 'dpo(0.1)': write it as name"),
     "code": (PAIR, "--method dpo(beta=__import__('os').getpid())", "write it as name, name(field=value)"),
     "a field twice": (PAIR, "--method dpo(beta=1) --beta 2", "--beta is given beside the method and inside it"),
-    "a sum of unlike losses": (PAIR, "--method dpo+kto", "--method has the term kto, which is no loss of pairs"),
-    "a sum with an online method": (PAIR, "--method online_dpo+sft", "the term online_dpo, which is no loss of pairs"),
+    "a sum of unlike losses": (PAIR, "--method dpo+kto", "--method has the term kto, which is not a loss of pairs"),
+    "a sum with an online method": (
+        PAIR,
+        "--method online_dpo+sft",
+        "the term online_dpo, which is not a loss of pairs",
+    ),
     "a term twice": (PAIR, "--method sft+2*hinge-2*hinge", "--method has the term hinge twice"),
     "a sum without pairs": (
         PAIR,
@@ -194,7 +198,7 @@ REWARDS: dict[str, Case] = {
     "an unknown reward": (
         PROMPT,
         f"{GRPO} exakt",
-        "--reward is 'exakt', which is no known kind of Reward: did you mean",
+        "--reward is 'exakt', which is not a known kind of Reward: did you mean",
     ),
     "a reward that does not end": (PROMPT, f"{GRPO} exact+", "--reward is 'exact+': write it as name"),
     "an infinite weight of a reward": (PROMPT, f"{GRPO} 1e999*exact", "a weight of reward is not a finite number"),
@@ -217,7 +221,7 @@ OTHERS: dict[str, Case] = {
     "an unknown beginning": (TEXT, "--lora lora(init=pisa)", "no known kind of Initialization: did you mean pissa?"),
     "weights that move backwards": (TEXT, "--weights ramp(begin=0.9,end=0.1)", "begin is 0.9 and end is 0.1: give"),
     "rank 0": (TEXT, "--lora 0", "rank is 0: it must be a whole number from 1"),
-    "a rank of text": (TEXT, "--lora big", "--lora is 'big', which is no known kind of Adapters"),
+    "a rank of text": (TEXT, "--lora big", "--lora is 'big', which is not a known kind of Adapters"),
     "alpha NaN": (TEXT, "--lora lora(alpha=nan)", "alpha is nan: it must be a number"),
     "all dropped": (TEXT, "--lora lora(dropout=1)", "dropout is 1.0: it must be a number from 0"),
     "dropout with pairs": (PAIR, "--method dpo --lora lora(dropout=0.1)", "and dpo computes without dropout"),
@@ -251,7 +255,7 @@ OTHERS: dict[str, Case] = {
     "the folder of a model": (TEXT, "--out {base}", "base holds a model, which a run would overwrite: choose another"),
     "a file as folder": (TEXT, "--out data.jsonl", "cannot write data.jsonl: File exists; choose another --out"),
     "no further data": (TEXT, "none.jsonl", "none.jsonl does not exist: name a file"),
-    "a further picture": (TEXT, "open.jinja", "open.jinja is no table: give .jsonl, .json, .csv, .parquet"),
+    "a further picture": (TEXT, "open.jinja", "open.jinja is not a table: give .jsonl, .json, .csv, .parquet"),
 }
 MISTAKES = {**DATA, **METHODS, **REWARDS, **OTHERS}
 assert len(MISTAKES) == sum(map(len, (DATA, METHODS, REWARDS, OTHERS))) > 100

@@ -95,7 +95,7 @@ def test_plan_says_by_how_much_a_model_does_not_fit(capsys: Any) -> None:
     found = planned(capsys, *words)
     for use in "generation", "training":
         over = found[f"memory of {use}: peak"] - DEVICES["rtx4090"].memory
-        assert found[f"memory of {use}: does not fit, too much by"] == over
+        assert found[f"memory of {use}: does not fit, exceeds memory by"] == over
     assert "memory of generation: longest context" not in found
     assert "memory of training: largest batch" not in found
 

@@ -38,7 +38,7 @@ def test_the_card_of_a_run_has_its_command_data_curves_and_evaluation(tiny_run: 
     result = json.loads((tiny_run / "result.json").read_text())
     sections = re.findall("^#+ (.*)", card, re.MULTILINE)
     assert sections[:7] == ["tiny", "The model", "How to use it", "How it was trained", "Data", "Curves", "Evaluation"]
-    assert sections[-2:] == ["Published figures", "What it cannot do"]
+    assert sections[-2:] == ["Published figures", "Limitations"]
     said = "![losses by step](loss.svg)", "| story.txt |", f"| perplexity | {result['perplexity']:.6g} |", "| 60 |"
     for text in (*said, 'onward.load("me/tiny")', 'from_pretrained("me/tiny")', "llama-cli -m tiny.gguf"):
         assert text in card
@@ -69,8 +69,8 @@ def test_a_push_would_upload_the_model_and_its_card_alone(tiny_run: Path, capsys
 REFUSED = {
     "push MODEL me/x --dry-run": "the model needs a license: give --license apache-2.0",
     "card MODEL --license 'My Own'": "--license is 'My Own'",
-    "push MODEL x --license mit": "x is no name on the hub to upload to",
-    "push MODEL a/b/c --license mit": "a/b/c is no name on the hub",
+    "push MODEL x --license mit": "x is not a name on the hub",
+    "push MODEL a/b/c --license mit": "a/b/c is not a name on the hub",
     "push gone me/x --license mit": "there is no folder gone",
     "card MODEL --license mit --out written.md": "written.md exists already",
     "push written me/x --license mit": "says one already",

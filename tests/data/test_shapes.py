@@ -272,7 +272,7 @@ WRONG: dict[str, tuple[str, str, str]] = {  # a file, its content, and the sente
     "a column twice": ("a.csv", "a,a\n1,2\n", "line 1 does not name its columns"),
     "a header alone": ("a.csv", "a,b\n", "is empty: name a table with rows"),
     "bytes": ("a.csv", "a\n\udcff\n", "cannot be read as .csv after line"),
-    "a picture": ("a.png", "x", "is no table: give .jsonl, .json, .csv, .parquet or hf://NAME"),
+    "a picture": ("a.png", "x", "is not a table: give .jsonl, .json, .csv, .parquet or hf://NAME"),
 }
 
 

@@ -176,7 +176,7 @@ def test_guessing_is_0_and_all_right_is_1() -> None:
 
 
 DAMAGE: dict[str, tuple[str, Callable[[str], str], str]] = {  # file, change, message
-    "no YAML": ("core.yaml", lambda text: text + "}", "is no YAML"),
+    "no YAML": ("core.yaml", lambda text: text + "}", "is not YAML"),
     "no list": ("core.yaml", lambda text: "a: 1", "has no list icl_tasks"),
     "another type": ("core.yaml", lambda text: text.replace("schema", "scheme"), "icl_task_type is 'scheme'"),
     "no examples": ("core.yaml", lambda text: text.replace("[0]", "[]"), "num_fewshot is empty"),
@@ -184,7 +184,7 @@ DAMAGE: dict[str, tuple[str, Callable[[str], str], str]] = {  # file, change, me
     "no baseline": ("eval_meta_data.csv", lambda text: text.replace("pick", "peck"), "baseline"),
     "a baseline of 100": ("eval_meta_data.csv", lambda text: text.replace("33.5", "100"), "baseline is"),
     "a missing file": ("core.yaml", lambda text: text.replace("small/pick", "big/pick"), "big/pick.jsonl"),
-    "no JSON": ("eval_data/small/pick.jsonl", lambda text: text + "{", "line 13 is no JSON"),
+    "no JSON": ("eval_data/small/pick.jsonl", lambda text: text + "{", "line 13 is not JSON"),
     "no query": ("eval_data/small/pick.jsonl", lambda text: text.replace("query", "q", 1), "line 1 has no query"),
     "no such choice": (
         "eval_data/small/pick.jsonl",

@@ -142,7 +142,7 @@ def test_written_answers_are_compared(match: str, expected: str, tmp_path: Path)
 FILES: dict[str, tuple[str, str, str]] = {  # name of the file, its text, and the message
     "no such file": ("absent", "", "cannot be read"),
     "empty": ("a.jsonl", " \n", "is empty"),
-    "no JSON": ("a.jsonl", "{", "a.jsonl, line 1 is no JSON"),
+    "no JSON": ("a.jsonl", "{", "a.jsonl, line 1 is not JSON"),
     "no object": ("a.jsonl", "[1]", "line 1 is no object"),
     "no answer": ("a.jsonl", '{"question": "q", "choices": ["a", "b"]}', "line 1 lacks answer"),
     "a wrong answer": (

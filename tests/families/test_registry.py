@@ -59,5 +59,7 @@ def test_internal_kinds_are_read_and_not_offered() -> None:
 
 @pytest.mark.parametrize("slot", [Position, Attention, FeedForward])
 def test_an_unknown_kind_names_its_class_and_the_way_to_import_one(slot: type[Part]) -> None:
-    with pytest.raises(UserError, match=rf"x is 'same_slope', which is no known kind of {slot.__name__}: .*--import"):
+    with pytest.raises(
+        UserError, match=rf"x is 'same_slope', which is not a known kind of {slot.__name__}: .*--import"
+    ):
         part(slot, "same_slope", "x")

@@ -82,9 +82,7 @@ def test_cheap_half_finds_nothing_before_the_first_step_of_a_preset(preset: str)
 def test_cheap_half_names_a_bug_before_the_first_step_only() -> None:
     model = decoder(DECODERS["llama"])
     model.blocks[0].register_forward_hook(lambda module, args, x: x + x.roll(-1, 1))
-    assert before_training(model)[0].startswith(
-        "look  causal: changing tokens 6 and later changes earlier logits"
-    )
+    assert before_training(model)[0].startswith("look  causal: changing tokens 6 and later changes earlier logits")
     assert before_training(model, step=1) == []
 
 

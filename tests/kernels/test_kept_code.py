@@ -275,7 +275,7 @@ def test_a_full_disk_is_one_warning(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with warned_at_most_once("nothing of it is left"):
+        with warned_at_most_once("no part of it is left"):
             assert doubled(tmp_path, 21) == 42
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

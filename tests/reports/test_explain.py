@@ -118,7 +118,7 @@ def test_decoders_of_all_kinds_are_told(kind: str) -> None:
     story = explain(Decoder(config).eval(), tokenizer, "to be", layer=-1)
     titles = [one.title for one in story.steps]
     assert titles[:2] == ["From text to tokens", "From id to vector"]
-    assert ("Where the token is" in titles) == (kind == "gpt2")
+    assert ("Adding the position" in titles) == (kind == "gpt2")
     assert any("which experts" in title for title in titles) == (kind == "experts with alibi")
     assert any("rotation" in title for title in titles) == (kind in ("latent", "post-norm"))
     assert any("latent" in title for title in titles) == (kind == "latent")

@@ -111,7 +111,7 @@ def test_evaluate_keeps_scores_for_the_page_and_the_cards(run: Path, tmp_path: P
     assert main(["report", str(run)]) == 0
     for file in "report.html", "card.md":
         text = (run / file).read_text()
-        for part in "copying", "mapping, 1 examples", "GPT-2", "What it cannot do", "FLOPs":
+        for part in "copying", "mapping, 1 examples", "GPT-2", "Limitations", "FLOPs":
             assert part in text, (file, part)
     assert main(["card", str(run), "--license", "mit", "--out", str(tmp_path / "README.md")]) == 0
     data = ModelCard((tmp_path / "README.md").read_text()).data.to_dict()

@@ -97,7 +97,7 @@ def test_legend_says_where_values_are_beyond_it() -> None:
         scale = Scale(1.0, signed=True, unit="effect")
         picture = Picture("", "", [cells("", values, scale=scale), cells("", [[0.5]], scale=scale)])
         assert len(picture.legends) == 1
-        assert ("full color also beyond ±1" in picture.svg()) == ("beyond ±1" in picture.text()) == said
+        assert ("full color from ±1" in picture.svg()) == ("beyond ±1" in picture.text()) == said
 
 
 def test_panels_of_another_strength_have_a_legend_of_their_own() -> None:
@@ -229,7 +229,7 @@ def test_steps_of_a_norm_and_a_gate_are_those_of_the_model() -> None:
     assert "centered and divided by the standard deviation, then multiplied" in told("norm", **learned)
     assert "two matrices make" in told("units of the feed-forward")
     sinks = told("weights", attention=SelfAttention(sinks=True), position=Alibi())
-    assert "; the rest is that of its sink." in sinks
+    assert "; the rest goes to its sink." in sinks
     assert "sink" not in told("weights")
 
 

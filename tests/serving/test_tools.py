@@ -80,9 +80,9 @@ def test_markers_are_those_of_the_chat_template() -> None:
 
 
 WRONG: dict[str, tuple[Any, Any, str]] = {
-    "no name": ([{"type": "function", "function": {}}], None, "tools[0] is no function with a name"),
-    "another type": ([{"type": "web_search"}], None, "tools[0] is no function"),
-    "no schema": ([{"type": "function", "function": {"name": "f", "parameters": [1]}}], None, "are no JSON schema"),
+    "no name": ([{"type": "function", "function": {}}], None, "tools[0] is not a function with a name"),
+    "another type": ([{"type": "web_search"}], None, "tools[0] is not a function"),
+    "no schema": ([{"type": "function", "function": {"name": "f", "parameters": [1]}}], None, "are not a JSON schema"),
     "an unknown choice": (TOOLS, "all", "tool_choice is 'all'"),
     "an unknown name": (TOOLS, {"function": {"name": "f"}}, "which is not among the tools"),
     "required without tools": ([], "required", "there are no tools"),

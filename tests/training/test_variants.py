@@ -83,7 +83,7 @@ def test_command_compares_and_says_whether_the_difference_is_noise(
     assert main(command) == 0
     said = capsys.readouterr()
     assert "plain" in said.out
-    assert "worse" in said.out or "two seeds cannot tell" in said.out
+    assert "worse" in said.out or "two seeds are too few to tell" in said.out
     assert "4 of 4: still, seed 1" in said.err
     assert (tmp_path / "runs/compare.svg").read_text().startswith("<svg")
     assert main([*command, "--json"]) == 0
@@ -112,11 +112,11 @@ def test_command_sweeps_warns_at_the_edge_and_survives_a_run_that_diverges(
 
 WRONG = {
     "compare {} --steps 3 --variant a": "1 variant given: compare at least two",
-    "compare {} --variant a --variant b": "it is not said how long to train",
+    "compare {} --variant a --variant b": "no length of training is given",
     "compare {} --steps 3 --tokens 9 --variant a --variant b": "--steps and --tokens are both given",
     "compare {} --steps 0 --variant a --variant b": "--steps is '0': write a positive number",
     "compare {} --tokens 3 --variant a --variant b": "a: tokens is 3, and one step takes",
-    "compare {} --steps 3 --variant a --variant b:lr=3": "lr is no option of `onward train`: did you mean",
+    "compare {} --steps 3 --variant a --variant b:lr=3": "lr is not an option of `onward train`: did you mean",
     "compare {} --steps 3 --variant a --variant b:model.n_heads=3": "b: d_model 128 is not divisible by n_heads 3",
     "compare {} --steps 3 --variant a --variant a": "two variants have the name a",
     "compare {} --steps 3 --variant a --variant b:validation=none": "b: validation is none",
@@ -168,10 +168,10 @@ def test_interval_of_paired_differences_is_that_of_student() -> None:
 @pytest.mark.parametrize(
     ("count", "interval", "said"),
     [
-        (2, (-0.4, 0.0005), "-0.1000 (-0.4000 to +0.0005): two seeds cannot tell"),
-        (2, (-0.4, 0.4), "two seeds cannot tell"),
-        (3, (-0.4, 0.4), "three seeds cannot tell"),
-        (12, (-0.4, 0.4), "12 seeds cannot tell"),
+        (2, (-0.4, 0.0005), "-0.1000 (-0.4000 to +0.0005): two seeds are too few to tell"),
+        (2, (-0.4, 0.4), "two seeds are too few to tell"),
+        (3, (-0.4, 0.4), "three seeds are too few to tell"),
+        (12, (-0.4, 0.4), "12 seeds are too few to tell"),
         (2, (-0.2, -0.0005), "better"),
     ],
 )
@@ -256,7 +256,7 @@ def test_train_without_a_preset_tells_what_follows_from_the_changes(
 ) -> None:
     command = ["train", *words(story_file, "--steps", "1", "--out", str(tmp_path / "run"))]
     assert main([*command, "--model.mlp", "plain"]) == 0
-    assert "beside your changes, the preset is changed in: " in (said := capsys.readouterr().err)
+    assert "in addition to your options, the preset is changed in: " in (said := capsys.readouterr().err)
     assert "d_ff 352 -> " in said
     assert "mlp.act silu -> gelu" in said
 

@@ -14,7 +14,7 @@ GROUPS = {
     "begin": {
         "quickstart": "train a small decoder on the built-in text and watch it learn",
         "learn": "the course: from next tokens to alignment, chapter by chapter",
-        "help": "a term of the field in one sentence: its chapter, its name in the code",
+        "help": "a term in one sentence, with its chapter and its name in the code",
     },
     "texts and tokens": {
         "data": "texts of any size as tokens, prepared once; well-known corpora",
@@ -24,7 +24,7 @@ GROUPS = {
         "train": "text -> tokens -> windows -> logits -> loss -> weights",
         "finetune": "examples of answers -> an assistant",
         "compare": "variants of a run side by side, and whether they differ by more than noise",
-        "sweep": "a run for each value of an option, and the valley of the loss",
+        "sweep": "a run for each value of an option, and the curve of their losses",
         "runs": "the runs in a folder, with their figures",
         "report": "curves, samples, attention and next tokens of a run or a model on one page",
     },
@@ -42,13 +42,13 @@ GROUPS = {
     },
     "check": {
         "doctor": "the usual mistakes in any decoder: yours, or a tutorial's",
-        "verify": "the promises of exactness, measured on a model",
+        "verify": "every way to run a model, compared with its plain forward",
     },
     "sizes and speed": {
-        "plan": "memory, operations, speed and cost of a decoder before it is there, each with its formula",
-        "scaling": "the best size and length of training for an amount of computation; laws of your runs",
+        "plan": "memory, operations, speed and cost of a decoder before it exists, each with its formula",
+        "scaling": "the best model size and number of tokens for a compute budget; laws of your runs",
         "models": "published decoders: their parts, and the changes from one to the next",
-        "bench": "tokens per second of a model, and how near the machine's limits that is",
+        "bench": "tokens per second of a model, and its share of the machine's limits",
     },
     "smaller, merged, published": {
         "quantize": "a model's linear layers as int8 or int4: smaller, faster, slightly less exact",

@@ -35,7 +35,7 @@ class Mesh:
         for word in text.replace(",", " ").split():
             axis, _, size = word.partition("=")
             if axis not in axes:
-                raise UserError(f"mesh is {text!r}, and {axis!r} is no axis of it: {nearest(axis, axes)}")
+                raise UserError(f"mesh is {text!r}, and {axis!r} is not an axis of it: {nearest(axis, axes)}")
             if not (size.isascii() and size.isdecimal() and 1 <= int(size[:9]) <= MOST) or axis in sizes:
                 raise UserError(
                     f"mesh is {text!r}: give each axis once, with its number of processes, such as {axis}=2"

@@ -50,7 +50,7 @@ def read_records(source: str) -> Iterator[Record]:
     for path in source_files(source):
         kind, _ = suffixes(path.name)
         if kind not in READERS:
-            raise UserError(f"{path} is no table: {ROWS}")
+            raise UserError(f"{path} is not a table: {ROWS}")
         yield from READERS[kind](path)
 
 

@@ -89,7 +89,7 @@ def check_judge(name: str, url: str, prompt: str, key_env: str, *needed: str) ->
     if lacking := next((one for one in needed if f"{{{one}}}" not in prompt), None):
         raise UserError(f"{name}.prompt is {shown(prompt)}: write {{{lacking}}} where that is to be")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key_env):
-        raise UserError(f"{name}.key_env is no name of an environment variable: the key itself is not given")
+        raise UserError(f"{name}.key_env is not the name of an environment variable: do not give the key itself")
 
 
 def filled(prompt: str, values: Mapping[str, Any]) -> str:

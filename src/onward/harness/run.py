@@ -62,7 +62,7 @@ def run_harness(
     for task in tasks:
         if not task.endswith(ENDINGS) and task not in known:
             near = nearest(task, known | Task.choices().keys())
-            raise UserError(f"{task!r:.60} is no task of Onward or of lm-evaluation-harness: {near}")
+            raise UserError(f"{task!r:.60} is not a task of Onward or of lm-evaluation-harness: {near}")
     rows, failures = list[dict[str, Any]](), dict[str, str]()
     questions: list[GradedQuestions] = []
     for task in tasks:
@@ -163,7 +163,7 @@ def check_file(file: Path) -> None:
         root = yaml.compose(file.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"{file}, line {line}: {error.problem or 'this is no YAML'}") from None
+        raise UserError(f"{file}, line {line}: {error.problem or 'this is not YAML'}") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{file} cannot be read ({' '.join(str(error).split())}): give a YAML file") from None
     if not isinstance(root, yaml.MappingNode):
@@ -173,4 +173,4 @@ def check_file(file: Path) -> None:
         return
     for key, line in keys.items():
         if key not in KEYS:
-            raise UserError(f"{file}, line {line}: {key} is no field of a task: {nearest(key, KEYS)}")
+            raise UserError(f"{file}, line {line}: {key} is not a field of a task: {nearest(key, KEYS)}")

@@ -9,7 +9,7 @@ from onward.files import written_whole
 from onward.reports.pictures.markup import details, page_of, resource, table, visible
 from onward.reports.pictures.plot import COLORS
 
-NAMES = {"where": "where", "how": "how it was measured", "why": "why it matters", "mend": "how to mend it"}
+NAMES = {"where": "where", "how": "how it was measured", "why": "why it matters", "mend": "how to fix it"}
 
 
 def write_findings(page: Path, target: str, summary: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -123,7 +123,9 @@ class Planned:
         yield line("forward, attention", attention, f"4 x heads x d_head x mean keys of {self.context:,} tokens")
         yield line("forward", products + attention, "their sum")
         again = (
-            "4 x forward - head: blocks are recomputed" if self.recompute else "3 x forward: a gradient of each factor"
+            "4 x forward - head: blocks are recomputed"
+            if self.recompute
+            else "3 x forward: the backward costs 2 x forward"
         )
         yield line("training", training_flops(config, self.context, self.recompute), again)
         yield line("training by the rule 6 N", 6 * active, "6 x parameters" + ", active ones" * (active != count))
@@ -164,14 +166,14 @@ class Planned:
     @property
     def allocator(self) -> str:
         """The words added to a formula for the gaps between tensors; "" without gaps."""
-        return f", plus {HOLES:.0%} for gaps in a CPU's memory" if self.holes else ""
+        return f", plus {HOLES:.0%} for fragmentation of CPU memory" if self.holes else ""
 
     def fit(self, line: partial[Line], peak: int, by: str) -> Iterator[Line]:
         """Yield the line for the peak memory, and the line for the memory left or missing on the machine. `line` makes
         a line of the section; `by` is the formula of the peak."""
         yield line("peak", peak, by)
         left = self.machine.memory - peak
-        what = "left" if left >= 0 else "does not fit, too much by"
+        what = "left" if left >= 0 else "does not fit, exceeds memory by"
         yield line(what, abs(left), f"{size_of(int(self.machine.memory))} of {self.machine.name}")
 
     def training_lines(self) -> Iterator[Line]:
@@ -184,9 +186,11 @@ class Planned:
         yield line("optimizer", memory.optimizer, per[self.optimizer])
         yield line("activations", memory.activations, "dry run: tensors that the forward saves for the backward")
         if memory.holes:
-            yield line("allocator", memory.holes, f"{HOLES:.0%} of gradients and activations: gaps in a CPU's memory")
+            yield line(
+                "allocator", memory.holes, f"{HOLES:.0%} of gradients and activations: fragmentation of CPU memory"
+            )
         yield from self.fit(
-            line, memory.peak, "largest sum at one time: activations are freed while gradients are made"
+            line, memory.peak, "largest sum at one time: activations are freed as gradients are computed"
         )
         if memory.peak < self.machine.memory:
             each = (self.training(self.batch + ROWS).peak - memory.peak) / ROWS
@@ -197,7 +201,7 @@ class Planned:
 
     def mesh_lines(self, mesh: Mesh) -> Iterator[Line]:
         """Yield the lines for the memory of one device of a mesh in training, and the bytes that it sends in a step."""
-        how = "matrices divided" if mesh.inside == "tensor" else "weights, gradients and state divided"
+        how = "matrices sharded" if mesh.inside == "tensor" else "weights, gradients and state sharded"
         section = f"one device of {mesh.groups} groups of {mesh.devices} ({how}), training in {self.precision}"
         line, n, rows = partial(size, section), mesh.devices, self.batch
         memory = device_memory(self.trained, mesh, rows, self.context, CrossEntropy(), **self.step_options)

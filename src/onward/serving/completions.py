@@ -32,7 +32,7 @@ class CompletionRequest(SamplingFields):
     prompt: str | list[str] | list[int] | list[list[int]] = ""
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = Field(None, description="Alternatives per token.")
     echo: bool | None = Field(None, description="Begin each answer with its prompt.")
-    add_special_tokens: bool | None = Field(None, description="Begin a text with the tokens that begin texts.")
+    add_special_tokens: bool | None = Field(None, description="Prepend the tokenizer's begin-of-text tokens.")
     return_token_ids: bool | None = None
 
 

@@ -33,7 +33,7 @@ class EmbeddingRequest(BaseModel):
     model: str | None = None
     input: str | list[str] | list[int] | list[list[int]]
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, description="Only the model's own number.")
+    dimensions: int | None = Field(None, description="Must equal the model's d_model.")
 
 
 @router.post("/v1/embeddings")

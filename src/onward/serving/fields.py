@@ -112,14 +112,14 @@ class SamplingFields(BaseModel):
     forced_tokens: list[int] | None = None
     stop: str | list[str] | None = Field(None, description="Texts that end an answer and are not part of it.")
     stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = Field(None, description="No stop token is generated.")
+    ignore_eos: bool | None = Field(None, description="Never generate a stop token.")
     seed: int | None = Field(None, description="Equal seeds give equal answers.")
     n: int | None = Field(None, description="Answers for each prompt.")
     max_tokens: int | None = Field(None, description="Also as max_completion_tokens, max_new_tokens, n_predict.")
     max_completion_tokens: int | None = None
     max_new_tokens: int | None = None
     n_predict: int | None = None
-    min_tokens: int | None = Field(None, description="No answer ends before. Also as min_new_tokens.")
+    min_tokens: int | None = Field(None, description="The fewest tokens of an answer. Also as min_new_tokens.")
     min_new_tokens: int | None = None
     repeat_penalty: float | None = None
     regex: str | None = None
@@ -127,7 +127,7 @@ class SamplingFields(BaseModel):
     structured_outputs: Structured | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    edits: Edits | None = Field(None, description="Heads and layers that are switched off for this request.")
+    edits: Edits | None = Field(None, description="Heads and layers to switch off for this request.")
     truncate_prompt_tokens: int | None = Field(None, description="Keep this many tokens at the end of the prompt.")
 
     def given(self) -> dict[str, Any]:

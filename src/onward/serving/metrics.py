@@ -30,16 +30,16 @@ class Metrics(Collector):
         self.last_step: dict[int, float] = {}  # time of the last step that gave tokens, by engine
         count = lambda name, text, labels=(): Counter(name, text, labels, registry=self.registry)
         times = lambda name, text, buckets=SECONDS: Histogram(name, text, buckets=buckets, registry=self.registry)
-        self.prompt_tokens = count("vllm:prompt_tokens", "Tokens of prompts")
+        self.prompt_tokens = count("vllm:prompt_tokens", "Prompt tokens")
         self.new_tokens = count("vllm:generation_tokens", "Generated tokens")
-        self.queries = count("vllm:prefix_cache_queries", "Tokens of prompts that were looked up in the cache")
-        self.hits = count("vllm:prefix_cache_hits", "Tokens of prompts that the cache held")
+        self.queries = count("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache")
+        self.hits = count("vllm:prefix_cache_hits", "Prompt tokens found in the cache")
         self.drafted = count("vllm:spec_decode_num_draft_tokens", "Drafted tokens")
         self.accepted = count("vllm:spec_decode_num_accepted_tokens", "Accepted drafted tokens")
-        self.done = count("vllm:request_success", "Answers that ended", ["finished_reason"])
-        self.first = times("vllm:time_to_first_token_seconds", "From the request to its first token")
-        self.between = times("vllm:inter_token_latency_seconds", "Between two steps that gave tokens", BETWEEN)
-        self.whole = times("vllm:e2e_request_latency_seconds", "From the request to the end of its answers")
+        self.done = count("vllm:request_success", "Finished answers", ["finished_reason"])
+        self.first = times("vllm:time_to_first_token_seconds", "Time from the request to its first token")
+        self.between = times("vllm:inter_token_latency_seconds", "Time between two steps with new tokens", BETWEEN)
+        self.whole = times("vllm:e2e_request_latency_seconds", "Time from the request to the end of its answers")
         self.registry.register(self)
 
     def collect(self) -> list[GaugeMetricFamily]:
@@ -51,8 +51,10 @@ class Metrics(Collector):
         for number, engine in enumerate(engines):
             used.add_metric([str(number)], cache_use(engine))
         return [
-            GaugeMetricFamily("vllm:num_requests_running", "Answers that have a row", running),
-            GaugeMetricFamily("vllm:num_requests_waiting", "Answers that wait for one", self.service.pending - running),
+            GaugeMetricFamily("vllm:num_requests_running", "Answers being generated", running),
+            GaugeMetricFamily(
+                "vllm:num_requests_waiting", "Answers waiting to be generated", self.service.pending - running
+            ),
             used,
         ]
 

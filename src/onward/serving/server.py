@@ -30,7 +30,7 @@ def listen(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         if isinstance(error, socket.gaierror):
-            raise UserError(f"host is {host!r}, which is no address of this machine: give another") from None
+            raise UserError(f"host is {host!r}, which is not an address of this machine: give another") from None
         raise UserError(
             f"port {port} of {host} cannot be used ({error.strerror}): choose another with --port"
         ) from None

@@ -89,7 +89,7 @@ class Service:
         if self.state == "loading":
             raise ApiError("the model is being loaded: try again in some seconds", 503, code="loading")
         if self.state == "draining":
-            raise ApiError("the server is about to end and takes no more requests", 503, code="draining")
+            raise ApiError("the server is shutting down and accepts no more requests", 503, code="draining")
 
     async def compute(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function in another thread, so that the event loop goes on; return its result."""
@@ -119,7 +119,9 @@ class Service:
         if count * (options.max_new_tokens or engine.length) > TOKENS:
             raise ApiError(f"the answers would have more than {TOKENS:,} tokens: ask for fewer, or shorter ones")
         if count > most:
-            raise ApiError(f"{count} answers are asked for and {most} may be pending: ask for fewer at a time")
+            raise ApiError(
+                f"the request asks for {count} answers, and at most {most} may be pending: ask for fewer at a time"
+            )
 
         def prepare() -> dict[Any, Any]:
             answers = requests_for(engine, served.lm.text(), prompts, options)
@@ -131,7 +133,7 @@ class Service:
         names = edits.names(served.lm.model) if edits else []
         answers = await self.compute(prepare)
         if self.pending + count > most:
-            raise ApiError(f"{self.pending} answers are pending, which is all that may be: try again later", 429)
+            raise ApiError(f"{self.pending} answers are pending, the most that the server allows: try again later", 429)
         self.check_ready()
         context = edited_for(served.lm.model, names, answers) if names else nullcontext()
         job = Job(engine, answers, label, self.ended, context)

@@ -104,9 +104,11 @@ def function_of(tool: Any, number: int) -> dict[str, Any]:
     tool `number`, if it is malformed."""
     function = tool.get("function", tool) if isinstance(tool, dict) and tool.get("type") == "function" else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-        raise ApiError(f"tools[{number}] is no function with a name: write type, function and its name", param="tools")
+        raise ApiError(
+            f"tools[{number}] is not a function with a name: write type, function and its name", param="tools"
+        )
     if not isinstance(function.get("parameters") or {}, dict):
-        raise ApiError(f"the parameters of tools[{number}] are no JSON schema: give an object", param="tools")
+        raise ApiError(f"the parameters of tools[{number}] are not a JSON schema: give an object", param="tools")
     return {name: value for name, value in function.items() if name in ("name", "description", "parameters", "strict")}
 
 

@@ -72,7 +72,7 @@ class Tokenizer:
         path = Path(path)
         file = (tokenizer_file(path) or path / "tokenizer.json") if path.is_dir() else path
         if not file.exists():
-            raise UserError(f"there is no tokenizer.json in {path}: name a folder or file that holds one")
+            raise UserError(f"there is no tokenizer.json in {path}: name a folder or file that contains one")
         inner, first, last, filler = read_inner(file)
         end, tables = END if inner.token_to_id(END) is not None else None, published(file.parent)
         if file.name != "tokenizer.json":

@@ -22,8 +22,8 @@ Measure how fast a model reads prompts and decodes, for numbers of rows and prec
 that decoding a token reads, this machine's bandwidth and arithmetic, and the shares of both that are reached. Other
 programs that run meanwhile slow it down.
 
-With --train the model is trained on random tokens, and not saved: tokens per second, the operations that a token needs,
-the share of the arithmetic that is reached (MFU), and the milliseconds of each part of a step.
+With --train, train the model on random tokens without saving it: tokens per second, operations per token, the share of
+the arithmetic that is reached (MFU), and the milliseconds of each part of a step.
 
 examples:
   onward bench runs/mybook
@@ -168,7 +168,7 @@ def train(options: Options, batches: Sequence[int]) -> None:
     precisions = [name.strip() for name in (options.precision or "float32,bfloat16").split(",")]
     for name in precisions:
         if name not in TRAINED:
-            raise UserError(f"precision has {name!r}, which is not trained: choose {' or '.join(TRAINED)}")
+            raise UserError(f"precision has {name!r}, which cannot be trained: choose {' or '.join(TRAINED)}")
     with console.status("arithmetic of this machine") as status:
         speeds, peaks = training_speeds(
             options.model,

@@ -14,7 +14,7 @@ from onward.hub import CARD
 
 ABOUT = """\
 Write the model card of a model or a run: its parts, the command, the data and the curves of its training, the
-evaluation, and how to load it in Onward, transformers and llama.cpp, as far as these are on record.
+evaluation, and how to load it in Onward, transformers and llama.cpp, as far as they were recorded.
 
 examples:
   onward card runs/mybook --license mit                     runs/mybook/README.md, to add to before onward push

@@ -172,7 +172,7 @@ class Conversation:
             raise UserError(f"this message is {1 - left(dropped)} tokens too long for a context of {self.length}")
         if dropped:
             del self.turns[:dropped]
-            console.print(f"the context is full: the oldest turns, {dropped // 2}, are dropped")
+            console.print(f"the context is full, so the oldest turns are dropped: {dropped // 2}")
         return left(0)
 
     def command(self, line: str) -> None:

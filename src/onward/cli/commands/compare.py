@@ -21,10 +21,10 @@ from onward.training.presets import merge
 ABOUT = """\
 Train variants under equal time, tokens, operations or steps, and say whether their difference is more than noise.
 
-A variant is a TOML file with options of `onward train`, or `--variant NAME: option=value ...` with those that differ;
-all options of `onward train` can be given for all variants. Seed s has the same order of the data in each variant, so
-that differences are taken seed by seed. The first variant is the one that the others are compared with. Runs that have
-ended are not repeated: the same command goes on after an interruption, and takes more seeds or variants.
+A variant is a TOML file with options of `onward train`, or `--variant NAME: option=value ...` with the options that
+differ; options of `onward train` outside a variant apply to all variants. Seed s gives the same order of the data in
+each variant, so differences are computed seed by seed. The first variant is the baseline. Finished runs are not
+repeated: the same command continues after an interruption, and accepts more seeds or variants.
 
 examples:
   onward compare a.toml b.toml --time 60s --seeds 3
@@ -108,7 +108,7 @@ def changes(text: str) -> tuple[str, dict[str, Any], str]:
         option, equals, value = word.partition("=")
         option = option.strip("-").replace("-", "_")
         if not equals or option.split(".")[0] not in known:
-            wrong = f"{word!r} is no option=value" if not equals else f"{option} is no option of `onward train`"
+            wrong = f"{word!r} is not option=value" if not equals else f"{option} is not an option of `onward train`"
             raise UserError(f"--variant {text!r}: {wrong}: {nearest(option.split('.')[0], known)}")
         table[option] = [value] if isinstance(getattr(RunConfig, option, None), tuple) else value
     if not name.strip():

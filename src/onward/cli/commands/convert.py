@@ -26,10 +26,10 @@ examples:
   onward convert runs/mybook mybook.gguf --dry-run          whether it can be written, and what is lost
   onward convert org/old folder --from-bin                  an old release, which has pickles in place of safetensors
 
-A GGUF file computes what the model does, or is not written: the message then names the part of the model for which
-llama.cpp has nothing. --accept has it written all the same: gelu where llama.cpp has the tanh form of an exact GELU
-(Pythia, Falcon, MPT), ramp where it rounds the ramp of YaRN (GPT-OSS), window where it has none (the first Mistral).
-llama-quantize of llama.cpp makes smaller types (Q4_K_M, Q5_K_M, Q6_K) of an f32 or bf16 file.
+A GGUF file is written only if llama.cpp computes the same function; otherwise the error names the unsupported part of
+the model. --accept writes the file despite a known difference: gelu, where llama.cpp uses the tanh form of GELU (Pythia,
+Falcon, MPT); ramp, where it rounds the ramp of YaRN (GPT-OSS); window, where it has no sliding window (the first
+Mistral). llama-quantize of llama.cpp turns an f32 or bf16 file into smaller types (Q4_K_M, Q5_K_M, Q6_K).
 """
 FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # endings of files that are not written
 

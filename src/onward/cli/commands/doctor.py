@@ -15,11 +15,11 @@ from onward.config.part_types import SizeOrZero
 from onward.errors import UserError
 
 ABOUT = """\
-Find the usual mistakes of decoders in any model that takes token ids (B, T) and returns logits (B, T, V): one that sees
-the future, a loss over the wrong axis, a cache that changes the model, and others. Exit status 1 if one is found.
+Find common mistakes in any decoder that takes token ids (B, T) and returns logits (B, T, V): a mask that shows later
+tokens, a loss over the wrong axis, a cache that changes the logits, and others. Exit status 1 if a check fails.
 
-The model is a folder, or a class or function in a Python file or module. It is run in a process of its own. A folder of
-prepared tokens, or texts, are examined as what they are: texts to train on.
+The model is a folder, or a class or function in a Python file or module; it runs in a process of its own. Prepared
+tokens and texts are checked as training data.
 
 examples:
   onward doctor model.py:GPT
@@ -51,15 +51,15 @@ class Options:
     loss: str = ""  # FILE.py:FUNCTION, where FUNCTION(logits, targets) returns the loss that you train with
     cache: str = ""  # FILE.py:FUNCTION, where FUNCTION(model) makes a cache: a function from new tokens to logits
     batches: str = ""  # FILE.py:NAME of pairs of token ids and targets, or of a function that returns them
-    validation_batches: str = ""  # the same, of the text that is held out
+    validation_batches: str = ""  # FILE.py:NAME of such pairs from the held-out text
     train: str = ""  # FILE.py:FUNCTION that trains: FUNCTION(model), or FUNCTION(model, optimizer, tokens, targets)
-    text: str = ""  # that a trained model should predict well; by default the validation text of a run
-    validation: str = ""  # of texts to train on: the text that is held out
-    frozen: str = ""  # a pattern of the names of parameters that must not be trained
+    text: str = ""  # text that a trained model should predict well; by default the validation text of a run
+    validation: str = ""  # held-out text, if the target is texts to train on
+    frozen: str = ""  # regular expression for the names of parameters that must not be trained
     vocab_size: SizeOrZero = 0  # number of token ids; 0: as many as there are logits
-    context_length: SizeOrZero = 0  # tokens of the longest text; 0: what the model's attributes say
-    seconds: Annotated[float, Range(1, 1e6)] = 120.0  # for all checks
-    gigabytes: Annotated[float, Range(0.1, 1e6)] = 16.0  # of memory
+    context_length: SizeOrZero = 0  # tokens of the longest text; 0: from the model's attributes
+    seconds: Annotated[float, Range(1, 1e6)] = 120.0  # time limit of all checks
+    gigabytes: Annotated[float, Range(0.1, 1e6)] = 16.0  # memory limit
     html: str = ""  # also write the findings as this page
     json: bool = False  # print the findings as JSON
 

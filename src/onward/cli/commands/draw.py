@@ -16,7 +16,7 @@ Draw an idea, computed by the code that models run on, with a caption that expla
 
 examples:
   onward draw                               the ideas
-  onward draw mask                          causal beside bidirectional, and packed documents
+  onward draw mask                          causal, bidirectional and packed documents
   onward draw rope --out rope.html          with the values under the pointer
   onward draw samplers --out samplers.svg   follows the reader's light or dark colors
   onward draw samplers --logits 5,2.9,2.3,1.1    your own logits through each sampler

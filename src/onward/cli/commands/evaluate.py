@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from onward.training.inputs.texts import Inputs
 
 ABOUT = """\
-Loss, perplexity and bits per byte of a model on a text. Of a classifier the accuracy on labeled examples, with a table
-of what was taken for what; of a reward model how often it prefers the chosen answer, and by how much.
+Loss, perplexity and bits per byte of a model on a text. For a classifier, accuracy on labeled examples and the
+confusion matrix; for a reward model, how often it prefers the chosen answer, and by how much.
 
 examples:
   onward evaluate runs/mybook                    the validation text of the run, and tasks that need no other text
@@ -31,7 +31,7 @@ examples:
   onward evaluate runs/mybook other.txt --stride 64 --json
   onward evaluate runs/kinds kinds.jsonl         a classifier, on rows of --method classify
   onward evaluate runs/judge pairs.jsonl         a reward model, on rows of --method reward
-  onward evaluate runs/mybook other.txt --quantize int4     what quantized weights cost: two lines, plain and int4
+  onward evaluate runs/mybook other.txt --quantize int4     the loss with plain and with int4 weights
   onward evaluate runs/mybook --tasks cloze:other.txt,mapping,copying     questions, with standard errors
   onward evaluate runs/mybook --tasks cloze,words,core:eval_bundle        cloze and words on the run's validation text
   onward evaluate runs/mybook --tasks "arithmetic(digits=2), choices:questions.jsonl" --examples 5
@@ -41,8 +41,8 @@ examples:
 tasks:
 """
 TASKS = """\
-  cloze:FILE           which of four continuations of a passage of the text is the real one; without :FILE of the
-                       validation text of the run
+  cloze:FILE           which of four continuations of a passage of the text is the real one; without :FILE, of the
+                       run's validation text
   words:FILE           the plurals of words of a text, after three examples; words(ending="ed") for another ending
   copying, brackets    a sequence that repeats; the bracket that closes the innermost open one
   arithmetic           sums and differences; arithmetic(digits=2)
@@ -158,7 +158,7 @@ def of_tasks(options: Options) -> None:
         if is_file and not Path(word).is_file():
             raise UserError(f"tasks names {word}, and there is no such file: name a task of lm-evaluation-harness")
         if find_spec("lm_eval") is None:
-            unknown = " needs a library" if is_file else f" is no task of Onward: {nearest(word, Task.choices())}"
+            unknown = " needs a library" if is_file else f" is not a task of Onward: {nearest(word, Task.choices())}"
             raise UserError(f"{word}{unknown} (lm-evaluation-harness, with its tasks: pip install 'onward[eval]')")
         return True
 

@@ -18,7 +18,7 @@ from onward.training.methods import Method
 from onward.training.methods.sft import SFT
 
 ABOUT = """\
-Train a model on examples of answers. The options, the run folder and its resuming are those of onward train.
+Train a model on examples of answers. Options, the run folder and resuming work as in onward train.
 
 examples:
   onward finetune runs/mybook chats.jsonl --template chatml --out runs/assistant

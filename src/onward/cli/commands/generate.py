@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from onward.text.tokenizer import Tokenizer
 
 ABOUT = """\
-Continue prompts with a model: all of them together, printed in their order, each as it grows.
+Continue prompts with a model: all in one batch, printed in order, each as it is generated.
 
 examples:
   onward generate runs/mybook "Once upon"
@@ -269,7 +269,7 @@ def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float
     )
     if speed_up is not None and speed_up < 1:
         console.print(
-            f"speculation does not pay here: {speed_up:.2f} times the speed without it, so leave it out",
+            f"speculation gives {speed_up:.2f} times the plain speed here: leave it out",
             soft_wrap=True,
         )
 

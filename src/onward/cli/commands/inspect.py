@@ -50,8 +50,8 @@ VIEWS: dict[str, tuple[str, ...]] = {  # the options of each view, in addition t
 }
 
 ABOUT = """\
-Look inside a model: what it does with a text, in the terminal or as a picture, and the names of its activations, which
-onward.trace records and onward.edit changes.
+Look inside a model: draw its computation on a text, in the terminal or as a picture, or list the names of its
+activations, which onward.trace records and onward.edit changes.
 
 examples:
   onward inspect runs/mybook "The cat sat on the" next
@@ -70,7 +70,7 @@ views of a text:
   lens       the next token that each layer would predict
   heads      the role of each head: previous token, induction, first token, ... (needs no text)
   tokens     the loss, rank and entropy of each token
-  patch      which activations carry what distinguishes the text from another (--corrupted)
+  patch      which activations carry the difference between the text and another (--corrupted)
   positions  the loss by position, of a long text
   neurons    the most active units of a feed-forward
   experts    the experts of each token

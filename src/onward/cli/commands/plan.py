@@ -151,13 +151,13 @@ def show(planned: "Planned", lines: "Sequence[Line]") -> None:
             "part": part.name,
             "parameters": f"{part.parameters:,}"
             if part.parameters or not planned.config.tied
-            else "those of embedding",
+            else "shared with embedding",
             "share": f"{part.parameters / count:.1%}",
             "FLOPs per token": human(part.flops) if part.flops else "0",
         }
         for part in parts
     ]
-    of = f", {human(active)} of them for a token" * (active != count)
+    of = f", {human(active)} of them active per token" * (active != count)
     console.print(f"{human(count)} parameters{of}", soft_wrap=True)
     print_table(
         [

@@ -16,14 +16,13 @@ from onward.errors import UserError
 from onward.fields import counted
 
 ABOUT = """\
-The likeliest answers to the question at the end of a prompt, with their probabilities, and how these move as 0, 1, 2,
-4 and more examples are put in front of the question: in-context learning. The examples are those of the prompt and,
-before them, those of a file.
+Show the likeliest answers to the question at the end of a prompt, and how their probabilities change as 0, 1, 2, 4 and
+more examples precede the question (in-context learning). Examples come from the prompt and, before them, from a file.
 
 examples:
   onward prompt runs/mybook "great → good; hot → warm; huge →"
   onward prompt runs/mybook "great → good; hot → warm; huge →" --examples shots.jsonl --out shots.svg
-  onward prompt runs/mybook "huge →" --examples shots.csv --candidates big,small       whole answers of yours
+  onward prompt runs/mybook "huge →" --examples shots.csv --candidates big,small       your own answers
   onward prompt runs/mybook "huge →" --examples shots.csv --max-new-tokens 4           whole answers by beam search
   onward prompt gpt2 "Q: 2 + 2? A: 4
 Q: 3 + 4? A:" --json                                               a line for each example
@@ -63,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
         format_of(Path(options.out))
     candidates = [text.strip() for text in options.candidates.split(",") if text.strip()]
     if candidates and options.max_new_tokens > 1:
-        raise UserError("max_new_tokens finds answers, and candidates are the answers: give one of them")
+        raise UserError("max_new_tokens searches for answers and candidates names them: give one of the two")
     given: list[str] = []
     for _, row in rows(options.examples, "examples", ("question", "answer")) if options.examples else ():
         given.append(f"{str(row['question']).strip()} {str(row['answer']).strip()}")

@@ -12,8 +12,8 @@ from onward.hub import CARD, HubName, size_of
 from onward.hub_upload import model_files, upload
 
 ABOUT = """\
-Upload a model to the Hugging Face hub, with its card, in one commit. Nothing but the model goes there: no optimizer
-state, no logs, no data. Who you are is known from `hf auth login` or HF_TOKEN.
+Upload a model to the Hugging Face hub, with its card, in one commit. Only the model is uploaded: no optimizer
+state, no logs, no data. Log in with `hf auth login`, or set HF_TOKEN.
 
 examples:
   onward push runs/mybook me/mybook --license mit --dry-run          what would be uploaded, and the card
@@ -40,9 +40,7 @@ def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward push", about=ABOUT)
     folder, model = Path(options.folder), HubName.of(options.name)
     if model is None or "/" not in model.name:
-        raise UserError(
-            f"{options.name} is no name on the hub to upload to: give yours and that of the model: me/mybook"
-        )
+        raise UserError(f"{options.name} is not a name on the hub: give your name and the model's, such as me/mybook")
     files = contents(folder, options.license, model.name)
     sizes = {path: len(file) if isinstance(file, bytes) else file.stat().st_size for path, file in files.items()}
     rows, total = [{"file": path, "bytes": size} for path, size in sizes.items()], sum(sizes.values())

@@ -12,14 +12,14 @@ from onward.cli.shared.output import console, print_json, print_next, print_tabl
 from onward.errors import UserError
 
 ABOUT = """\
-Keep the weights of a model's linear layers as integers, in a folder that every command reads: int8 with a scale per
+Quantize the weights of a model's linear layers to integers, in a folder that every command reads: int8 with a scale per
 output, or int4 with a scale per 32 inputs. Activations stay as they are. transformers reads the folder too, with the
 library compressed-tensors.
 
 examples:
   onward quantize runs/mybook runs/mybook-int8
   onward quantize runs/mybook runs/mybook-int4 --to int4 --errors
-  onward evaluate runs/mybook other.txt --quantize int4     what it will cost, without writing a folder
+  onward evaluate runs/mybook other.txt --quantize int4     the loss with int4 weights, without writing a folder
 """
 
 

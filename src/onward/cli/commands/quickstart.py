@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from onward.training.run.run import Run
 
 ABOUT = """\
-Train a small decoder on text that every Python brings along, and watch noise become words.
+Train a small decoder on the documentation inside Python, and watch noise turn into words.
 
 examples:
   onward quickstart
@@ -88,14 +88,12 @@ def assist(options: Options, device: str) -> int:
     from onward.quickstart import STAGES, finetuning, held_out_answers, stage_figures
 
     folder, held_out = Path(options.out), held_out_answers()
-    console.print(
-        f"\n{len(answers()):,} questions about Python and their answers, of which {len(held_out):,} are held out"
-    )
+    console.print(f"\n{len(answers()):,} questions about Python with answers; {len(held_out):,} are held out")
     show_answers(folder)
     runs: dict[str, Run] = {}
     before = folder
     for stage in STAGES:
-        console.print(f"\nLearning {stage.learned} ({stage.method.kind}).")
+        console.print(f"\nLearning {stage.purpose} ({stage.method.kind}).")
         run = runs[stage.method.kind] = start(finetuning(stage, folder, before, options.time, device))
         if status := train(run):
             return status
@@ -117,4 +115,4 @@ def show_answers(folder: Path) -> None:
         console.print(f"\n{question(name)} [dim]({where})[/dim]", style="bold")
         text = lm.chat(question(name), MOST, temperature=0.0)
         console.print(printable(" ".join(text.split())), markup=False)
-        console.print(f"right: {answers().get(name, '')}", style="dim", markup=False)
+        console.print(f"correct answer: {answers().get(name, '')}", style="dim", markup=False)

@@ -13,8 +13,8 @@ from onward.hub import locate
 
 ABOUT = """\
 Write the report of a run, running, stopped or finished, or of any model: one page with its curves, report card,
-samples, attention and next tokens, that needs no network. Of a run also card.md, the report card alone: data, size,
-cost, loss, the scores that onward evaluate has kept beside published figures, and limits.
+samples, attention and next tokens, that needs no network. For a run, also write card.md, the report card alone: data,
+size, cost, loss, the scores that onward evaluate has stored with published figures, and limitations.
 
 examples:
   onward report runs/mybook                                 runs/mybook/report.html, card.md and loss.svg

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from onward.serving.models import Served
 
 ABOUT = """\
-Serve models by the API of OpenAI, at /v1.
+Serve models through the OpenAI API, at /v1.
 
 examples:
   onward serve runs/mybook
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
     folders = [locate(name, options.revision) for name in names]  # downloads them, or says that they are not there
     check_weights(folders, getattr(torch, options.dtype) if options.dtype else None, options.quantize or None)
     if not options.is_local and not options.keys():
-        console.print("everybody who reaches this machine can use the server: set a key with --api-key", markup=False)
+        console.print("everyone who can reach this machine can use the server: set a key with --api-key", markup=False)
 
     def load_all() -> Sequence[Served]:
         served = load_served(options.models, options.adapter, options, lambda *given: load(given[0], options, given[1]))

@@ -17,11 +17,11 @@ from onward.training.config import RunConfig
 from onward.training.presets import merge
 
 ABOUT = """\
-Train a run for each value of an option, and show the valley.
+Train a run for each value of an option, and plot the losses.
 
 Any option of `onward train` that takes a number takes several, separated by commas; other options are swept by
-`--sweep OPTION=VALUE,VALUE`. Two options make a grid. Runs that have ended are not repeated: the same command goes on
-after an interruption, and takes more values.
+`--sweep OPTION=VALUE,VALUE`. Two options make a grid. Finished runs are not repeated: the same command continues
+after an interruption, and accepts more values.
 
 examples:
   onward sweep mybook.txt --learning-rate 1e-4,3e-4,1e-3,3e-3 --steps 500

@@ -14,7 +14,7 @@ from onward.errors import UserError
 from onward.training.config import RunConfig
 
 ABOUT = """\
-Train a decoder on text. The run folder is a Hugging Face folder that also holds what is needed to go on.
+Train a decoder on text. The run folder is a Hugging Face folder that also holds the training state.
 
 examples:
   onward train mybook.txt --out runs/mybook
@@ -33,7 +33,7 @@ examples:
   torchrun --standalone --nproc-per-node 2 -m onward train mybook.txt --accumulation 4
 
 SIGTERM saves and exits with 143, SIGHUP with 129, Ctrl-C with 130; SIGUSR1 saves and goes on. A run that was killed is
-resumed from its newest save, and gives the weights that it would have given.
+resumed from its newest save, and gives the same weights as without the interruption.
 
 --preset takes tiny, mini, small, medium or a published release, which `onward models` lists, with new weights and the
 tokenizer's vocabulary. Where its width or its heads change, what follows from them does too.

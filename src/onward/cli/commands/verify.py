@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from onward.language_model import LanguageModel
 
 ABOUT = """\
-Run a model in every way that Onward has, and measure how far each is from the plain run. Exit status 1 if one is beyond
-rounding.
+Run a model in every way that Onward supports, and measure the difference of each from the plain forward. Exit status 1
+if a difference exceeds rounding.
 
 examples:
   onward verify runs/mybook

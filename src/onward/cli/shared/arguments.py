@@ -12,7 +12,7 @@ from onward import fields
 from onward.config.decoder import DecoderConfig
 
 LONGEST = 80  # characters of the choices of an option, which are then listed apart
-IMPORTS = "import this module first, which defines parts of your own"
+IMPORTS = "module with parts of your own, which is imported first"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,7 +56,7 @@ def check_order(cls: type, values: Mapping[str, Any], prog: str) -> None:
     if swapped := next((word for word in words if is_model(word)), None):
         rest = [values[first] if word == swapped else word for word in words]
         raise UserError(
-            f"{values[first]!r} is no model, and {swapped} is one: did you mean {prog} {join([swapped, *rest])}?"
+            f"{values[first]!r} is not a model, but {swapped} is: did you mean {prog} {join([swapped, *rest])}?"
         )
 
 

@@ -152,7 +152,7 @@ def kept_answers(lm: LanguageModel, keep: bool) -> Iterator[Kept]:
     kept = kept_for(lm.model, lm.text(), folder) if folder else Kept()
 
     def end(*_: object) -> None:
-        go_on = f"; {len(kept.results):,} answers are kept in {kept.file}, and the same command goes on from there"
+        go_on = f"; {len(kept.results):,} answers are kept in {kept.file}, and the same command continues from there"
         os.write(2, f"\nonward: interrupted{go_on if kept.file else ''}\n".encode())
         os._exit(130)
 
@@ -166,7 +166,7 @@ def kept_answers(lm: LanguageModel, keep: bool) -> Iterator[Kept]:
         kept.close()
     if kept.file and kept.reused:
         console.print(
-            f"{kept.reused:,} answers were kept from before in {kept.file}; --no-keep asks again",
+            f"{kept.reused:,} answers were reused from {kept.file}; --no-keep asks again",
             markup=False,
             soft_wrap=True,
         )

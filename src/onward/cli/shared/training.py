@@ -151,7 +151,7 @@ def describe(run: "Run", say: Say) -> None:
     config, changes = run.config, run.config.model
     sizes = {name: changes[name] for name in MINI if name in changes} if config.dialed else {}
     if not config.base and (unnamed := unnamed_changes(config.preset, run.model.config, changes, sizes)):
-        say(f"beside your changes, the preset is changed in: {'; '.join(unnamed)}")
+        say(f"in addition to your options, the preset is changed in: {'; '.join(unnamed)}")
     for check in start_checks(run.model, run.planner.first_batch(), inputs.train, inputs.validation, fresh=run.fresh):
         say(Text.assemble(OK if check.ok else LOOK, check.sentence))
     examine(run, say)

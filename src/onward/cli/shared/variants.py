@@ -80,7 +80,7 @@ def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, A
     given = {name: own_options.pop(name, None) or values.pop(name, None) for name in LENGTHS}
     chosen = {name: value for name, value in given.items() if value}
     if len(chosen) != 1:
-        which = f"{' and '.join(chosen)} are both given" if chosen else "it is not said how long to train"
+        which = f"{' and '.join(chosen)} are both given" if chosen else "no length of training is given"
         raise UserError(f"{which}: give one of --time, --tokens, --flops and --steps")
     ((name, value),) = chosen.items()
     if name == "time":

@@ -83,7 +83,7 @@ class Core(ScoredTask, kind="core"):
         """The entry of the task in core.yaml. Raises a UserError for an unknown label."""
         known = entries(self.folder)
         if self.task not in known:
-            raise UserError(f"{self.task!r} is no task of {self.folder}: {nearest(self.task, known)}")
+            raise UserError(f"{self.task!r} is not a task of {self.folder}: {nearest(self.task, known)}")
         return known[self.task]
 
     def parts(self) -> Sequence[Task]:
@@ -192,7 +192,7 @@ def entries(folder: str) -> dict[str, CoreEntry]:
     try:
         table = yaml.safe_load(text_of(str(path), Core.kind))
     except yaml.YAMLError as error:
-        raise UserError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     given = table.get("icl_tasks") if isinstance(table, Mapping) else None
     if not isinstance(given, list) or not given or not all(isinstance(one, Mapping) for one in given):
         raise UserError(f"{path} has no list icl_tasks: name the folder of a bundle of CORE")

@@ -137,4 +137,4 @@ def json_lines(file: str, text: str) -> Iterator[tuple[str, Any]]:
             try:
                 yield f"{file}, line {i}", json.loads(line)
             except (ValueError, RecursionError):
-                raise UserError(f"{file}, line {i} is no JSON: write one object per line") from None
+                raise UserError(f"{file}, line {i} is not JSON: write one object per line") from None

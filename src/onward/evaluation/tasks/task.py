@@ -79,7 +79,7 @@ class Task(Part):
         if not colon or not kind.isidentifier():
             return None
         if kind not in cls.kinds:
-            raise UserError(f"{kind!r:.60} is no known task: {nearest(kind, cls.choices())}")
+            raise UserError(f"{kind!r:.60} is not a known task: {nearest(kind, cls.choices())}")
         names = [field.name for field in fields(cls.kinds[kind])]
         if not names:
             raise UserError(f"the task {kind} has no options: leave out :{rest}")

@@ -297,7 +297,8 @@ FORWARD = {
     ),
     "modes": Check(
         "",
-        "in train mode, compares two seeds, which must differ if dropout is set; then, without dropout, causal and rows",
+        "in train mode, compares two seeds, which must differ if dropout is set; then, without dropout, causal and "
+        "rows",
         "training sees tokens that generation will not see, or the configured dropout has no effect",
         "pass self.training to F.dropout; normalize over the width, by LayerNorm or RMSNorm",
         modes,

@@ -33,8 +33,8 @@ def block(token: Followed, layer: int) -> Iterator[Step]:
         wide,
         "out(heads)",
         f"The outputs of the {c.n_heads} heads are put side by side, and one matrix mixes them into a vector as "
-        f"wide as the residual stream. This is what attention has to say about {token.piece}; its length is "
-        f"{out.norm():.2f}, that of the stream {before.norm():.2f}. The block adds it: {equation}.",
+        f"wide as the residual stream: the output of attention for {token.piece}. Its length is "
+        f"{out.norm():.2f}; the stream's is {before.norm():.2f}. The block adds it to the stream: {equation}.",
         [vector("output of attention", out)]
         + ([vector("stream after the addition", token.at(f"{name}.mid"))] if f"{name}.mid" in token.t else []),
     )
@@ -44,11 +44,11 @@ def block(token: Followed, layer: int) -> Iterator[Step]:
         yield from feed_forward(token, layer, where, wide)
     after = token.at(f"{name}.out")
     yield Step(
-        f"{where}: what the block has changed",
+        f"{where}: the change made by the block",
         wide,
         equation,
-        f"The vector went in with length {before.norm():.2f} and comes out with {after.norm():.2f}; the cosine of "
-        f"both is {torch.cosine_similarity(before, after, 0):.2f}. {token.guess(layer)}",
+        f"The vector enters with length {before.norm():.2f} and leaves with length {after.norm():.2f}; the cosine of "
+        f"the two is {torch.cosine_similarity(before, after, 0):.2f}. {token.guess(layer)}",
         [vector("into the block", before), vector("out of the block", after)],
     )
 
@@ -59,13 +59,15 @@ def block_in_short(token: Followed, layer: int) -> Step:
     before, attended = token.at(f"{name}.in"), token.at(f"{name}.attn.out")
     weights = token.weights(layer)
     head, key = divmod(int(weights.argmax()), weights.size(1))
-    added = f", its feed-forward one of {token.at(f'{name}.mlp.out').norm():.2f}" * (f"{name}.mlp.out" in token.t)
+    added = f", its feed-forward a vector of length {token.at(f'{name}.mlp.out').norm():.2f}" * (
+        f"{name}.mlp.out" in token.t
+    )
     return Step(
         f"Block {layer} (of 0 to {c.n_layers - 1})",
         f"(1, {len(token.tokens)}, {c.d_model})",
         formula(at(c.block, layer)),
         f"Another block, in short. Its attention adds a vector of length {attended.norm():.2f} to "
-        f"the stream of length {before.norm():.2f}{added}. Head {head} looks at “{token.pieces[key]}” with "
+        f"the stream of length {before.norm():.2f}{added}. Head {head} gives “{token.pieces[key]}” the weight "
         f"{weights[head, key]:.2f}. {token.guess(layer)}",
         [token.weights_panel(layer)],
     )
@@ -89,34 +91,33 @@ def attention(token: Followed, layer: int, where: str) -> Iterator[Step]:
     dot = float(queries[token.p, head] @ keys[best, head * keys.size(1) // c.n_heads])
     scale = float(attend_modules(token.model)[layer].scale)
     score_scale = Scale(float(biased.abs().max()) or 1.0, signed=True, unit="score")
-    biases = f" The positions add a bias, so that this score becomes {float(biased[head, best]):.3f}."
+    biases = f" The positions add a bias, which makes this score {float(biased[head, best]):.3f}."
     yield Step(
         f"{where}: scores",
         f"(1, {c.n_heads}, {count}, {count})",
         "scores = q · k × scale",
         f"The query of {token.piece} is compared with the key of every token up to it: {token.p + 1} scores for "
         "each head, each the sum of products of a query's and a key's numbers, times a constant. Later tokens "
-        f"are masked: they are what the model has to predict. In head {head}, the query and the key of "
-        f"“{token.pieces[best]}” give {dot:.3f}, times {scale:.4g} is {dot * scale:.3f}."
+        f"are masked, since the model must predict them. In head {head}, the product of the query and the key of "
+        f"“{token.pieces[best]}” is {dot:.3f}; times {scale:.4g}, it is {dot * scale:.3f}."
         + biases
         * (not torch.allclose(scores, biased, atol=1e-4)),
         [token.of_heads("scores", biased, score_scale, "{row}: {column} scores {value}")],
     )
     likes = "; ".join(
-        f"head {h} takes {weights[h].max():.0%} of “{token.pieces[int(weights[h].argmax())]}”"
+        f"head {h} takes {weights[h].max():.0%} from “{token.pieces[int(weights[h].argmax())]}”"
         for h in range(min(c.n_heads, 4))
     ).replace("%", " %")
     collected = f"{name}.heads" in token.t
-    rest = "; the rest is that of its sink" if attend_modules(token.model)[layer].sinks is not None else ""
+    rest = "; the rest goes to its sink" if attend_modules(token.model)[layer].sinks is not None else ""
     yield Step(
-        f"{where}: weights, and what they collect",
+        f"{where}: attention weights and the output of the heads",
         f"weights (1, {c.n_heads}, {count}, {count}), heads (1, {count}, {c.n_heads}, {values.size(-1)})",
         "weights = softmax(scores); heads = weights × v",
-        "The softmax makes shares of the scores: the exponential of each, divided by the sum of all. The shares "
-        f"of a head sum to {weights[0].sum():.2f}{rest}. They are the recipe by which a head mixes the values: "
-        f"{likes}.",
-        [token.weights_panel(layer)]
-        + [head_vectors("what each head collected", token.at(f"{name}.heads"))] * collected,
+        "The softmax turns scores into weights: the exponential of each, divided by the sum of all. The weights of "
+        f"a head sum to {weights[0].sum():.2f}{rest}. The output of a head is the sum of the values times these "
+        f"weights: {likes}.",
+        [token.weights_panel(layer)] + [head_vectors("output of each head", token.at(f"{name}.heads"))] * collected,
     )
 
 
@@ -135,8 +136,9 @@ def projections(token: Followed, layer: int, where: str, q: Tensor, k: Tensor, v
             f"{where}: query, latent, key and value",
             shape.replace("k and v", "k") + f", v (1, {count}, {len(v)}, {v.size(1)})",
             "q = Wq y; latent = Wl y; k, v = Wkv latent",
-            f"Attention needs, {each}. Keys and values are made of one latent of {len(kept)} numbers, which all heads "
-            "share. It is what the KV cache keeps of a token in their place, with the part of the key that is rotated.",
+            f"Attention needs, {each}. Keys and values are computed from one latent of {len(kept)} numbers, which "
+            "all heads share. The KV cache stores this latent and the rotated part of the key instead of keys and "
+            "values.",
             [vector("latent", kept), *panels],
         )
     shared = f" {c.n_heads // len(k)} heads share a key and a value." * (len(k) < c.n_heads)
@@ -144,7 +146,7 @@ def projections(token: Followed, layer: int, where: str, q: Tensor, k: Tensor, v
         f"{where}: query, key and value",
         shape,
         "q, k, v = Wq y, Wk y, Wv y",
-        f"Three matrices make, {each}, {c.d_head} numbers each.{shared}",
+        f"Three matrices compute, {each}, {c.d_head} numbers each.{shared}",
         panels,
     )
 
@@ -159,15 +161,15 @@ def rotation(token: Followed, layer: int, where: str, q: Tensor) -> Step:
     if isinstance(position, Rotary):
         half = first + position.rope_dim(part.rope_width(c)) // 2
         a, b = (f"({x[first]:.2f}, {x[half]:.2f})" for x in (token.at(f"blocks.{layer}.attn.q")[0], q[0]))
-        turned = f" At position {token.p}, the first pair of the query of head 0 turns from {a} to {b}."
+        turned = f" At position {token.p}, the first pair of the query of head 0 is rotated from {a} to {b}."
     return Step(
         f"{where}: rotation by the position",
         f"(1, {len(token.tokens)}, {len(q)}, {q.size(1)})",
         "q, k = rotate(q, position), rotate(k, position)",
-        f"{pairs} of every query and key are turned by an angle that grows with the position, the first pair fast, "
-        "later pairs ever more slowly, so that a score depends on how far apart two tokens are. Lengths do not "
+        f"{pairs} of every query and key are rotated by an angle that grows with the position, fast for the first pair "
+        "and ever more slowly for later pairs, so that a score depends on the distance of two tokens. Lengths do not "
         f"change.{turned}",
-        [head_vectors("queries, turned", q)],
+        [head_vectors("rotated queries", q)],
     )
 
 
@@ -180,7 +182,7 @@ def feed_forward(token: Followed, layer: int, where: str, wide: str) -> Iterator
         choices, shares = token.at(f"{name}.router.choices").long().tolist(), token.at(f"{name}.shares")
         named = ", ".join(f"expert {i} with {shares[i]:.0%}" for i in choices).replace("%", " %")
         yield Step(
-            f"{where}: which experts",
+            f"{where}: choice of experts",
             f"(1, {count}, {len(shares)})",
             "shares = router(y)",
             f"A router scores {len(shares)} feed-forwards, the experts, and {token.piece} goes to the best: {named}. "
@@ -196,10 +198,10 @@ def feed_forward(token: Followed, layer: int, where: str, wide: str) -> Iterator
             f"{where}: units of the feed-forward",
             f"(1, {count}, {len(units)})",
             f"units = {act}(gate y) × (up y)" if gated else f"units = {act}(up y)",
-            f"Each token by itself now: {'two matrices make' if gated else 'a matrix makes'} {len(units):,} units of "
-            f"its vector, and {act} keeps some of them and suppresses others. Here {int((units > 0).sum()):,} of "
-            f"{len(units):,} are above 0. The strongest are shown, negative ones in the second color; each stands for "
-            "some pattern in the text that the model has learned to detect.",
+            f"Each token is processed by itself: {'two matrices compute' if gated else 'a matrix computes'} "
+            f"{len(units):,} units of its vector, and {act} keeps some of them and suppresses others. Here "
+            f"{int((units > 0).sum()):,} of {len(units):,} are above 0. The strongest are shown, negative ones in "
+            "the second color; each stands for some pattern in the text that the model has learned to detect.",
             [bars("strongest units", {f"unit {i}": float(units[i]) for i in order})],
         )
     yield Step(

@@ -63,7 +63,7 @@ class Followed:
             x = self.t[f"blocks.{layer}.out"][:, self.p : self.p + 1]
             p = self.model.logits(self.model.norm(x))[0, 0].float().softmax(-1)
         name = readable(self.tokenizer.piece(int(p.argmax())), MARKS)
-        return f"If the model ended here, it would say “{name}” with {p.max():.1%}.".replace("%", " %")
+        return f"If the model ended here, it would predict “{name}” with {p.max():.1%}.".replace("%", " %")
 
     def norm(self, part: Norm, title: str, before: str, after: str, wide: str) -> Step:
         """Return the step of a norm; `before` and `after` name its input and output activations, `wide` is their shape

@@ -73,7 +73,7 @@ def beginning(token: Followed) -> Iterator[Step]:
         f"(1, {len(token.tokens)}, {c.d_embed})",
         f"x = embed[{token.tokens[token.p]}]",
         f"The embedding is a table with a row of {c.d_embed} numbers for each of the {c.vocab_size:,} tokens. The "
-        "id chooses a row. These numbers were learned; tokens that are used alike have similar rows.",
+        "id chooses a row. These numbers were learned; tokens with a similar use have similar rows.",
         [vector("embedding", x)],
     )
     entered = token.at("blocks.0.in")
@@ -82,17 +82,17 @@ def beginning(token: Followed) -> Iterator[Step]:
             "Into the residual stream",
             f"(1, {len(token.tokens)}, {c.d_model})",
             "",
-            "Before the first block this model scales, norms or projects the embeddings.",
+            "Before the first block this model scales, normalizes or projects the embeddings.",
             [vector("into the first block", entered)],
         )
     if "position" in token.t:
         moved = token.t["position"][0, token.p].float().cpu()
         yield Step(
-            "Where the token is",
+            "Adding the position",
             f"(1, {len(token.tokens)}, {c.d_model})",
             f"x = x + position[{token.p}]",
-            f"A vector of the position {token.p} is added, so that the same token is another vector at another "
-            f"place. The first number becomes {sum_of(token.at('blocks.0.in')[0] - moved[0], moved[0])}.",
+            f"The vector of position {token.p} is added, so that the same token has a different vector at each "
+            f"position. The first number becomes {sum_of(token.at('blocks.0.in')[0] - moved[0], moved[0])}.",
             [vector("position", moved), vector("sum", token.at("blocks.0.in"))],
         )
 
@@ -122,9 +122,8 @@ def end(token: Followed) -> Iterator[Step]:
     next_one = ""
     if following is not None:
         share, loss = f"{p[following]:.1%}".replace("%", " %"), -float(p[following].log())
-        next_one = (
-            f" In this text “{token.pieces[token.p + 1]}” comes next, which has {share}: a loss of {loss:.2f} nats."
-        )
+        known = token.pieces[token.p + 1]
+        next_one = f" In this text “{known}” comes next; its probability is {share}, a loss of {loss:.2f} nats."
     yield Step(
         "From logits to probabilities",
         f"(1, {count}, {c.vocab_size})",
@@ -144,12 +143,12 @@ def end(token: Followed) -> Iterator[Step]:
         [bars("temperature 0.8, top-p 0.95", unique(names, [float(drawn[i]) for i in order]), unit="%")],
     )
     yield Step(
-        "And again",
+        "The next step",
         f"(1, {token.p + 2})",
         "text = text + token",
-        f"The token is appended: {text.strip()}{names[0].replace('·', ' ')}. The longer text goes the same way "
-        "for the token after it. Keys and values of earlier tokens do not change, so they are kept in the KV "
-        "cache, and only the new token passes through the blocks.",
+        f"The token is appended: {text.strip()}{names[0].replace('·', ' ')}. The longer text is processed in the "
+        "same way to choose the token after it. Keys and values of earlier tokens do not change, so they are kept "
+        "in the KV cache, and only the new token passes through the blocks.",
     )
 
 

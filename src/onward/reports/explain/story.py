@@ -89,6 +89,6 @@ class Story:
         elif path.suffix == ".html":
             content = self.html(theme)
         else:
-            raise UserError(f"{path} does not end in .html or .json: name such a file")
+            raise UserError(f"{path} does not end in .html or .json: choose one of these endings")
         with written_whole(path) as new:
             new.write_text(content, encoding="utf-8")

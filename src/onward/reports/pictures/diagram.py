@@ -57,8 +57,8 @@ def block(config: DecoderConfig = EXAMPLE) -> Picture:
         f"A decoder of {short(parameters(config))} parameters",
         f"From token ids to logits. The line on the left is the residual stream: {config.d_model:,} numbers for each "
         f"of the T tokens of the B rows. Each block reads it, and adds to it the output of {added}. The logits "
-        "at a token are scores of the token that comes next. Matrices are written inputs → outputs, other weights as "
-        "their number; on the right is the shape of each result.",
+        "at a token are scores of the token that comes next. Matrices are written as inputs → outputs, other weights "
+        "by their number; the shape of each result is on the right.",
         [Panel("", width, height, body, lines(rows), data)],
     )
 

@@ -47,17 +47,18 @@ def features(
         raised, lowered = (", ".join(f"“{piece}”" for piece in pieces(ids)) for ids in (effect.raised, effect.lowered))
         peak = float(active.peaks[feature, 0])
         title = (
-            f"feature {feature}, at {active.share[feature]:.1%} of the tokens, up to {peak:.3g}; it raises {raised}, "
-            f"lowers {lowered} ({effect.divergence:.2f} nats)"
+            f"feature {feature}, active at {active.share[feature]:.1%} of the tokens, at most {peak:.3g}; it raises "
+            f"{raised}, lowers {lowered} ({effect.divergence:.2f} nats)"
         )
         panels.append(panel(title.replace("%", " %"), parts, peak))
     return Picture(
         f"Features of {name}",
         f"A sparse autoencoder writes this activation as a sum of at most {autoencoder.active} of "
         f"{active.share.numel():,} directions, its features; {len(active.dead):,} of them are never active in these "
-        f"texts. For the {len(chosen)} strongest: the texts where each is most active, with {BETWEEN.strip()} between "
-        "them, shaded from 0 to its own greatest value, and the tokens whose probability it raises and lowers most "
-        "after its strongest token, with how much the prediction changes when the feature is set to 0.",
+        f"texts. Each panel shows one of the {len(chosen)} strongest features: the texts where it is most active, "
+        f"with {BETWEEN.strip()} between them, shaded from 0 to its largest value, and the tokens whose probability "
+        "it raises and lowers most after its strongest token, with the change of the prediction when the feature is "
+        "set to 0.",
         panels,
     )
 

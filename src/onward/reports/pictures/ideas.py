@@ -184,8 +184,8 @@ def alibi() -> Picture:
         "Attention with linear biases (ALiBi)",
         "A constant times the distance is subtracted from every score before the softmax: the further back a key, the "
         "lower its weight. Each head has its own constant, from 1/2 for the first of eight heads, which sees only its "
-        "neighborhood, to 1/256 for the last, which sees far. Nothing is learned, and every distance has a bias, also "
-        "one that no training text was long enough to contain.",
+        "neighborhood, to 1/256 for the last, which sees far. Nothing is learned, and every distance has a bias, "
+        "even one longer than any training text.",
         [*panels, falls],
     )
 
@@ -243,7 +243,7 @@ def positions() -> Picture:
         "How positions enter",
         "Attention alone does not depend on the order of its inputs. Learned positions (GPT-2) add one trained vector "
         "for each position, here as initialized, and have none beyond the context length; sinusoidal ones add fixed "
-        "waves of many lengths. Rotary positions turn queries and keys by an angle that grows with the position, "
+        "waves of many lengths. Rotary positions rotate queries and keys by an angle that grows with the position, "
         "ALiBi lowers scores with the distance; neither adds anything to the vectors. Without any, the causal mask "
         "alone conveys the order: the first token sees one token, the second two.",
         panels,
@@ -260,7 +260,7 @@ def samplers(logits: Mapping[str, float] | None = None) -> Picture:
         "Gray bars: one distribution of the next token. Colored bars: the same after each strategy, with its value. A "
         "temperature below 1 sharpens, one above 1 flattens, 0 chooses the likeliest. top_k keeps a number of tokens, "
         "top_p a share of the probability, min_p tokens with at least a fraction of the likeliest's, typical_p tokens "
-        "about as surprising as the entropy; their probabilities are then scaled to sum to 1. Penalties act upon "
+        "about as surprising as the entropy; their probabilities are then scaled to sum to 1. Penalties act on "
         f"tokens that were generated before: {second}, {third} and again {second}, after which no_repeat_ngram_size 2 "
         f"forbids another {second} {third}.",
         comparison.panels(),

@@ -20,8 +20,9 @@ def in_context(shots: Shots, found: Alternatives) -> Picture:
     count = found.counts[-1]
     panels.append(bars(f"with {counted(count, 'example')}", last, unit="%"))
     about = (
-        "The probability of each answer after the question, as examples are put in front of it: a model that learns in "
-        "context makes the answers likelier that follow the pattern of the examples. Its weights stay the same."
+        "The probability of each answer after the question, with more and more examples before it. A model that "
+        "learns in context raises the probability of answers that follow the pattern of the examples; its weights "
+        "do not change."
     )
     return Picture(shots.question, about, panels)
 

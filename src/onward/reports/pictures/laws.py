@@ -26,9 +26,9 @@ def optimum_picture(flops: float) -> Picture:
     tokens = {name: points[:, 1] for name, points in best.items()}
     ratios = {name: points[:, 1] / points[:, 0] for name, points in best.items()}
     caption = (
-        "For each amount of operations C = 6 N D, the number of parameters N and of tokens D that give the least loss, "
-        f"by the published laws. They were fitted on runs of {FITTED[0]:.0e} to {FITTED[1]:.0e} FLOPs: beyond this "
-        "range they are extrapolations, which differ."
+        "For each compute budget C = 6 N D, the number of parameters N and of tokens D with the lowest loss by the "
+        f"published laws. The laws were fitted on runs of {FITTED[0]:.0e} to {FITTED[1]:.0e} FLOPs; beyond this range "
+        "they are extrapolations, and differ."
     )
     panels = [
         curves("parameters", powers.tolist(), sizes, x_name=x_name, log=True, marks=mark),
@@ -87,6 +87,6 @@ def fit_picture(
     panels.append(curves("residuals: log loss minus that of the law", ends, zero, x_name=x_name, dots=dots))
     caption = (
         f"A law fitted to {len(runs)} runs, drawn up to ten times the largest: right of the mark it is a forecast. "
-        "Residuals without a trend say that the form of the law fits."
+        "Residuals without a trend show that the form of the law fits."
     )
     return Picture("Scaling law of these runs", caption, panels)

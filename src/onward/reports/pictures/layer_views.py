@@ -37,8 +37,8 @@ def attention(reading: Reading, *, layer: int | None = None, head: int | None = 
     room = 170.0 if count <= 12 else 210.0 if count <= 32 else 370.0  # four, three or two heads in a row
     return Picture(
         f"Attention of layer {layer}",
-        "Each row is a token that looks, each column a token that it looks at; the stronger a cell, the larger the "
-        "attention weight, whose square root is the strength of the color. The weights of a row sum to 1"
+        "Each row is the token of a query, each column the token of a key; the stronger a cell, the larger the "
+        "attention weight (the color shows its square root). The weights of a row sum to 1"
         + " together with that of the head's sink, which is not drawn"
         * (attend_modules(reading.model)[layer].sinks is not None)
         + ". A token sees no later one, so that the upper triangle is empty.",
@@ -91,12 +91,12 @@ def heads(reading: Reading) -> Picture:
         )
     return Picture(
         "Roles of heads",
-        "On random tokens repeated once: a previous-token head looks at the token before, an induction head at the "
-        "token that followed the same token the first time, a duplicate-token head at that same token, a first-token "
-        "head at the beginning, where a head looks that has nothing to do. Scores are mean attention weights. The "
-        f"first panel names the role with the greatest score, from {MIN_SCORE} on, and is shaded by it. More roles: "
-        "self is the token itself, back 2 and back 3 are two and three tokens before"
-        + (", and rare the rare tokens of the text, above what uniform attention would give them" * bool(reading.text))
+        "Measured on random tokens repeated once. A previous-token head attends to the token before, an induction head "
+        "to the token after the first occurrence of the same token, a duplicate-token head to that first occurrence, "
+        "and a first-token head to the beginning of the text, as idle heads do. Scores are mean attention weights. The "
+        f"first panel names each head's role with the highest score, if that is at least {MIN_SCORE}, and is shaded by "
+        "it. More roles: self is the token itself, back 2 and back 3 are two and three tokens before"
+        + (", and rare is the weight on rare tokens of the text beyond a uniform share" * bool(reading.text))
         + ".",
         panels,
     )
@@ -136,7 +136,7 @@ def experts(reading: Reading) -> Picture:
     return Picture(
         "The experts of each token",
         "A router sends each token to a few of the feed-forwards of a layer, the experts. A row is an expert, a "
-        "column a token, and a cell the factor of the expert's output in what the feed-forward adds to the token.",
+        "column a token, and a cell the weight of the expert's output in the output of the feed-forward.",
         [expert_panel(layer, weights.T.numpy(), reading.pieces(reading.tokens)) for layer, weights in shares.items()],
     )
 
@@ -148,7 +148,7 @@ def expert_panel(layer: int, shares: np.ndarray, pieces: Sequence[str]) -> Panel
         shares,
         [f"expert {i}" for i in range(len(shares))],
         pieces,
-        scale=Scale(1, unit="factor of an expert's output"),
+        scale=Scale(1, unit="weight of an expert's output"),
         room=760,
         reading="{column} uses {row} with {value}",
     )

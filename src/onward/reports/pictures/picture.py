@@ -181,7 +181,9 @@ def legend_of(scale: Scale) -> str:
 def format_of(path: Path) -> str:
     """Return the ending of a picture's file, such as .svg. Raises a UserError if it is not in FORMATS."""
     if path.suffix not in FORMATS:
-        raise UserError(f"{path} does not end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: name such a file")
+        raise UserError(
+            f"{path} does not end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: choose one of these endings"
+        )
     return path.suffix
 
 

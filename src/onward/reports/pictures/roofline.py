@@ -22,9 +22,9 @@ def roofline(name: str, speeds: Sequence[Speed], limits: Limits) -> Picture:
     """Draw measured decoding speeds of a model as points under the limits of the machine: bandwidth times intensity
     (operations per byte), and the peak of each dtype."""
     caption = (
-        f"A decoding step of few rows is limited by memory, {limits.bandwidth / 1e9:.1f} GB/s here: the sloping line. "
-        "More rows share each weight that is read, which moves a point to the right, up to the peak of arithmetic: the "
-        "level line."
+        "A decoding step of few rows is limited by memory bandwidth (the sloping line, "
+        f"{limits.bandwidth / 1e9:.1f} GB/s here). More rows use each weight that is read, which moves a point to the "
+        "right, up to the limit of peak arithmetic (the level line)."
     )
     return Picture(f"Decoding of {name} on this machine", caption, [panel(speeds, limits)])
 

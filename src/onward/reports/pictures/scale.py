@@ -66,7 +66,7 @@ class Scale:
     @property
     def words(self) -> str:
         """Describe the scale: its unit, whether it is not linear, and its largest value."""
-        ends = f"full color also beyond {'±' * self.signed}{brief(self.top)}" if self.clipped else ""
+        ends = f"full color from {'±' * self.signed}{brief(self.top)} on" if self.clipped else ""
         return ", ".join(filter(None, (self.unit, "square-root scale" * self.root, ends)))
 
     def legend(self) -> Legend:

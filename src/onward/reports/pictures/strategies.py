@@ -54,7 +54,7 @@ class Comparison:
     def svg(self) -> str:
         """Return the panels as SVG."""
         about = "Gray bars: the distribution of the model. Colored bars: the same after each strategy."
-        return Picture("What each strategy makes of one distribution", about, self.panels()).svg()
+        return Picture("One distribution after each sampling strategy", about, self.panels()).svg()
 
 
 def compare(logits: Tensor, name: Callable[[int], str], most: int = 8) -> Comparison:
@@ -69,7 +69,7 @@ def compare(logits: Tensor, name: Callable[[int], str], most: int = 8) -> Compar
     names = [readable(name(i), MARKS) for i in ids]
     generated = second, third, second
     strategies = {
-        "as it is": Sampling(temperature=1),
+        "unchanged": Sampling(temperature=1),
         "temperature 0": Sampling(temperature=0),
         "temperature 0.5": Sampling(temperature=0.5),
         "temperature 2": Sampling(temperature=2),

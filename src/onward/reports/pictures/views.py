@@ -75,7 +75,7 @@ def lens(reading: Reading, *, tuned: TunedLens | None = None) -> Picture:
                 texts=[row[part] for row in texts],
                 longest=LENS_TEXT,
                 scale=CHANCE,
-                reading="after {column}, {row} says {text} with {value}",
+                reading="after {column}, {row} predicts {text} with {value}",
             )
         )
     translated = "" if tuned is None else " translated by a trained map (Belrose et al. 2023),"
@@ -84,7 +84,7 @@ def lens(reading: Reading, *, tuned: TunedLens | None = None) -> Picture:
         f"The residual stream before the first block (embedding) and after each block,{translated} read by the model's "
         "own final norm and head as if the model ended there: the likeliest next token, shaded by its probability. "
         "Read from bottom to top: the top row is the prediction of the model. The columns are the tokens of the text; "
-        "a cell is about the token after its column.",
+        "a cell predicts the token after its column.",
         panels,
     )
 
@@ -185,7 +185,7 @@ def positions(reading: Reading) -> Picture:
         halves[0], " within the context length" * bool(marks), halves[1]
     )
     if marks:
-        measured += f", and {loss.loss[c.context_length :].mean():.2f} beyond it, where no window of training reached"
+        measured += f", and {loss.loss[c.context_length :].mean():.2f} beyond it, farther than any training window"
     return Picture(
         "Loss by position",
         f"The mean loss at each position of {counted(loss.windows, 'window')} of {length:,} tokens"

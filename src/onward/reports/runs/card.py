@@ -73,14 +73,14 @@ def tasks(card: ReportCard) -> Iterator[str]:
     """Yield the sections of the report card on tasks, published figures and limits. Yields nothing for a model without
     a run."""
     if card.scores:
-        about = "Scores with standard errors; guessing is the score of a model that knows nothing."
+        about = "Scores with standard errors; guessing is the score of random answers."
         yield f"## Tasks\n\n{about}\n\n" + table(SCORES, card.scores)
     if card.published:
-        about = "Of the models nearest in size, measured in the same way; bits per byte are of another text."
+        about = "Models nearest in size, measured in the same way; bits per byte were measured on another text."
         yield f"## Published figures\n\n{about}\n\n" + table(PUBLISHED, card.published)
         yield "Sources:\n\n" + "\n".join(f"- {source}" for source in card.sources)
     if card.limits:
-        yield "## What it cannot do\n\n" + "\n".join(f"- {readable(limit, {})}" for limit in card.limits)
+        yield "## Limitations\n\n" + "\n".join(f"- {readable(limit, {})}" for limit in card.limits)
 
 
 def results(record: Record, name: str) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def lead(record: Record, model: Decoder, model_type: str) -> str:
     figures, count = record.figures(), sum(p.numel() for p in model.parameters())
     kind = "decoder" if model_type == "onward" else f"decoder of the architecture `{model_type}`"
     trained = f", trained for {duration(figures.seconds)}" if figures.seconds else ""
-    again = f" It was trained further from `{public(base)}`." if (base := record.options.get("base")) else ""
+    again = f" Its training started from `{public(base)}`." if (base := record.options.get("base")) else ""
     return f"A {kind} with {count:,} parameters{trained}, made with Onward.{again}"
 
 
@@ -165,7 +165,7 @@ def usage(name: str, model_type: str, model: Decoder, tokenizer: Tokenizer | Non
         block("python", ["import onward", "", f'print(onward.load("{name}").generate("Once upon"))']),
     ]
     if model_type == "onward":
-        texts.append("No published architecture expresses this model, so that transformers cannot load it.")
+        texts.append("No published architecture expresses this model, so transformers cannot load it.")
     else:
         load = [f'{which}.from_pretrained("{name}")' for which in ("AutoModelForCausalLM", "AutoTokenizer")]
         lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", "", f"model = {load[0]}"]
@@ -195,9 +195,7 @@ def training(record: Record) -> Iterator[str]:
     if record.result:
         figures = [(key.replace("_", " "), fields.text(value)) for key, value in record.result.items()]
         of = public(str(record.options.get("validation", "")))
-        about = (
-            f"On the validation text (`--validation {of}`), which was not trained on; the loss is in nats per token."
-        )
+        about = f"On the held-out validation text (`--validation {of}`); the loss is in nats per token."
         yield f"## Evaluation\n\n{about}\n\n" + table(("figure", "value"), figures)
 
 

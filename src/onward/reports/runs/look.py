@@ -154,7 +154,7 @@ def losses(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
         "losses": "".join(spans),
         "losses_about": f"The mean over these {len(nats)} tokens is {nats.mean():.3f} nats; the largest loss is "
         f"{nats.max():.2f}, of “<bdi>{hardest}</bdi>”. A uniform guess has {uniform:.2f}: "
-        "the strongest shade, also of losses beyond it.",
+        "losses from there on have the strongest shade.",
     }
 
 

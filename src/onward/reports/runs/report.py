@@ -90,14 +90,14 @@ def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tok
         choice = "as uncertain as a uniform choice among this many tokens"
         tiles.append(("perplexity", decimal(f.perplexity, 2), choice))
     if f.bits_per_byte is not None:
-        tiles.append(("bits per byte", f"{f.bits_per_byte:.4f}", "of text; the text itself takes 8"))
+        tiles.append(("bits per byte", f"{f.bits_per_byte:.4f}", "of text; uncompressed text takes 8"))
     if f.tokens:
         tiles.append(("tokens seen", short(f.tokens), f"in {counted(f.step, 'step')}"))
     if f.tokens_per_second:
         tiles.append(("tokens per second", f"{f.tokens_per_second:,.0f}", "in training"))
     planned = f" of {f.steps:,}" if f.steps else ""
     notices = {
-        "running": f"This run goes on: the page shows it at step {f.step:,}{planned}.",
+        "running": f"This run is in progress: the page shows it at step {f.step:,}{planned}.",
         "stopped": f"This run stopped at step {f.step:,}{planned}. "
         f"To go on: onward train --resume {quote(str(record.folder))}{import_options(record.modules)}",
     }
@@ -132,11 +132,11 @@ def card_section(record: Record, config: DecoderConfig, tokenizer: Tokenizer | N
     if card.scores:
         parts.append(f"<h3>Tasks, with standard errors</h3>{table(card.scores, SCORES)}")
     if card.published:
-        about = "<p>Measured in the same way; bits per byte are of another text.</p>"
+        about = "<p>Measured in the same way; bits per byte were measured on another text.</p>"
         rows = f"{table(card.published, PUBLISHED)}<ul>{items(card.sources)}</ul>"
         parts.append(f"<h3>Published figures of the models nearest in size</h3>{about}{rows}")
     if card.limits:
-        parts.append(f"<h3>What it cannot do</h3><ul>{items(card.limits)}</ul>")
+        parts.append(f"<h3>Limitations</h3><ul>{items(card.limits)}</ul>")
     return "".join(f'<div class="quiet scores">{part}</div>' for part in parts)
 
 

@@ -106,12 +106,12 @@ def limits(record: Record, figures: Figures, config: DecoderConfig, tokenizer: T
     """Yield sentences on what the model cannot do, as far as the records show it."""
     guessed = [score.task for score in record.scores if score.shown is False]
     if guessed:
-        yield f"Its scores are not above guessing, by two standard errors, at: {'; '.join(guessed)}."
+        yield f"Its scores are not above guessing by two standard errors on: {'; '.join(guessed)}."
     if not record.scores:
-        yield "No task is on record: onward evaluate keeps the scores of a run for this card."
+        yield "No task has been evaluated: onward evaluate stores the scores of a run for this card."
     yield (
-        f"It reads at most {config.context_length:,} tokens; text before them is not seen. It knows its training text "
-        "alone, and what it writes may be false."
+        f"It reads at most {config.context_length:,} tokens and ignores earlier text. It knows only its training "
+        "text, and its output may be false."
     )
     if tokenizer is not None and not tokenizer.templates:
         yield "It continues texts. It has no chat template, and was not trained to follow instructions."
@@ -122,6 +122,6 @@ def limits(record: Record, figures: Figures, config: DecoderConfig, tokenizer: T
         train = sum(last) / len(last)
         if figures.validation_loss > 1.1 * train:
             yield (
-                f"It has memorized some of its training text: the loss there is {train:.2f} at the end, and "
-                f"{figures.validation_loss:.2f} on text that it was not trained on."
+                f"It has memorized some of its training text: the final loss is {train:.2f} on training text and "
+                f"{figures.validation_loss:.2f} on held-out text."
             )

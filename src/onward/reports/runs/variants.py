@@ -50,7 +50,7 @@ class Result:
     def verdict(self, first: Result) -> str:
         """Say in words how this variant compares with the variant `first`, such as better, worse or within noise."""
         if self is first:
-            return "the others are compared with it"
+            return "baseline of the others"
         if not self.values or not first.values:
             return "diverged" if not self.values else f"{first.name} diverged"
         if self.difference is None:
@@ -58,7 +58,7 @@ class Result:
         difference, word = self.difference, "better" if self.mean < first.mean else "worse"
         between = f"{difference.mean:+.4f} ({difference.low:+.4f} to {difference.high:+.4f})"
         seeds = len(self.values)
-        return f"{between}: {word if difference.shown else f'{NUMBERS.get(seeds, seeds)} seeds cannot tell'}"
+        return f"{between}: {word if difference.shown else f'{NUMBERS.get(seeds, seeds)} seeds are too few to tell'}"
 
 
 def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
@@ -108,7 +108,7 @@ def comparison_picture(outcomes: Sequence[Outcome], measure: Measure, length: st
     lines = {run.variant.name: [curve(Record(folder).metrics, name, axis) for folder in run.runs] for run in outcomes}
     every = [x for runs in lines.values() for x, _ in runs if len(x)]
     if not every:
-        raise UserError("no run has validated: give more time or steps")
+        raise UserError("no run has reached a validation: give more time or steps")
     x = np.linspace(max(x[0] for x in every), max(x[-1] for x in every), POINTS)
     series, ranges = {}, {}
     for variant, runs in lines.items():

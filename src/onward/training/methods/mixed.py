@@ -37,7 +37,7 @@ class Mixed(Method, kind=SUM, internal=True):
         super().__post_init__()
         methods = [method for _, method in self.terms]
         if other := next((m for m in methods if not isinstance(m, PairMethod | SFT)), None):
-            raise UserError(f"method has the term {other.kind}, which is no loss of pairs: train with it alone")
+            raise UserError(f"method has the term {other.kind}, which is not a loss of pairs: train with it alone")
         if not all(math.isfinite(weight) and weight for weight, _ in self.terms):
             raise UserError("a weight of method is 0 or not finite: give it another, or leave out its term")
         names = [notation(method) for method in methods]

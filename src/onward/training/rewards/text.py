@@ -153,7 +153,7 @@ class JsonSchema(Reward, kind="json_schema"):
         try:
             jsonschema.Draft202012Validator.check_schema(schema)
         except jsonschema.SchemaError as error:
-            raise UserError(f"{self.file} is no JSON schema ({error.message:.99}): correct it") from None
+            raise UserError(f"{self.file} is not a JSON schema ({error.message:.99}): correct it") from None
 
         def pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
             if isinstance(value, str) and not matches(pattern, value, f"{self.file}: pattern", whole=False):
@@ -168,7 +168,7 @@ class JsonSchema(Reward, kind="json_schema"):
             except RecursionError:  # of nested values
                 return False
             except referencing.exceptions.Unresolvable as error:
-                raise UserError(f"{self.file} is no JSON schema ({error!s:.99}): correct it") from None
+                raise UserError(f"{self.file} is not a JSON schema ({error!s:.99}): correct it") from None
 
         conforms(None)  # follows the first references
         return lambda completions: [json_score(conforms, completion.text) for completion in completions]

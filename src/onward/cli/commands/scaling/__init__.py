@@ -11,14 +11,14 @@ from onward.cli.shared.output import console, human, print_json, print_next, pri
 from onward.errors import UserError
 
 ABOUT = """\
-Scaling laws. `optimum`: how large a model, and how many tokens, give the least loss for an amount of computation, by
-the published laws. `fit`: the law of runs of your own, from a folder of runs or a table with the columns parameters,
+Scaling laws. `optimum`: the model size and number of tokens with the lowest loss for a compute budget, by the
+published laws. `fit`: the law of runs of your own, from a folder of runs or a table with the columns parameters,
 tokens (or flops) and loss. `run`: plans and trains small runs, fits their law and forecasts a larger one; its
 options are those of onward scaling run --help.
 
 examples:
   onward scaling optimum --flops 1e21
-  onward scaling optimum --params 7B                          the computation for which 7 billion parameters are best
+  onward scaling optimum --params 7B                          the compute budget for which 7 billion parameters are best
   onward scaling optimum --hours 24 --device h100 --out optimum.svg
   onward scaling optimum --params 7B --requests 1e9           smaller models cost more to train and less to use
   onward scaling fit runs/                                    finished runs of several sizes and lengths

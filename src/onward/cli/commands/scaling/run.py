@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from onward.training.studies.scaling_study import ScalingStudy
 
 ABOUT = """\
-Plan a grid of small runs for the time there is, train it, fit the law of its losses, and forecast a run of ten times as
-many operations; with --check, that run is trained as well and compared with its forecast.
+Plan a grid of small runs for a time budget, train it, fit a law to its losses, and forecast a run with ten times the
+operations; with --check, also train that run and compare it with its forecast.
 
 The runs differ in width, with muP, and in length: three sizes around the best one for each of four budgets. Cheap runs
-come first, so that what is left out when the time is over is least missed. Runs that have ended are not repeated: the
-same command goes on after an interruption.
+come first, so that only the most expensive runs are missing if time runs out. Finished runs are not repeated: the same
+command continues after an interruption.
 
 examples:
   onward scaling run mybook.txt --budget 10m
