@@ -95,7 +95,7 @@ class LanguageModel(TextModel):
             if task.runs_code and not run_code:
                 raise UserError(
                     f"the task {task.kind} runs programs that the model writes, each in a process of its own: allow it "
-                    "by --run-code, in Python run_code=True"
+                    "with --run-code, in Python run_code=True"
                 )
         engine = lambda answers: self.engine_for(answers, {})
         ask = partial(run_task, examples=examples, limit=limit, chat=chat, kept=kept, progress=progress)

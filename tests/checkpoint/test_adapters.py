@@ -253,8 +253,8 @@ def test_an_adapter_that_does_not_fit_is_one_sentence(lm: Path, poems: Path, tmp
         "ranks or factors differ": per_expert(
             tmp_path / "mixtral", tmp_path / "ranks", ranks=(2, 3), rank_pattern={r"experts\.[1357]\.w.": 3}
         ),
-        "DoRA, which is not for stacks": per_expert(tmp_path / "mixtral", tmp_path / "dora", use_dora=True),
-        "layers.0.mlp.gate, which is no layer or stack of experts": tmp_path / "router",
+        "DoRA, which stacks do not support": per_expert(tmp_path / "mixtral", tmp_path / "dora", use_dora=True),
+        "layers.0.mlp.gate, which is not a layer or stack of experts": tmp_path / "router",
     }.items():
         mixtral, published = load_model(tmp_path / "mixtral")
         with pytest.raises(UserError, match=message):

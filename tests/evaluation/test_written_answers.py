@@ -170,5 +170,5 @@ def test_examples_that_do_not_fit_are_counted(lm: LanguageModel, tmp_path: Path)
     assert lm.evaluate_tasks(f"choices:{file}", examples=fit, limit=2)[0].questions == 2
     with pytest.raises(UserError, match="fit"):
         lm.evaluate_tasks(f"choices:{file}", examples=fit + 1, limit=2)
-    with pytest.raises(UserError, match="it is too long without any"):
+    with pytest.raises(UserError, match="it is too long even without examples"):
         lm.evaluate_tasks(f"answers(file='{file}', tokens=31)", examples=3)

@@ -239,5 +239,5 @@ def test_nan_weights_are_named_in_beam_search() -> None:
     model = decoder(CONFIG)
     with torch.no_grad():
         model.blocks[1].mlp.down.weight[0, 0] = math.nan
-    with pytest.raises(UserError, match=r"blocks\.1\.mlp\.out made the first NaN"):
+    with pytest.raises(UserError, match=r"the first NaN is in blocks\.1\.mlp\.out"):
         beam_search(model, [[1]], max_new_tokens=3)

@@ -285,7 +285,7 @@ def test_nan_logits_name_the_module_that_made_the_first_nan() -> None:
     model = decoder()
     with torch.no_grad():
         model.blocks[1].mlp.up.weight[3] = math.nan  # type: ignore[union-attr, index, operator]
-    with pytest.raises(UserError, match=r"blocks\.1\.mlp\.up made the first NaN"):
+    with pytest.raises(UserError, match=r"the first NaN is in blocks\.1\.mlp\.up"):
         run(model, [Request([1, 2], GREEDY, 3)])
 
 
@@ -410,10 +410,10 @@ FAILURES: dict[str, tuple[Callable[[], Request], str]] = {
         lambda: Request([1, 2], Sampling(suppress_tokens=tuple(range(50))), 9),
         "no token may come next",
     ),
-    "a token makes NaN": (lambda: Request([1, BAD_TOKEN, 2], WARM, 9, seed=1), "embed made the first NaN"),
+    "a token makes NaN": (lambda: Request([1, BAD_TOKEN, 2], WARM, 9, seed=1), "the first NaN is in embed"),
     "a token of a long prompt makes NaN": (
         lambda: Request([*range(3, 12), BAD_TOKEN, 2], WARM, 9, seed=1),
-        "embed made the first NaN",
+        "the first NaN is in embed",
     ),
 }
 

@@ -87,7 +87,10 @@ REFUSED = {
     "a piece of another type": (with_pieces(Piece("c", 0, 7)), "is not a SentencePiece file (the piece 'c' has type 7"),
     "an endless score": (with_pieces(Piece("c", float("nan"), NORMAL)), "and score nan"),
     "an empty piece": (with_pieces(Piece("", 0, NORMAL)), "the piece '' has type 1"),
-    "a number as text": (with_fields("trainer", (3, b"bpe")), "is not a SentencePiece file (model_type is no number)"),
+    "a number as text": (
+        with_fields("trainer", (3, b"bpe")),
+        "a SentencePiece file (model_type is not a number)",
+    ),
 }
 
 

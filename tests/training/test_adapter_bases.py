@@ -109,7 +109,10 @@ def test_sft_then_dpo_then_merge_equals_peft(first: Path, preferences: Path, tmp
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "first without lora": ({"first": "frozen"}, "first is 'frozen' without adapters on top of it: give lora"),
-    "dora on a frozen one": ({"lora": "lora(dora=true)", "first": "frozen"}, "dora is not for adapters on frozen ones"),
+    "dora on a frozen one": (
+        {"lora": "lora(dora=true)", "first": "frozen"},
+        "dora does not support adapters on a",
+    ),
     "new tokens": ({"template": "chatml"}, "adds 2 tokens to the vocabulary, which adapters do not train"),
 }
 
@@ -123,6 +126,6 @@ def test_mistakes_are_one_sentence_and_leave_nothing(case: str, first: Path, pre
 
 
 def test_first_is_for_bases_that_are_adapters(base: Path, preferences: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"first is 'merged', and .*base is no adapter: leave it out"):
+    with pytest.raises(UserError, match=r"first is 'merged', and .*base is not an adapter: leave it out"):
         Run.start(config(base, preferences, tmp_path / "run", **OPTIONS | {"lora": 2, "first": "merged"}))
     assert not (tmp_path / "run").exists()

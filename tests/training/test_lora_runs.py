@@ -169,7 +169,7 @@ def test_options_of_adapters_that_contradict_are_one_sentence(base: Path, chats:
     for changes, message in (
         ({"lora": "lora(dropout=0.1)", "method": "dpo"}, "dpo computes without dropout: leave it out"),
         ({"quantize": "int8"}, "quantize is 'int8' without adapters to train: give lora"),
-        ({"lora": 4, "balance_bias": 0.1}, "beside which routers stay as they are"),
+        ({"lora": 4, "balance_bias": 0.1}, "which leave routers unchanged"),
         ({"lora": 4, "average": 0.9}, "leave it out"),
         ({"lora": "lora(targets=('attn.qq',))"}, "did you mean attn.q?"),
         ({"lora": 4, "template": "chatml"}, "tokens to the vocabulary"),

@@ -189,7 +189,7 @@ WRONG = {  # notations, and what is said of them
     "length(characters=-5)": "must be a whole number from 0",
     "length(words=5)": "words is not a known option",
     "regex": "regex.pattern is missing",
-    "regex(pattern='(')": "no regular expression: missing",
+    "regex(pattern='(')": "not a regular expression: missing",
     "regex(pattern='(a{2000}){1000}')": "repeats a part more than 1,000,000 times",
     "format(template='a')": "write {} where",
     "2 * (exact + number)": "write it as name",
@@ -382,7 +382,7 @@ def test_a_pairwise_judge_without_a_verdict_is_one_sentence(server: Server, repl
         (404, b"no such model", "refused with status 404 (no such model): check url and model"),
         (302, b"", "refused with status 302"),
         (200, "good", "replied 'good', without a number from 0 to 10, 5 times"),
-        (200, b'{"choices": []}', "no chat completion, 5 times"),
+        (200, b'{"choices": []}', "which is not a chat completion, 5 times"),
         (200, b" " * (endpoint.REPLY + 1), "replied with more than 1,048,576 bytes, 5 times"),
     ],
 )

@@ -169,7 +169,7 @@ def test_run_goes_back_one_save_further_where_the_newest_is_spoilt(
     rollbacks = [(event.step, event.failed_step, event.skipped) for event in events if isinstance(event, Rollback)]
     assert rollbacks == [(20, 21, (80, 84)), (10, 21, (40, 88))]
     (told,) = [event.sentence for event in events if isinstance(event, Notice)]
-    assert "step-0000020 is damaged (each step after it fails): it is kept as damaged-step-0000020" in told
+    assert "step-0000020 is damaged (every step from it failed): it is kept as damaged-step-0000020" in told
     assert (run.step, run.progress.position) == (40, 88 + 30 * 4)
     assert [row["step"] for row in metrics(run.folder) if "loss" in row] == list(range(1, 41))
     assert metrics(run.folder)[-1]["validation_loss"] < 3

@@ -57,7 +57,7 @@ def test_command_trains_the_grid_fits_it_and_does_not_repeat_it(
     said = capsys.readouterr()
     assert "12 of 12" in said.err
     assert "L(N, D) = E + A / N^alpha" in said.err
-    assert "a loss says more of the first steps" in said.err
+    assert "a loss depends more on the first steps" in said.err
     assert (tmp_path / "law/law.svg").read_text().startswith("<svg")
     done = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
     assert len(done) == BUDGETS * SIZES
@@ -78,7 +78,7 @@ WRONG = {
     "{} --budget 0.1s": "--budget is 0.1s, and the smallest grid takes about",
     "{} --grid-flops 1e3": "--grid-flops is 1e+03, and the smallest grid takes",
     "{} --grid-flops much": "--grid-flops is 'much': write a positive number",
-    "{} --grid-flops 1e12 --optimizer torch.optim:NAdam": "it is not known of torch.optim:NAdam",
+    "{} --grid-flops 1e12 --optimizer torch.optim:NAdam": "and optimizer is torch.optim:NAdam",
     "{} --grid-flops 1e12 --validation none": "validation is none",
 }
 

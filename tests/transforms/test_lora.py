@@ -140,7 +140,7 @@ def test_an_initialization_of_the_user_begins_as_the_base() -> None:
 def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
     model, mixture = decoder(DECODERS["llama"]), decoder(DECODERS["deepseek"])
     for make, message in (
-        (lambda: add_lora(mixture, LoRA(dora=True)), "dora is not for stacks of experts such as"),
+        (lambda: add_lora(mixture, LoRA(dora=True)), "dora does not support stacks of experts such as"),
         (lambda: add_lora(model, LoRA(targets=("attn.qq",))), "target 'attn.qq' names nothing .* did you mean attn.q?"),
         (lambda: add_lora(model, LoRA(targets=("o_proj",))), "did you mean .*out?"),
         (lambda: add_lora(model, LoRA(full=("heads",))), "full 'heads' names nothing .* did you mean head?"),

@@ -44,7 +44,7 @@ def as_safetensors(folder: Path, parent: Path) -> Iterator[Path]:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
             last = done.stderr.strip().splitlines()[-1:] if done.returncode == 2 else []
-            why = last[0] if last else "its process was ended, perhaps for want of memory"
+            why = last[0] if last else "its process was ended, perhaps for lack of memory"
             raise UserError(f"{pickles[0].parent}: the pickles cannot be read as weights ({why})")
         for path in folder.iterdir():
             if path.is_file() and FILES[""].fullmatch(path.name):
@@ -61,7 +61,7 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, Mapping) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in state.items()
     ):
-        raise UserError(f"{path.name} holds no table of tensors")
+        raise UserError(f"{path.name} does not contain a table of tensors")
     if strange := [name for name, tensor in state.items() if tensor.dtype not in DTYPE_NAMES]:
         raise UserError(f"{path.name}: {strange[0]} is {state[strange[0]].dtype}, a dtype that Onward does not read")
     return dict(state)
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
         write_json(out / INDEX, {"weight_map": file_of})
     except pickle.UnpicklingError as error:
         code = re.search(r"GLOBAL ([\w.]+)", str(error))
-        print(f"one holds {code[1] if code else 'something'} beside weights", file=sys.stderr)
+        print(f"one holds {code[1] if code else 'something'} besides weights", file=sys.stderr)
         return 2
     except Exception as error:  # whatever a damaged or hostile pickle leads to
         print((str(error) or type(error).__name__).splitlines()[0][:300].rstrip("."), file=sys.stderr)

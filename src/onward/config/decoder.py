@@ -46,8 +46,8 @@ class DecoderConfig(Shown):
     d_head: SizeOrZero = 0  # width of a head; 0: d_model / n_heads
     d_ff: SizeOrZero = 0  # width inside the feed-forward; 0: 4 d_model, or 8/3 d_model, rounded up to 32, where gated
     context_length: Size = 1024  # the longest sequence, in tokens
-    position: Position | tuple[Position, ...] = Rotary()  # how positions enter
-    attention: Attention | tuple[Attention, ...] = SelfAttention()  # how a token reads from the tokens before it
+    position: Position | tuple[Position, ...] = Rotary()  # how position information enters the model
+    attention: Attention | tuple[Attention, ...] = SelfAttention()  # how a token reads the tokens before it
     mlp: FeedForward | tuple[FeedForward, ...] = Gated()  # the feed-forward, applied to each token by itself
     norm: Norm | tuple[Norm, ...] = RMSNorm()  # the norm of each branch
     block: Block | tuple[Block, ...] = PreNorm()  # the arithmetic of the residual stream

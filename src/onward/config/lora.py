@@ -39,7 +39,7 @@ class PiSSA(Initialization, kind="pissa"):
     """The largest singular values of the weight and their vectors (Meng et al. 2024). Their product is subtracted from
     the weight, so that the model begins as it was."""
 
-    iterations: SizeOrZero = 0  # of a randomized SVD, for large weights (16 are usual); 0: an exact SVD
+    iterations: SizeOrZero = 0  # iterations of a randomized SVD, for large weights (16 are usual); 0: an exact SVD
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class LoRA(Adapters, kind="lora"):
     alpha: Annotated[float, Range(1e-6, 1e6)] | None = None  # the change is B A alpha / rank; none: twice the rank
     targets: tuple[str, ...] = ("blocks",)  # parts of the names of the weights to adapt, such as attn.q or mlp
     ranks: Mapping[str, SizeOrZero] = field(default_factory=dict)  # other ranks, by parts of names; 0: no adapter
-    dropout: Rate = 0.0  # of the adapters' inputs; stacks of experts and embeddings have none
+    dropout: Rate = 0.0  # dropout of the adapters' inputs; stacks of experts and embeddings have none
     rslora: bool = False  # divide alpha by the root of the rank (Kalajdzievski 2023)
     dora: bool = False  # learn the norm of each row as well (DoRA, Liu et al. 2024)
     init: Initialization | None = None  # none: A is random and B 0

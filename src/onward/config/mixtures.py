@@ -32,7 +32,7 @@ class Ramp(MovingWeight, kind="ramp"):
     first: WeightOrZero = 0.0
     last: WeightOrZero = 1.0
     begin: Share = 0.0  # share of the run after which it moves
-    end: Share = 1.0  # share of the run after which it has moved; the same as begin: at once
+    end: Share = 1.0  # share of the run at which the change ends; equal to begin: at once
 
     def __post_init__(self) -> None:
         super().__post_init__()

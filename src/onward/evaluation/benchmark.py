@@ -72,7 +72,7 @@ class Asking:
         if not self.shots or size(self) <= length:
             return
         fitting = [k for k in range(len(self.shots)) if size(replace(self, shots=self.shots[:k])) <= length]
-        advice = f"{fitting[-1]} fit" if fitting else "it is too long without any"
+        advice = f"{fitting[-1]} fit" if fitting else "it is too long even without examples"
         raise UserError(
             f"a question with its {len(self.shots)} examples has {size(self)} tokens, and the context has {length} for "
             f"it: use fewer examples ({advice})"

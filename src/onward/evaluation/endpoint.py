@@ -79,7 +79,7 @@ def content(body: bytes) -> str:
     except (ValueError, LookupError, TypeError, RecursionError):
         text = None
     if not isinstance(text, str):
-        raise Repeat(f"replied {shown(body.decode(errors='replace'))}, no chat completion")
+        raise Repeat(f"replied {shown(body.decode(errors='replace'))}, which is not a chat completion")
     return text
 
 

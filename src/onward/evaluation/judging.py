@@ -76,7 +76,7 @@ class JudgeServer:
                 return found
             except Repeat as why:
                 if attempt == ATTEMPTS:
-                    raise UserError(f"the judge {self.model} at {self.url} {why}, {ATTEMPTS} times: mend it") from None
+                    raise UserError(f"the judge {self.model} at {self.url} {why}, {ATTEMPTS} times: fix it") from None
                 time.sleep(max(WAIT * 2 ** (attempt - 1), why.wait))
         raise AssertionError("the last attempt returns or raises")
 

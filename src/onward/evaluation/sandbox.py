@@ -55,7 +55,14 @@ REFUSED = {  # system calls by their numbers on x86-64 and ARM64; -1: there is n
         (463, 463),
         (466, 466),
     ),  # setxattr...
-    "what outlives it": ((29, 194), (68, 186), (64, 190), (240, 180), (248, 217), (250, 219)),  # shmget, ..., keyctl
+    "shared memory and keys": (
+        (29, 194),
+        (68, 186),
+        (64, 190),
+        (240, 180),
+        (248, 217),
+        (250, 219),
+    ),  # shmget, ..., keyctl
 }
 libc = ctypes.CDLL(None, use_errno=True)
 

@@ -32,7 +32,7 @@ def no_distribution_error(logits: Tensor, contexts: Sequence[Sequence[int]], mod
 def nan_error(model: Decoder, tokens: Sequence[int]) -> UserError:
     """Return the error that names the first activation that is NaN for these tokens."""
     name = first_nan(model, torch.tensor([list(tokens)], device=model.device))
-    return UserError(f"the logits are NaN: {name} made the first NaN")
+    return UserError(f"the logits are NaN: the first NaN is in {name}")
 
 
 def first_nan(model: Decoder, tokens: Tensor) -> str:

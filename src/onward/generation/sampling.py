@@ -34,7 +34,7 @@ class Sampling:
     top_p: Positive = 1.0  # keep the likeliest tokens up to this total probability (nucleus sampling)
     min_p: Share = 0.0  # keep the tokens with at least this fraction of the likeliest token's probability
     typical_p: Positive = 1.0  # keep the tokens of most typical surprise up to this total probability
-    repetition_penalty: Factor = 1.0  # of tokens seen: positive logits are divided by it, negative ones multiplied
+    repetition_penalty: Factor = 1.0  # tokens seen before: positive logits are divided by it, negative multiplied
     frequency_penalty: Bias = 0.0  # subtracted from a token's logit for each time it was generated
     presence_penalty: Bias = 0.0  # subtracted from a token's logit if it was generated at all
     no_repeat_ngram_size: SizeOrZero = 0  # no sequence of this many tokens occurs twice; 0: any may
@@ -53,7 +53,9 @@ class Sampling:
         except (TypeError, ValueError, AttributeError, OverflowError):
             raise UserError("logit_bias is not a table of numbers by token ids: write it as {50256: -100}") from None
         if not all(abs(value) <= LARGEST or value == -math.inf for value in bias.values()):  # nan is not
-            raise UserError(f"logit_bias holds NaN or a number beyond {LARGEST}: use less, or -inf to ban a token")
+            raise UserError(
+                f"logit_bias holds NaN or a number beyond {LARGEST}: use a smaller number, or -inf to ban a token"
+            )
         object.__setattr__(self, "logit_bias", bias)
         check_fields(self)
         if both := set(self.forced_tokens) & set(self.suppress_tokens):

@@ -100,7 +100,7 @@ def logit_attribution(
     if not abs(total - logit) <= TOLERANCE[model.dtype] * size:
         raise UserError(
             f"the contributions to the logit add up to {total:.6g}, and the logit is {logit:.6g}: an edit, a hook or a "
-            "module of your own adds something else than heads, feed-forwards and embeddings to the residual stream"
+            "module of your own adds something other than heads, feed-forwards and embeddings to the residual stream"
         )
     return LogitAttribution(
         list(tokens), position, target, against, logit, embedding, stacked[0], stacked[1], stacked[2], constant

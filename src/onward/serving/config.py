@@ -24,7 +24,7 @@ class EngineOptions:
     cache_memory: str = ""  # for keys and values, such as 2GB; none: rows x context, or half of the free memory
     prefill_budget: Annotated[int, Range(1, 1 << 20)] = 32  # tokens of a prompt per step while others get theirs
     draft: str = ""  # folder of a smaller model with the same tokenizer, which drafts tokens
-    lookup: int = 0  # draft this many tokens: those that followed where the last tokens occurred before; 0: none
+    lookup: int = 0  # draft this many tokens from text after an earlier occurrence of the last tokens; 0: none
     prompt_cache: str = ""  # a folder that keeps the keys and values of prompts for the next start
 
 
@@ -33,8 +33,8 @@ class Limits:
     """What a client may ask for."""
 
     max_queue: Annotated[int, Range(0, 1 << 20)] = 64  # answers that may wait for a row; more get status 429
-    max_body: str = "8MB"  # of a request
-    max_messages: Annotated[int, Range(1, 1 << 20)] = 1024  # of a conversation
+    max_body: str = "8MB"  # most bytes of a request
+    max_messages: Annotated[int, Range(1, 1 << 20)] = 1024  # most messages of a conversation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Listening(Limits):
     """Where the server listens, and whom it answers."""
 
     host: str = "127.0.0.1"  # the address to listen on; 0.0.0.0: all of this machine
-    port: Annotated[int, Range(0, 65535)] = 8000  # 0: one that is free
+    port: Annotated[int, Range(0, 65535)] = 8000  # port; 0: a free one
     api_key: tuple[str, ...] = ()  # keys that clients must send; also from $ONWARD_API_KEY
     api_key_file: str = ""  # a file of keys, one per line
     allow_host: tuple[str, ...] = ()  # further names of this server in the Host header

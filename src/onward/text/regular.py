@@ -25,7 +25,7 @@ def compiled(pattern: str, where: str) -> Any:
     try:
         return regex.compile(pattern, regex.DOTALL)
     except (regex.error, OverflowError, RecursionError) as error:
-        raise UserError(f"{where} is {pattern!r:.99}, no regular expression: {error}") from None
+        raise UserError(f"{where} is {pattern!r:.99}, which is not a regular expression: {error}") from None
 
 
 def matches(pattern: str, text: str, where: str = "the pattern", *, whole: bool = True) -> bool:

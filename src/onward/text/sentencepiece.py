@@ -112,7 +112,7 @@ def message(parts: Sequence[bytes], known: Fields, where: str) -> dict[str, list
         if not name and number not in UNREAD.get(where, ()):
             raise UnknownField(f"field {number} in {where}")
         if kind != wanted:
-            raise ValueError(f"{name} is no {'text' if wanted == BYTES else 'number'}")
+            raise ValueError(f"{name} is not {'text' if wanted == BYTES else 'a number'}")
         if name:
             entries.setdefault(name, []).append(value)
     return entries

@@ -318,7 +318,7 @@ def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dic
             try:
                 templates["default" if file.parent == folder else file.stem] = file.read_text(encoding="utf-8")
             except ValueError:
-                raise UserError(f"{file} is not UTF-8 text: save it as that") from None
+                raise UserError(f"{file} is not UTF-8 text: save it as UTF-8") from None
     return {name: t for name, t in templates.items() if isinstance(name, str) and isinstance(t, str)}
 
 

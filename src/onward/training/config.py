@@ -38,7 +38,7 @@ class DataOptions:
     tokenizer: str = ""  # char, byte, bpe:VOCABULARY or a path; "": the one of prepared sources, else bpe:4096
     validation: str = "0.1"  # a file, the share at the end of each source (of at most 4 million tokens), or none
     field: str = "text"  # the field of each record of .jsonl, .parquet and hf:// that holds the text
-    encoding: str = "utf-8"  # of the text files
+    encoding: str = "utf-8"  # encoding of the text files
     pack: Literal["stream", "documents"] = "stream"  # documents: no token of a window sees another document
 
 
@@ -53,7 +53,7 @@ class UpdateOptions:
     warmup: Extent = 0.05  # share of the steps, or from 1 on their number, over which the learning rate rises
     decay: Extent = 0.35  # share of the steps, or from 1 on their number, over which it falls, with wsd
     min_lr_ratio: Share = 0.05  # factor of the learning rate at the last step
-    weight_decay: NotNegative = 0.1  # of matrices; norms and biases have none
+    weight_decay: NotNegative = 0.1  # weight decay of matrices; norms and biases have none
     beta1: Share = 0.9  # decay of the mean of gradients
     beta2: Share = 0.99  # decay of the mean of squared gradients
     clip: NotNegative = 1.0  # the largest norm of the gradient; 0: no limit
@@ -69,7 +69,7 @@ class ComputeOptions:
     """How training is computed. Changes results by rounding at most."""
 
     device: str = "auto"  # auto, cpu, cuda, mps
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # of matrix products; auto times those there are
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # precision of matrix products; auto: the fastest here
     compile: bool = False  # compile the blocks with torch.compile: a slow start, then faster steps
     recompute: bool = False  # recompute activations inside blocks in the backward: less memory, a third slower
     loss_chunk: SizeOrZero = 0  # tokens whose logits are in memory at once; 0: as many as fit into 128 MB
@@ -106,11 +106,11 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig that differ
     imports: tuple[str, ...] = ()  # modules to import first, which define parts of your own
     steps: SizeOrZero = 0  # optimizer steps; 0: as many as --time or --epochs allow
-    time: str = ""  # of the whole command, such as 100s, 5m or 2h; the clock fixes the number of steps, see schedule
+    time: str = ""  # time limit of the whole command, such as 100s, 5m or 2h; sets the number of steps, see schedule
     epochs: NotNegative = 0.0  # passes over the training text
     batch_size: BatchesOrZero = 0  # windows of context_length tokens in one forward and backward; 0: see preset, else 8
     accumulation: Batches = 1  # batches whose gradients make one step, divided among the processes
-    seed: Seed = 0  # of the weights, the order of windows and dropout
+    seed: Seed = 0  # seed of the weights, the order of windows and dropout
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -121,12 +121,14 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
         if not chosen:
             object.__setattr__(self, "time", "5m")
         if self.time and seconds(self.time) < 1:
-            raise UserError(f"time is {self.time!r}, and no model can be trained in less than a second: give it more")
+            raise UserError(f"time is {self.time!r}, and no model can be trained in less than a second: give more time")
         if self.weights and len(self.weights) != len(self.sources):
             raise UserError(f"there are {len(self.weights)} weights for {len(self.sources)} sources: give one for each")
         check_weights(self.weights)
         if self.time and self.curriculum:
-            raise UserError("weights change over the run, and with time the clock ends it: give steps or epochs")
+            raise UserError(
+                "weights that change over the run need a known length: give steps or epochs instead of time"
+            )
         if unknown := [name for name in self.track if name not in TRACKERS]:
             raise UserError(f"track is {unknown[0]!r}: {fields.nearest(unknown[0], TRACKERS)}")
         if not self.dialed:
@@ -139,9 +141,9 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
             object.__setattr__(self, "mesh", str(Mesh.parse(self.mesh)))
         for name in "out", "validation", "tokenizer", "sources":
             if "\0" in "".join(getattr(self, name)):
-                raise UserError(f"{name} is {shown(getattr(self, name))}: no path holds a zero byte")
+                raise UserError(f"{name} is {shown(getattr(self, name))}: a path cannot contain a zero byte")
         if self.mup and (self.base or ":" in self.optimizer):
-            reason = "a model to begin from has its weights" if self.base else f"it is not known of {self.optimizer}"
+            reason = "base has trained weights" if self.base else f"optimizer is {self.optimizer}"
             raise UserError(f"mup is {self.mup}, and {reason}: it is for new weights, with adamw or muon")
         if not self.sources:
             raise UserError("no text to train on: name files or folders, or the corpus `embedded`")

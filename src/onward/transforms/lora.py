@@ -94,7 +94,7 @@ def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
     check_tokens(model, lora, {*chosen, *full})
     for one, rank in ranks.items():
         if lora.dora and targets[one].weight.ndim > 2:
-            raise UserError(f"dora is not for stacks of experts such as {one}: leave out one of them")
+            raise UserError(f"dora does not support stacks of experts such as {one}: leave out one of them")
         check_rank(lora.init, rank, targets[one].weight, one)
     model.requires_grad_(False)
     kind: dict[str, Any] = {"dropout": lora.dropout, "rslora": lora.rslora, "dora": lora.dora}
@@ -268,7 +268,7 @@ def on_top(model: Decoder, lora: LoRA, lower: str, name: str = "default") -> Non
     """Add adapters on top of others with the name `lower`, which are frozen. Raises a UserError for DoRA, whose
     magnitudes are those of rows of the base."""
     if lora.dora or any(adapter.magnitude is not None for _, _, adapter in adapters_of(model, lower)):
-        raise UserError("dora is not for adapters on frozen ones: merge the first, or leave it out")
+        raise UserError("dora does not support adapters on a frozen adapter: merge the first, or leave dora out")
     add_adapters(model, lora, name)
     selection(model).below[name] = lower
 

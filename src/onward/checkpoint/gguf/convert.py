@@ -267,9 +267,9 @@ def losses(model: Decoder, tokenizer: Tokenizer | None, plan: Plan) -> list[str]
     source = DTYPE_NAMES[model.embed.weight.dtype]
     rounded = Counter(own.type.name for own in plan.outlines.values() if own.type.name not in (source, "F32"))
     lost = [f"{counted(number, 'tensor')} rounded from {source} to {kind}" for kind, number in rounded.items()]
-    lost += [f"llama.cpp computes otherwise: {line}" for line in plan.differences]
+    lost += [f"llama.cpp differs in: {line}" for line in plan.differences]
     lost += [f"dropout of {model.config.dropout}, for training further"] if model.config.dropout else []
-    return lost + ([] if tokenizer else ["there is no tokenizer: programs take token ids alone"])
+    return lost + ([] if tokenizer else ["there is no tokenizer: programs can pass token ids only"])
 
 
 def write_model(model: Decoder, plan: Plan, path: Path, progress: Callable[[int], object] = lambda done: None) -> None:

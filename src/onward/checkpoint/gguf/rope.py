@@ -50,7 +50,7 @@ def factors(keys: Keys, name: str) -> tuple[float, ...]:
     """Read the numbers in the tensor of factors `name`. Raises a UserError if it is not a list of numbers."""
     info = keys.header.tensors[name]
     if len(info.shape) != 1 or info.shape[0] > MOST or info.type.plain is None:
-        raise UserError(f"{name} is {list(info.shape)} {info.type.name}, and no list of factors: get the file again")
+        raise UserError(f"{name} is {list(info.shape)} {info.type.name}, not a list of factors: get the file again")
     values = keys.header.values.get(name)
     return tuple((rows(info, 0.0, 0, info.shape[0]) if values is None else values).tolist())
 

@@ -215,9 +215,9 @@ def stacked(weight: Tensor, by_expert: Mapping[int, Adapter]) -> Adapter:
     get zeros. Raises a ValueError if their ranks or scalings differ, and for DoRA."""
     first = next(iter(by_expert.values()))
     if any((a.a.shape, a.scaling) != (first.a.shape, first.scaling) for a in by_expert.values()):
-        raise ValueError("their ranks or factors differ, and those of a stack are the same")
+        raise ValueError("their ranks or factors differ, and a stack needs equal ones")
     if first.magnitude is not None:
-        raise ValueError("they are DoRA, which is not for stacks")
+        raise ValueError("they are DoRA, which stacks do not support")
     kind = {"dropout": first.dropout.p, "rslora": first.rslora}
     adapter = Adapter(weight, first.a.size(0), first.scaling, dora=False, **kind)  # type: ignore[arg-type]
     for expert, own in by_expert.items():

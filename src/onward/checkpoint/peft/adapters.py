@@ -264,7 +264,9 @@ def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") ->
     if rows:
         load_rows(model, rows, config.trainable_token_indices, embedding(kind, model), name, folder)
     if parts:
-        raise UserError(f"{folder} has an adapter of {min(parts)}, which is no layer or stack of experts of this model")
+        raise UserError(
+            f"{folder} has an adapter of {min(parts)}, which is not a layer or stack of experts of this model"
+        )
     if (weight := full.get(f"{NAME}.weight")) is not None:
         add_head(model, base_of(folder).labels or [str(i) for i in range(len(weight))])
     load_full(model, kind, full, folder)

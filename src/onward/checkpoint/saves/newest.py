@@ -39,7 +39,7 @@ def newest_state(
     """
     damages: dict[Path, str] = {}
     for folder in reversed(known := saves(run)):
-        reason = "each step after it fails" if step_of(folder) == spoiled and folder != known[0] else damage(folder)
+        reason = "every step from it failed" if step_of(folder) == spoiled and folder != known[0] else damage(folder)
         if not reason:
             break
         damages[folder] = reason

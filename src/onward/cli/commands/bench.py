@@ -44,18 +44,18 @@ class Options:
         "decoding": ("prompt", "new", "out"),
     }
     model: str  # folder of the model, its name on the hub, or a published release, which gets random weights
-    batch: str = ""  # numbers of rows that decode together, by default 1,16; with --train of windows, by default 8
-    precision: str = ""  # of the weights, by default float32,bfloat16,int8,int4; with --train float32,bfloat16
+    batch: str = ""  # numbers of rows that decode together, by default 1,16; with --train, of windows, by default 8
+    precision: str = ""  # of weights, by default float32,bfloat16,int8,int4; with --train float32,bfloat16
     train: bool = False  # measure training
     context: Size | None = None  # tokens of a window, with --train; none: all of the model's context
-    optimizer: Literal["adamw", "muon"] = "adamw"  # with --train
+    optimizer: Literal["adamw", "muon"] = "adamw"  # optimizer, with --train
     prompt: Annotated[int, Range(1, 1 << 20)] | None = None  # tokens of each prompt; none: 128, or half the context
     new: Annotated[int, Range(8, 1 << 20)] | None = None  # new tokens of each answer; none: 128, or half the context
-    seconds: Annotated[float, Range(0, 3600)] = 10.0  # for each number of rows and precision; the first run ends always
-    threads: Annotated[int, Range(0, 4096)] = 0  # of the processor; 0: as many as PyTorch takes
+    seconds: Annotated[float, Range(0, 3600)] = 10.0  # time for each number of rows and precision; at least one run
+    threads: Annotated[int, Range(0, 4096)] = 0  # CPU threads; 0: PyTorch's default
     device: str = "auto"  # auto, cpu, cuda, mps
     out: str = ""  # also draw a roofline: a file that ends in .svg, .png, .html or .json
-    revision: str = ""  # of a model on the hub: a branch, a tag or a commit; by default main
+    revision: str = ""  # branch, tag or commit of a model on the hub; by default main
     json: bool = False  # print the result as JSON
 
     @property

@@ -28,8 +28,8 @@ class Options:
 
     positional: ClassVar[tuple[str, ...]] = ("folder",)
     folder: str  # folder of a run or a model
-    license: str = ""  # of the model, as the hub names it: apache-2.0, mit, cc-by-4.0, ...
-    name: str = ""  # of the model on the hub, such as me/mybook; "": that of the folder
+    license: str = ""  # license of the model by its name on the hub: apache-2.0, mit, cc-by-4.0, ...
+    name: str = ""  # name of the model on the hub, such as me/mybook; "": that of the folder
     out: str = ""  # the file to write; "": README.md in the folder
 
 

@@ -40,8 +40,8 @@ class Options(VariantOptions):
     """The options of `onward compare`."""
 
     sources: tuple[str, ...] = ()  # texts, and TOML files of variants
-    variant: tuple[str, ...] = ()  # NAME: option=value ..., the options of a variant that differ; NAME alone: none
-    seeds: Size = 3  # runs of each variant: seed, seed + 1, ..., which are the same for all variants
+    variant: tuple[str, ...] = ()  # NAME: option=value ..., the options in which a variant differs; NAME alone: none
+    seeds: Size = 3  # runs of each variant, with seeds seed, seed + 1, ..., the same for all variants
 
 
 def main(argv: Sequence[str]) -> int:

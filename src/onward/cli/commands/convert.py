@@ -27,9 +27,9 @@ examples:
   onward convert org/old folder --from-bin                  an old release, which has pickles in place of safetensors
 
 A GGUF file is written only if llama.cpp computes the same function; otherwise the error names the unsupported part of
-the model. --accept writes the file despite a known difference: gelu, where llama.cpp uses the tanh form of GELU (Pythia,
-Falcon, MPT); ramp, where it rounds the ramp of YaRN (GPT-OSS); window, where it has no sliding window (the first
-Mistral). llama-quantize of llama.cpp turns an f32 or bf16 file into smaller types (Q4_K_M, Q5_K_M, Q6_K).
+the model. --accept writes the file despite a known difference: gelu, where llama.cpp uses the tanh form of GELU
+(Pythia, Falcon, MPT); ramp, where it rounds the ramp of YaRN (GPT-OSS); window, where it has no sliding window (the
+first Mistral). llama-quantize of llama.cpp turns an f32 or bf16 file into smaller types (Q4_K_M, Q5_K_M, Q6_K).
 """
 FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # endings of files that are not written
 
@@ -42,14 +42,14 @@ class Options:
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"gguf": ("accept", "modelfile"), "hf": ("shard_bytes",)}
     model: str  # folder of the model, a GGUF file, or a name on the hub
     out: str  # the file to write, which ends in .gguf, or a new folder
-    dtype: Literal["", "f32", "f16", "bf16", "q8_0", "q4_0"] = ""  # of the weights; by default that of the model
-    to: Literal["", "gguf", "hf", "single"] = ""  # the format, if OUT does not tell; single: a folder with one file
-    accept: tuple[Literal["gelu", "ramp", "window"], ...] = ()  # write GGUF in spite of this difference in llama.cpp
+    dtype: Literal["", "f32", "f16", "bf16", "q8_0", "q4_0"] = ""  # dtype of the weights; by default that of the model
+    to: Literal["", "gguf", "hf", "single"] = ""  # format, if not clear from OUT; single: a folder with one file
+    accept: tuple[Literal["gelu", "ramp", "window"], ...] = ()  # write GGUF despite this difference in llama.cpp
     shard_bytes: float = 5e9  # the most bytes of one file of a folder
-    from_bin: bool = False  # read pytorch_model.bin, a pickle, as weights alone, in a process with a limit of memory
+    from_bin: bool = False  # read pytorch_model.bin, a pickle, as weights only, in a process with limited memory
     modelfile: bool = False  # write a Modelfile for ollama beside the GGUF file
-    dry_run: bool = False  # write nothing, and say what would be written and what would be lost
-    revision: str = ""  # of a model on the hub: a branch, a tag or a commit
+    dry_run: bool = False  # write nothing, and print what would be written and what would be lost
+    revision: str = ""  # branch, tag or commit of a model on the hub
     json: bool = False  # print the result as JSON
 
     @property

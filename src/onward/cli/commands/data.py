@@ -39,10 +39,10 @@ class Options(Cleaning):
     positional: ClassVar[tuple[str, ...]] = ("action", "sources")
     action: Literal["prepare", "list", "get", "show"]  # prepare SOURCES, list, get NAME, or show EXAMPLES
     sources: tuple[str, ...] = ()  # files, folders, globs, pipes, hf://NAME, - or the name of a corpus
-    model: str = ""  # the model whose tokens and chat template are shown; "": texts
+    model: str = ""  # model whose tokens and chat template are shown; "": show texts
     method: str = "sft"  # the method of fine-tuning that reads the examples
     template: str = ""  # chat template; "": the model's own, or a plain one
-    columns: str = ""  # columns under our names, such as prompt=question,completion=answer (theirs on the right)
+    columns: str = ""  # renamed columns, such as prompt=question,completion=answer: Onward's name = the file's name
     count: int = 3  # number of examples to show
     tokenizer: str = "bpe:4096"  # char, byte, bpe:VOCABULARY_SIZE, or the path of a tokenizer
     out: str = ""  # folder for the shards

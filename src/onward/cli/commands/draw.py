@@ -42,7 +42,7 @@ class Options:
     model: str = ""  # block only: a release or the folder of a model; "": an example
     logits: str = ""  # samplers only: four numbers or more, separated by commas; "": an example
     out: str = ""  # a file that ends in .svg, .png, .html or .json; "": the terminal
-    theme: Literal["auto", "light", "dark"] = "auto"  # auto: as the reader's system; a .png is then light
+    theme: Literal["auto", "light", "dark"] = "auto"  # auto: follows the reader's system (a .png is light)
 
     @property
     def view(self) -> str:

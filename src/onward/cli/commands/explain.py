@@ -31,10 +31,10 @@ class Options(Loading):
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"out": ("theme",)}
     model: str  # folder of the model
     text: str  # the text that the model reads
-    position: int = -1  # of the token to follow, from 0; negative: from the end
+    position: int = -1  # position of the token to follow, from 0; negative: from the end
     layer: int = 0  # the block to show in detail, from 0; negative: from the end
     out: str = ""  # a file that ends in .html or .json; "": the terminal
-    theme: Literal["auto", "light", "dark"] = "auto"  # of the page; auto: as the reader's system
+    theme: Literal["auto", "light", "dark"] = "auto"  # colors of the page; auto: follows the reader's system
 
 
 def main(argv: Sequence[str]) -> None:

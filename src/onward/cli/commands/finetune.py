@@ -54,8 +54,8 @@ class Options(FinetuneConfig):
     base: str = ""  # the model to begin from: its folder or its name on the hub
     sources: tuple[str, ...] = ()  # .jsonl, .json, .csv or .parquet files, folders and globs of them, hf://NAME
     config: str = ""  # a TOML file with any of these options
-    resume: str = ""  # the folder of a run to go on with; no other option then
-    show: int = 0  # print this many examples, colored by what is trained, and end
+    resume: str = ""  # folder of a run to continue; takes no other options
+    show: int = 0  # print this many examples, with the trained tokens in color, and exit
     json: bool = False  # print the final figures as JSON
 
 

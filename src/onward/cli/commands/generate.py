@@ -50,7 +50,7 @@ class Speculation:
     """Speculative decoding: the same distribution, faster. The model verifies several drafted tokens in one step."""
 
     draft: str = ""  # folder of a smaller model with the same tokenizer, which drafts tokens
-    lookup: int = 0  # draft this many tokens: those that followed where the last tokens occurred before; 0: none
+    lookup: int = 0  # draft this many tokens from text after an earlier occurrence of the last tokens; 0: none
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Search:
     """Search for likely answers, in place of sampling."""
 
     beams: int = 0  # beam search with this many beams; 0: none
-    groups: int = 1  # groups of beams, which differ from each other (diverse beam search)
+    groups: int = 1  # number of groups of beams that must differ (diverse beam search)
     diversity: float = 0.0  # subtracted from a token's log-probability for each earlier group that has just chosen it
-    length_penalty: float = 1.0  # of beam search: the greater, the more longer answers are preferred
-    early_stopping: Literal["true", "false", "never"] = "false"  # true: end once there are as many answers as beams
-    alpha: float | None = None  # contrastive search; the weight, 0 to 1, of its penalty for repetition; 0.6 is usual
-    k: int = 4  # tokens that contrastive search chooses from
+    length_penalty: float = 1.0  # for beam search; larger values prefer longer answers
+    early_stopping: Literal["true", "false", "never"] = "false"  # true: stop at as many answers as beams
+    alpha: float | None = None  # for contrastive search: weight of the penalty for repetition, 0 to 1; 0.6 is usual
+    k: int = 4  # number of candidate tokens in contrastive search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
         "prompts": ("field",),
     }
     model: str  # folder of the model, or its name on the hub
-    prompt: tuple[str, ...] = ()  # texts to continue; -, or none where text is piped in: the text on standard input
+    prompt: tuple[str, ...] = ()  # texts to continue; - or none with piped text: standard input
     prompts: str = ""  # a file of prompts: one per line, or .jsonl; -: the lines of standard input
     field: str = "prompt"  # the field of each .jsonl line that holds the prompt
     context_overflow: Literal["error", "slide"] = "error"  # slide: drop the older half of a full context

@@ -25,7 +25,7 @@ class Options:
     """The options of `onward help`."""
 
     positional: ClassVar[tuple[str, ...]] = ("term",)
-    term: tuple[str, ...]  # a term of a word or more
+    term: tuple[str, ...]  # the term, one or more words
 
 
 def main(argv: Sequence[str]) -> None:

@@ -94,18 +94,18 @@ class Options(Loading):
     model: str  # folder of the model
     words: tuple[str, ...] = ()  # a text and a view of it; heads; features and a text; or names and a pattern
     out: str = ""  # a file that ends in .svg, .png, .html or .json; "": the terminal
-    theme: Literal["auto", "light", "dark"] = "auto"  # auto: as the reader's system; a .png is then light
-    layer: int | None = None  # of attention and neurons, from 0; none: chosen
+    theme: Literal["auto", "light", "dark"] = "auto"  # auto: follows the reader's system (a .png is light)
+    layer: int | None = None  # attention and neurons: the layer, from 0; none: chosen automatically
     head: int | None = None  # attention: the only head to draw, from 0; none: all
-    corrupted: str = ""  # patch: the other text, of as many tokens
+    corrupted: str = ""  # patch: the other text, with the same number of tokens
     right: str = ""  # patch: the next token after the text; "": the likeliest
     wrong: str = ""  # patch: the next token after the other text; "": the likeliest
-    temperature: float = 0.8  # next: a step of sampling, as of generate
-    top_k: int = 0  # next: a step of sampling; 0: none
-    top_p: float = 1.0  # next: a step of sampling; 1: none
-    tuned: str = ""  # lens: a text, on which a tuned lens is trained first
-    activation: str = ""  # features: of this activation; "": the residual stream after the middle block
-    time: str = "1m"  # features and --tuned: the longest training
+    temperature: float = 0.8  # next: the temperature, as in onward generate
+    top_k: int = 0  # next: sample from the top k tokens; 0: from all
+    top_p: float = 1.0  # next: sample from the likeliest tokens of this total probability; 1: from all
+    tuned: str = ""  # lens: a text on which to train a tuned lens first
+    activation: str = ""  # features: the activation; "": the residual stream after the middle block
+    time: str = "1m"  # features and --tuned: time limit of the training
     json: bool = False  # print the numbers as JSON
 
     @property

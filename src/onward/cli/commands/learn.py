@@ -30,7 +30,7 @@ class Options:
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"chapter": ("run", "web")}
     chapter: int | None = None  # the number of a chapter; none: list the chapters
     run: bool = False  # run the chapter's code; its files go into this folder
-    web: str = ""  # write the chapter as a page that needs no other file, such as attention.html
+    web: str = ""  # write the chapter as a self-contained page, such as attention.html
 
 
 def main(argv: Sequence[str]) -> None:

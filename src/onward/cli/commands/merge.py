@@ -27,7 +27,7 @@ class Options:
     adapter_folder: str  # folder of the adapter
     out: str  # folder to write the model to
     base: str = ""  # folder of the base; by default the one that the adapter names
-    dtype: Literal["", "float32", "bfloat16"] = ""  # of the result; by default that of the base
+    dtype: Literal["", "float32", "bfloat16"] = ""  # dtype of the result; by default that of the base
 
 
 def main(argv: Sequence[str]) -> None:

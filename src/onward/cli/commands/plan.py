@@ -42,24 +42,24 @@ class Options:
     }
     model: str  # a release, a preset of training, a folder, a config.json, a GGUF file or a name on the hub
     context: Size | None = None  # tokens of a text; none: all of the model's context
-    batch: Annotated[int, Range(1, 1 << 20)] = 1  # texts that are generated, or windows that are trained on, together
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"  # of the weights in generation
-    quantize: Literal["none", "int8", "int4"] = "none"  # the weights in generation
+    batch: Annotated[int, Range(1, 1 << 20)] = 1  # number of texts generated together, or of windows per training step
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"  # dtype of the weights in generation
+    quantize: Literal["none", "int8", "int4"] = "none"  # quantize the weights in generation
     quantized_cache: bool = False  # keep the cache as int8
-    precision: Literal["fp32", "bf16", "fp16"] = "bf16"  # of matrix products in training
-    optimizer: Literal["adamw", "muon"] = "adamw"  # of training
+    precision: Literal["fp32", "bf16", "fp16"] = "bf16"  # precision of matrix products in training
+    optimizer: Literal["adamw", "muon"] = "adamw"  # optimizer of the training
     recompute: bool = False  # recompute activations in the backward
-    vocab: Annotated[int, Range(2, 1 << 24)] = 4096  # tokens of the vocabulary, of tiny, mini, small and medium
+    vocab: Annotated[int, Range(2, 1 << 24)] = 4096  # vocabulary size, for the presets tiny, mini, small and medium
     device: str = "auto"  # auto, cpu, cuda, mps: measured here; or b200, h200, h100, mi300x, a100, l40s, v100, rtx4090
     count: Annotated[int, Range(1, 1 << 24)] = 1  # devices that train together
     mesh: str = ""  # groups of devices that train on different windows x devices of a group, such as 8x4
-    inside: Literal["tensor", "shards"] = "tensor"  # a group divides each matrix, or gathers weights that are divided
-    memory: str = ""  # of the device, such as 24GiB
-    bandwidth: str = ""  # of its memory, such as 3.35TB/s
+    inside: Literal["tensor", "shards"] = "tensor"  # tensor: a group splits each matrix; shards: it gathers weights
+    memory: str = ""  # memory of the device, such as 24GiB
+    bandwidth: str = ""  # memory bandwidth, such as 3.35TB/s
     flops: str = ""  # operations per second, such as 989T
-    share: Annotated[float, Range(0.01, 1)] | None = None  # of the arithmetic in training; none: 0.4, here measured
-    tokens: str = ""  # of the whole training, such as 10B: hours
-    price: Annotated[float, Range(0, 1e9)] = 0.0  # of an hour of a device: cost
+    share: Annotated[float, Range(0.01, 1)] | None = None  # share of peak arithmetic in training; none: 0.4 or measured
+    tokens: str = ""  # tokens of the whole training, such as 10B, to compute its hours
+    price: Annotated[float, Range(0, 1e9)] = 0.0  # price of a device per hour, to compute the cost
     json: bool = False  # print the result as JSON
 
     @property

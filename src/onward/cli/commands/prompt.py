@@ -38,14 +38,14 @@ class Options(Loading):
     positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"out": ("theme",)}
     model: str  # folder of the model, or its name on the hub
-    prompt: str  # examples and, at the end, the beginning of a question
+    prompt: str  # examples, followed by the beginning of a question
     examples: str = ""  # a file with further examples: rows with question and answer
     separator: str = ""  # between examples; "": a line break if the prompt has one or no semicolon, else "; "
     candidates: str = ""  # the answers to compare, separated by commas
-    max_new_tokens: Size = 1  # tokens of an answer; above 1, answers are found by beam search
-    top: Size = 8  # answers that are shown
+    max_new_tokens: Size = 1  # most tokens of an answer; above 1, beam search finds the answers
+    top: Size = 8  # number of answers to show
     out: str = ""  # a file that ends in .svg, .png, .html or .json; "": the terminal
-    theme: Literal["auto", "light", "dark"] = "auto"  # auto: as the reader's system; a .png is then light
+    theme: Literal["auto", "light", "dark"] = "auto"  # auto: follows the reader's system (a .png is light)
     json: bool = False  # print the probabilities as JSON
 
 

@@ -28,10 +28,10 @@ class Options:
 
     positional: ClassVar[tuple[str, ...]] = ("folder", "name")
     folder: str  # folder of a run or a model
-    name: str  # of the model on the hub, such as me/mybook, or me/mybook@branch
-    license: str = ""  # of the model, for a new card: apache-2.0, mit, cc-by-4.0, ...
+    name: str  # name of the model on the hub, such as me/mybook, or me/mybook@branch
+    license: str = ""  # license of the model, for a new card: apache-2.0, mit, cc-by-4.0, ...
     private: bool = False  # create a model that only you can see
-    dry_run: bool = False  # upload nothing, and say what would be uploaded
+    dry_run: bool = False  # upload nothing, and list the files to upload
     json: bool = False  # print the result as JSON
 
 

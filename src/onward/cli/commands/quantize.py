@@ -31,9 +31,9 @@ class Options:
     model: str  # folder of the model, or its name on the hub
     out: str  # the new folder
     to: Literal["int8", "int4"] = "int8"  # precision of the weights
-    errors: bool = False  # also print the error of each layer's weight, the greatest first
-    allow_nonfinite: bool = False  # write a model although weights of it are NaN or infinite
-    revision: str = ""  # of a model on the hub: a branch, a tag or a commit; by default main
+    errors: bool = False  # also print the error of each layer's weight, largest first
+    allow_nonfinite: bool = False  # write a model even if some weights are NaN or infinite
+    revision: str = ""  # branch, tag or commit of a model on the hub; by default main
     json: bool = False  # print the result as JSON
 
 

@@ -33,7 +33,7 @@ class Options:
 
     out: str = "runs/quickstart"  # folder of the run; an earlier quickstart in it is replaced
     time: str = "140s"  # how long to train
-    assistant: bool = False  # then learn to answer questions about Python: two more runs, in as much time again
+    assistant: bool = False  # also train it to answer questions about Python: two more runs, in as much time again
     json: bool = False  # print the final figures as JSON
 
 

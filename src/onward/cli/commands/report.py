@@ -31,7 +31,7 @@ class Options:
     positional: ClassVar[tuple[str, ...]] = ("folder",)
     folder: str  # folder of a run or a model, or a name on the hub
     out: str = ""  # file of the page; "": report.html in the folder
-    text: str = ""  # the model is shown reading this text; "": sentences of the run's validation text
+    text: str = ""  # text that the page shows the model reading; "": sentences of the run's validation text
     compare: str = ""  # folder of a second run, whose curves are drawn too
     device: str = "auto"  # auto, cpu, cuda, mps
     json: bool = False  # print the figures as JSON

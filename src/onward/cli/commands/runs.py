@@ -26,8 +26,8 @@ class Options:
     """The options of `onward runs`."""
 
     positional: ClassVar[tuple[str, ...]] = ("folder",)
-    folder: str = "runs"  # where to look, three levels deep
-    sort: Literal["when", "name", "parameters", "validation-loss", "bits-per-byte"] = "when"  # when: the newest first
+    folder: str = "runs"  # folder to search, three levels deep
+    sort: Literal["when", "name", "parameters", "validation-loss", "bits-per-byte"] = "when"  # when: newest first
     json: bool = False  # print the figures as JSON
 
 

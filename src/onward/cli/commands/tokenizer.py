@@ -47,7 +47,7 @@ class Options:
     data: tuple[str, ...] = ()  # texts to compare on, by source, script and kind; default: short built-in texts
     field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
     encoding: str = "utf-8"  # encoding of text files
-    ids: bool = False  # show: a table of the ids and bytes of the pieces too
+    ids: bool = False  # show: also print a table of the ids and bytes of the pieces
     json: bool = False  # print the result as JSON
 
     @property

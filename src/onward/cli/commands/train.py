@@ -49,7 +49,7 @@ class Options(RunConfig):
 
     positional: ClassVar[tuple[str, ...]] = ("sources",)
     config: str = ""  # a TOML file with any of these options
-    resume: str = ""  # the folder of a run to go on with; no other option then
+    resume: str = ""  # folder of a run to continue; takes no other options
     json: bool = False  # print the final figures as JSON
 
 

@@ -20,19 +20,19 @@ class Loading:
     """How the model is loaded."""
 
     device: str = "auto"  # auto, cpu, cuda, mps
-    dtype: Literal["", "float32", "bfloat16"] = ""  # of the weights; by default that of the files
+    dtype: Literal["", "float32", "bfloat16"] = ""  # dtype of the weights; by default that of the files
     quantize: Literal["", "int8", "int4"] = ""  # keep the weights as integers: less memory, faster, less exact
     adapter_folder: str | None = None  # folder of an adapter of the model, as PEFT or a LoRA run writes it
     rope: str | None = None  # extend the context of rotary positions: yarn:2, linear:2, dynamic:2 or llama3:8
-    allow_nonfinite: bool = False  # load a model although weights of it are NaN or infinite
-    revision: str = ""  # of a model on the hub: a branch, a tag or a commit; by default main
+    allow_nonfinite: bool = False  # load a model even if some weights are NaN or infinite
+    revision: str = ""  # branch, tag or commit of a model on the hub; by default main
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compiling:
     """When decoding steps are compiled."""
 
-    compile: bool = False  # before the first token rather than after 16, and keep the machine code for the next start
+    compile: bool = False  # compile before the first token, not after 16, and keep the machine code for the next start
 
 
 def compile_steps(engine: Engine, row_counts: Iterable[int]) -> None:

@@ -34,13 +34,13 @@ class Exam:
     """The tasks to run, those of lm-evaluation-harness by name, and the numbers of examples and of questions."""
 
     tasks: Sequence[Task]
-    foreign: Sequence[str]  # of lm-evaluation-harness
+    foreign: Sequence[str]  # tasks of lm-evaluation-harness
     examples: int
     limit: int
-    against: str = ""  # training data in which questions are looked for
-    chat: bool = False  # ask them by the chat template
+    against: str = ""  # training data that is searched for the questions
+    chat: bool = False  # ask questions in the chat template
     run_code: bool = False  # run programs that the model writes
-    keep: bool = True  # keep answers, and use those that were kept
+    keep: bool = True  # store answers, and reuse stored ones
 
 
 def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json: bool) -> None:

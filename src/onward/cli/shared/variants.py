@@ -35,7 +35,7 @@ class VariantOptions(RunConfig):
     fixed: ClassVar[tuple[str, ...]] = ("epochs",)
     tokens: str = ""  # tokens that each variant is trained on, such as 10M
     flops: str = ""  # operations that each variant takes, such as 1e13: 6 for each parameter and token
-    seeds: Size = 1  # runs of each variant: seed, seed + 1, ..., which are the same for all variants
+    seeds: Size = 1  # runs of each variant, with seeds seed, seed + 1, ..., the same for all variants
     config: str = ""  # a TOML file with options of `onward train` that all variants share
     json: bool = False  # print the result as JSON
 

@@ -49,7 +49,7 @@ class CoreEntry:
 
     label: str
     icl_task_type: Kind
-    dataset_uri: str  # in eval_data/
+    dataset_uri: str  # path of the data in eval_data/
     num_fewshot: tuple[SizeOrZero, ...]  # examples in front of each item; the first number counts
     continuation_delimiter: str = " "  # between a question and its answer
     baseline: Annotated[float, Range(0, 99.999)] = 0.0  # percent
@@ -63,7 +63,7 @@ class Core(ScoredTask, kind="core"):
     makes its continuation likeliest, and a continuation is right if each of its tokens is the likeliest one.
     """
 
-    folder: str  # of the bundle
+    folder: str  # folder of the bundle
     task: str = ""  # the label of one task; none: all of them
 
     @property

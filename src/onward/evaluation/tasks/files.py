@@ -40,7 +40,7 @@ class Choices(Task, kind="choices"):
             if index is None and str(answer).isdecimal() and int(answer) < len(texts):
                 index = int(answer)
             if index is None:
-                raise UserError(f"{where}: the answer {answer!r:.60} is none of its choices: add it to them")
+                raise UserError(f"{where}: the answer {answer!r:.60} is not among its choices: add it to them")
             result.append(Question(str(row["question"]).strip(), tuple(f" {one}" for one in texts), index))
         return result[:count]
 
@@ -54,8 +54,8 @@ class Answers(Task, kind="answers"):
     """
 
     file: str  # .jsonl, .json or .csv with question and answer
-    match: Match = "exact"  # how an answer is compared; regex: the answer of the row is one
-    tokens: Size = 64  # of a written answer at most
+    match: Match = "exact"  # how answers are compared; regex: the answer of the row is a regular expression
+    tokens: Size = 64  # most tokens of a generated answer
     stop: str = "\n"  # the text before which a written answer ends
 
     separator = "\n\n"
@@ -124,7 +124,7 @@ def rows(file: str, task: str, needed: tuple[str, ...]) -> Iterator[tuple[str, d
         raise UserError(f"{file} has no rows: add a question")
     for where, row in found:
         if not isinstance(row, dict) or (lacking := [name for name in needed if row.get(name) in (None, "")]):
-            lacks = f"lacks {lacking[0]}" if isinstance(row, dict) else "is no object"
+            lacks = f"lacks {lacking[0]}" if isinstance(row, dict) else "is not an object"
             raise UserError(f"{where} {lacks}: give {', '.join(needed)}")
         yield where, row
 

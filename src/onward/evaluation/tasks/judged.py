@@ -23,13 +23,13 @@ class Judged(Task, kind="judged"):
     the model writes, from 0 to 10; the score is the mean tenth of the grades."""
 
     file: str  # .jsonl, .json or .csv with question and, if there is one, answer
-    url: str  # of the judge up to /v1, such as http://localhost:8000/v1
-    model: str  # its name on the server
-    prompt: str = PROMPT  # in which {question}, {reference} and {answer} are replaced
+    url: str  # address of the judge up to /v1, such as http://localhost:8000/v1
+    model: str  # name of the judge's model on the server
+    prompt: str = PROMPT  # template, with fields {question}, {reference} and {answer}
     key_env: str = "OPENAI_API_KEY"  # name of the environment variable with the key; without it none is sent
-    seconds: Annotated[float, Range(1e-3, 1e6)] = 60.0  # that a request may take
+    seconds: Annotated[float, Range(1e-3, 1e6)] = 60.0  # time limit of a request
     concurrency: Annotated[int, Range(1, 1024)] = 8  # requests at a time
-    tokens: Size = 256  # of an answer at most
+    tokens: Size = 256  # most tokens of an answer
 
     separator = "\n\n"
 

@@ -32,11 +32,11 @@ class Programs(Task, kind="programs"):
 
     file: str  # .jsonl, .json or .csv with prompt and test, a Python text; entry_point: the argument of its check()
     samples: Size = 1  # programs for each row
-    k: Size | None = None  # of pass@k, at most `samples`
-    temperature: Annotated[float, Range(0, 10)] = 0.0  # with several samples, 0.8 is usual
-    tokens: Size = 512  # of a program at most
-    seconds: Annotated[float, Range(0.1, 1e4)] = 10.0  # that a program and its tests may take
-    gigabytes: Annotated[float, Range(0.1, 1e4)] = 1.0  # of memory
+    k: Size | None = None  # k of pass@k, at most `samples`
+    temperature: Annotated[float, Range(0, 10)] = 0.0  # sampling temperature; 0.8 is usual with several samples
+    tokens: Size = 512  # most tokens of a program
+    seconds: Annotated[float, Range(0.1, 1e4)] = 10.0  # time limit of a program and its tests
+    gigabytes: Annotated[float, Range(0.1, 1e4)] = 1.0  # memory limit
 
     runs_code = True
     separator = "\n\n"

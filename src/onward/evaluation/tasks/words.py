@@ -14,7 +14,7 @@ class Words(TextTask, kind="words"):
     """A task: three words with their plurals (or forms of another ending), a fourth word, and four plurals, one of them
     its own."""
 
-    ending: str = "s"  # of the second word of a pair: s, ed, ing, ly, ...
+    ending: str = "s"  # ending of the second word of a pair: s, ed, ing, ly, ...
 
     def questions_of(self, text: str, count: int) -> list[Question]:
         seen, end = Counter(re.findall(r"[a-z]{3,}", text)), self.ending

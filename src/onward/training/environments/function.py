@@ -22,8 +22,8 @@ class Function(Talk, kind="function"):
     """
 
     file: str = ""  # a Python file, which is executed
-    name: str = ""  # of the function
-    seconds: Seconds = 60.0  # that a call may take
+    name: str = ""  # name of the function
+    seconds: Seconds = 60.0  # time limit of a call
 
     def open(self) -> Replier:
         from onward.training.rewards.worker import Worker

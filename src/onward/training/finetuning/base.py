@@ -83,7 +83,7 @@ def with_merged_base(config: RunConfig, folder: Path) -> RunConfig:
     first = locate(config.base)
     if not is_adapter(first):
         if config.first:
-            raise UserError(f"first is {config.first!r}, and {config.base} is no adapter: leave it out")
+            raise UserError(f"first is {config.first!r}, and {config.base} is not an adapter: leave it out")
         return config
     if config.first == "frozen":
         return config

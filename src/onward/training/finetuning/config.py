@@ -18,7 +18,7 @@ from onward.training.methods import Method
 from onward.training.methods.reference import Synced
 from onward.training.methods.sft import SFT
 
-NOT_WITH_ADAPTERS = {"average": "which are not averaged", "balance_bias": "beside which routers stay as they are"}
+NOT_WITH_ADAPTERS = {"average": "which are not averaged", "balance_bias": "which leave routers unchanged"}
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class ExampleOptions:
     columns: str = ""  # columns under our names, such as prompt=question,completion=answer (theirs on the right)
     template: str = ""  # chat template: chatml, llama3, mistral, gemma, plain or a file; "": the model's own
     length: SizeOrZero = 0  # the most tokens of an example; 0: the model's context length, at most 4096
-    too_long: Literal["error", "cut", "drop"] = "error"  # of a longer example, cut keeps the first tokens
-    packed: bool = True  # as many examples in a row as fit, none of which sees another
+    too_long: Literal["error", "cut", "drop"] = "error"  # longer examples; cut: keep the first tokens
+    packed: bool = True  # pack as many examples into a row as fit; none attends to another
     lora: Adapters | None = None  # adapters to train in place of the weights: a rank, or lora(rank=16, dora=true)
-    first: Literal["", "merged", "frozen"] = ""  # with lora, of a base that is an adapter: merged, or kept beneath
+    first: Literal["", "merged", "frozen"] = ""  # lora on an adapter: merge that one, or keep it frozen
     quantize: Literal["", "int8", "int4"] = ""  # keep the frozen weights under the adapters as integers (QLoRA)
 
 
@@ -47,7 +47,7 @@ class FinetuneConfig(RunConfig, ExampleOptions):
     )
 
     optimizer: str = "adamw"  # adamw, muon (for matrices, AdamW for the rest) or module:Class of a library
-    weight_decay: NotNegative = 0.0  # of matrices; norms and biases have none
+    weight_decay: NotNegative = 0.0  # weight decay of matrices; norms and biases have none
     out: str = ""  # folder of the run; "": runs/ and the names of the model and the method
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ def with_method(options: Mapping[str, Any]) -> dict[str, Any]:
     own = fields.hints(Method.kinds[kind])
     for name in [name for name in values if name in own]:
         if name in table:
-            raise UserError(f"{name} is given beside the method and inside it: leave out one of them")
+            raise UserError(f"{name} is given both as an option and inside the method: leave out one of them")
         table = {**table, name: values.pop(name)}
     check_readers(values, Method.kinds[kind])
     return {**values, "method": table}

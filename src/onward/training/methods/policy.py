@@ -54,7 +54,7 @@ class PolicyMethod(Method, kind=""):
     reward: Reward | None = None  # such as exact, exact + 0.2 * length(tokens=50), FILE.py:FUNCTION or a folder
     samples: Annotated[int, Range(2, 4096)] = 8  # completions of each prompt
     completion_length: Size = 256  # the most tokens of a completion
-    temperature: Positive = 1.0  # of the samples, and of the probabilities in the loss
+    temperature: Positive = 1.0  # temperature of the samples and of the probabilities in the loss
     kl: NotNegative = 0.0  # weight of the KL divergence from the model at the start
     iterations: Size = 1  # steps that use the same completions
     mask_truncated: bool = False  # leave completions that reach completion_length out of the loss
@@ -124,7 +124,7 @@ class PolicyMethod(Method, kind=""):
 class GroupMethod(PolicyMethod, kind=""):
     """A method whose advantages compare the completions of a prompt: A = (reward - mean) / deviation."""
 
-    scale: Scale = "group"  # whose deviation divides advantages: the group's, that of all in the batch, or none
+    scale: Scale = "group"  # standard deviation that divides advantages: of the group, of the batch, or none
 
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
         return {"advantages": group_advantages(rollouts.rewards, self.samples, self.scale)[:, None]}

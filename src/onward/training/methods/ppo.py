@@ -32,9 +32,9 @@ class PPO(PolicyMethod, kind="ppo"):
 
     samples: Annotated[int, Range(1, 4096)] = 8  # completions of each prompt
     clip_low: Clip = 0.2  # ratios are clipped to 1 - clip_low
-    clip_high: ClipAbove = 0.2  # and to 1 + clip_high
-    discount: Share = 1.0  # of the rewards of later tokens
-    gae_lambda: Share = 0.95  # of generalized advantages: 0 trusts the values, 1 the rewards
+    clip_high: ClipAbove = 0.2  # probability ratios are clipped to at most 1 + clip_high
+    discount: Share = 1.0  # discount of the rewards of later tokens
+    gae_lambda: Share = 0.95  # lambda of generalized advantages: 0 trusts the values, 1 the rewards
     value_weight: NotNegative = 0.5  # weight of the loss of the values
 
     @property

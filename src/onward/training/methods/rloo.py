@@ -24,7 +24,7 @@ class RLOO(PolicyMethod, kind="rloo"):
     kl_in_loss: ClassVar[bool] = False
 
     clip_low: Clip = 0.2  # ratios are clipped to 1 - clip_low
-    clip_high: ClipAbove = 0.2  # and to 1 + clip_high
+    clip_high: ClipAbove = 0.2  # probability ratios are clipped to at most 1 + clip_high
 
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
         rewards = rollouts.rewards

@@ -22,8 +22,8 @@ class Code(Reward, kind="code"):
     """
 
     tests: str = "tests"  # the name of the column
-    seconds: Seconds = 10.0  # that the code and its tests may take
-    gigabytes: Annotated[float, Range(0.1, 1e4)] = 1.0  # of memory
+    seconds: Seconds = 10.0  # time limit of the code and its tests
+    gigabytes: Annotated[float, Range(0.1, 1e4)] = 1.0  # memory limit
 
     @property
     def needs(self) -> frozenset[str]:

@@ -24,8 +24,8 @@ class Function(Reward, kind="function"):
     """
 
     file: str  # a Python file, which is executed
-    name: str  # of the function
-    seconds: Seconds = 60.0  # that a call may take
+    name: str  # name of the function
+    seconds: Seconds = 60.0  # time limit of a call
     processes: Annotated[int, Range(1, 1024)] = 1  # each gets a part of the completions of a step
 
     @property

@@ -34,10 +34,10 @@ class AskedModel(Reward, kind=""):
     needed: ClassVar[tuple[str, ...]] = ()  # variables that the prompt must have
 
     url: str  # up to /v1, such as http://localhost:8000/v1
-    model: str  # its name on the server
+    model: str  # name of the judge's model on the server
     prompt: str = ""
     key_env: str = "OPENAI_API_KEY"  # name of the environment variable with the key; without it none is sent
-    seconds: Seconds = 60.0  # that a request may take
+    seconds: Seconds = 60.0  # time limit of a request
     concurrency: Annotated[int, Range(1, 1024)] = 8  # requests at a time
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Judge(AskedModel, kind="judge"):
 
     needed: ClassVar[tuple[str, ...]] = ("completion",)
 
-    prompt: str = PROMPT  # in which {prompt}, {completion}, {answer} and {COLUMN} are replaced
+    prompt: str = PROMPT  # template, with fields {prompt}, {completion}, {answer} and {COLUMN}
 
     def scores(self, completions: Sequence[Completion]) -> list[float]:
         return self.server.grades([self.filled(one, completion=one.text) for one in completions])
@@ -84,7 +84,7 @@ class Pairwise(AskedModel, kind="pairwise"):
 
     needed: ClassVar[tuple[str, ...]] = ("first", "second")
 
-    prompt: str = PAIR_PROMPT  # in which {prompt}, {first}, {second}, {answer} and {COLUMN} are replaced
+    prompt: str = PAIR_PROMPT  # template, with fields {prompt}, {first}, {second}, {answer} and {COLUMN}
 
     def scores(self, completions: Sequence[Completion]) -> list[float]:
         record = lambda i: (completions[i].prompt, completions[i].answer, completions[i].columns)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Model(Reward, kind="model"):
     """The output of a reward model for the tokens of a prompt and its completion."""
 
-    folder: str  # of the model, or its name on the hub; its vocabulary is that of the model in training
+    folder: str  # folder of the reward model, or its name on the hub; its vocabulary must equal the trained model's
 
     @property
     def label(self) -> str:

@@ -69,8 +69,8 @@ class Worker:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(ENDING)
             status = self.process.returncode
-            raise NoAnswer(f"ended its process with status {status}: take out what ends it") from None
-        raise NoAnswer(f"has not returned after {seconds:g} s: make it faster, or it hangs")
+            raise NoAnswer(f"ended its process with status {status}: remove the call that ends it") from None
+        raise NoAnswer(f"has not returned after {seconds:g} s: make it faster, or check for an endless loop")
 
     def call(self, columns: Mapping[str, Sequence[Any]], seconds: float) -> list[Any]:
         """Return the values that the function returns for these columns of completions. A call that takes longer than

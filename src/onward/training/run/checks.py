@@ -64,7 +64,7 @@ def causal(model: Decoder, batch: Batch) -> Check:
         before, after = (model(t, positions)[:, :half] for t in (tokens, changed))
     difference, largest = (x.abs().max().item() if half else 0.0 for x in (after - before, before))
     rounding = 100 * torch.finfo(before.dtype).eps * largest
-    sentence = f"changing later tokens changes earlier logits by {difference:.1e} at most, of {largest:.1e}"
+    sentence = f"changing later tokens changes earlier logits by at most {difference:.1e} (largest logit {largest:.1e})"
     return Check("causality", difference <= rounding, sentence)
 
 
@@ -79,7 +79,7 @@ def first_loss(model: Decoder, batch: Batch) -> Check:
         loss = CrossEntropy()(model, some)[1].item() / max(1, some.num_targets)
     c, guessing = model.config, math.log(model.config.vocab_size)
     chance = 0.5 * 0.02**2 * c.d_embed * c.logit_scale**2
-    sentence = f"the first loss is {loss:.2f}, and guessing among {c.vocab_size:,} tokens costs {guessing:.2f}"
+    sentence = f"the first loss is {loss:.2f}; that of a uniform guess among {c.vocab_size:,} tokens is {guessing:.2f}"
     return Check("first loss", abs(loss - guessing) < MAX_GAP + chance, sentence)
 
 

@@ -255,8 +255,8 @@ class Run(Shown):
         failed_steps = (*self.progress.failed_steps, step.step)
         if len(failed_steps) >= MAX_FAILURES:
             raise Diverged(
-                f"step {step.step} failed, the {len(failed_steps)}rd failure in a row ({step.failure}), so not because "
-                "of the windows: start again with a lower learning rate, more warm-up or a smaller --clip"
+                f"step {step.step} failed, the {len(failed_steps)}rd failure in a row ({step.failure}), so the "
+                "windows are not the cause: start again with a lower learning rate, more warm-up or a smaller --clip"
             )
         spoiled = first if failed_steps[-2:] == (step.step, step.step) and self.step == first else None
         self.saver.finish()

@@ -30,7 +30,7 @@ BEST = 20.0  # tokens per parameter around which sizes lie
 BASE = 64  # width from which the learning rate is carried over
 BATCH, AT, GROWTH = 1024, 1e6, 0.383  # tokens of a batch for 1e6 tokens in all, and the exponent by which it grows
 LEAST_STEPS = 16  # of a run
-FEW_STEPS = 100  # below which a loss says more of the first steps than of size and length
+FEW_STEPS = 100  # in shorter runs, a loss depends more on the first steps than on size and length
 TIMED = 3  # steps, after one to warm up
 START = 0.6  # seconds that a run takes beside its steps and its evaluation
 

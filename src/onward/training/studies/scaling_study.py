@@ -63,8 +63,8 @@ class ScalingStudy:
         sentences, steps = [], min(cell.steps for cell in self.cells)
         if steps < FEW_STEPS:
             sentences.append(
-                f"the shortest run has {steps} steps, and below {FEW_STEPS} a loss says more of the first steps "
-                "than of size and length: give more time or operations"
+                f"the shortest run has {steps} steps, and below {FEW_STEPS} a loss depends more on the first steps "
+                "than on size and length: give more time or operations"
             )
         if (most := max(cell.tokens for cell in self.cells)) > 4 * self.training_tokens:
             sentences.append(

@@ -37,16 +37,16 @@ class Options:
         "fit": ("runs",),
         "hours": ("device", "count", "share"),
     }
-    action: Literal["optimum", "fit", "run"]  # of published laws; a law fitted to RUNS; runs, and then their law
+    action: Literal["optimum", "fit", "run"]  # optimum of published laws; fit a law to RUNS; run a grid and fit its law
     runs: str = ""  # fit: a folder of runs, or a table (.csv, .tsv)
     flops: str = ""  # optimum: operations of the whole training, such as 1e21
     params: str = ""  # optimum: parameters, such as 7B
     tokens: str = ""  # optimum: tokens of the training, such as 300B
     hours: str = ""  # optimum: hours of --device
-    device: str = "h100"  # of --hours: b200, h200, h100, mi300x, a100, l40s, l4, v100, t4, rtx4090, rtx3090
-    count: Annotated[int, Range(1, 1 << 24)] = 1  # devices of --hours
-    share: Annotated[float, Range(0.01, 1)] = 0.4  # of the arithmetic that training reaches
-    requests: str = ""  # optimum: tokens that the model will read and write in its life, such as 1e12
+    device: str = "h100"  # device of --hours: b200, h200, h100, mi300x, a100, l40s, l4, v100, t4, rtx4090, rtx3090
+    count: Annotated[int, Range(1, 1 << 24)] = 1  # number of devices of --hours
+    share: Annotated[float, Range(0.01, 1)] = 0.4  # share of peak arithmetic that training reaches
+    requests: str = ""  # optimum: tokens that the model will process in its lifetime, such as 1e12
     out: str = ""  # also draw the laws: a file that ends in .svg, .png, .html or .json
     json: bool = False  # print the result as JSON
 

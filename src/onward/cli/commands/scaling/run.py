@@ -44,13 +44,13 @@ class Options(RunConfig):
 
     positional: ClassVar[tuple[str, ...]] = ("sources",)
     fixed: ClassVar[tuple[str, ...]] = ("steps", "time", "epochs", "base", "batch_size", "validate_every", "weights")
-    budget: str = ""  # how long everything may take, such as 10m; --check included
-    grid_flops: str = ""  # or the operations of the whole grid, such as 1e12, on any machine
+    budget: str = ""  # time limit of the command, --check included, such as 10m
+    grid_flops: str = ""  # instead of --budget: operations of the whole grid, such as 1e12
     check: bool = False  # train the larger run as well, and compare it with its forecast
     tokenizer: str = "byte"  # char, byte, bpe:VOCABULARY or a path; of small runs, a small vocabulary
-    preset: str = "tiny"  # whose width is varied; --model.* changes its other fields
-    mup: SizeOrZero = 64  # the width from which the learning rate is carried over to any width
-    learning_rate: float | None = None  # of steps of 1024 tokens; none: 0.5 / mup
+    preset: str = "tiny"  # preset whose width is varied; --model.* changes its other fields
+    mup: SizeOrZero = 64  # width at which the learning rate is given; muP transfers it to the other widths
+    learning_rate: float | None = None  # learning rate for steps of 1024 tokens; none: 0.5 / mup
     validation_tokens: Tokens = (
         4096  # tokens of the validation text that are used at the end of a run, besides the next
     )
