@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.errors import UserError
-from onward.files import read_json, write_json, written_whole
+from onward.files import atomic_write, read_json, write_json
 
 from support import disk
 
@@ -18,7 +18,7 @@ def test_a_file_is_the_old_one_or_the_new_one(old: bytes | None, new: bytes, fai
     if old is not None:
         path.write_bytes(old)
     try:
-        with written_whole(path) as beside:
+        with atomic_write(path) as beside:
             beside.write_bytes(new)
             assert (path.read_bytes() if path.exists() else None) == old
             if fails:
@@ -31,14 +31,14 @@ def test_a_file_is_the_old_one_or_the_new_one(old: bytes | None, new: bytes, fai
 
 def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with written_whole(tmp_path / "a") as new:
+        with atomic_write(tmp_path / "a") as new:
             (new / "inner").mkdir(parents=True)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert not list(tmp_path.iterdir())
-    with written_whole(tmp_path / "a") as new:
+    with atomic_write(tmp_path / "a") as new:
         (new / "inner").mkdir(parents=True)
         (new / "inner" / "file").write_text("x")
     assert [p.name for p in tmp_path.rglob("*")] == ["a", "inner", "file"]

@@ -120,8 +120,8 @@ def as_declared(kind: Any, value: Any) -> Any:
     if (int in plain or float in plain) and getattr(value, "ndim", None) == 0:
         value = value.item()
     if int in plain and float not in plain and isinstance(value, Real) and not isinstance(value, bool):
-        whole = not value % 1  # type: ignore[operator]  # of infinity and NaN it is NaN, which is true
-        return int(value) if whole else value  # type: ignore[call-overload]
+        integral = not value % 1  # type: ignore[operator]  # of infinity and NaN it is NaN, which is true
+        return int(value) if integral else value  # type: ignore[call-overload]
     return value
 
 

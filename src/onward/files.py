@@ -16,7 +16,7 @@ PART = ".part"  # suffix of the temporary folders in which files are written, or
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write a file or a folder to, which atomically replaces `path` when the block ends
     without an error.
 
@@ -39,7 +39,7 @@ def written_whole(path: Path) -> Iterator[Path]:
         raise UserError(f"cannot write {path}: {error.strerror or error}; {left}") from error
 
 
-def remove_whole(path: Path) -> None:
+def remove_atomically(path: Path) -> None:
     """Remove a folder atomically: it is renamed before its files are deleted, so it never exists under its name with
     files missing."""
     aside = path.with_name(f".{path.name}{PART}")
@@ -70,7 +70,7 @@ def file_sha256(path: Path) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a value as indented JSON, atomically."""
-    with written_whole(path) as new:
+    with atomic_write(path) as new:
         new.write_text(json.dumps(value, indent=2) + "\n")
 
 

@@ -7,7 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onward.data.duplicates import KEPT, NEAR, PERMUTATIONS, RECALL, Verdicts, band_width, found_by_bands, signature
+from onward.data.duplicates import (
+    KEPT,
+    NEAR,
+    PERMUTATIONS,
+    RECALL,
+    Verdicts,
+    band_match_probability,
+    band_width,
+    signature,
+)
 
 WORDS = 400  # of a text
 ABOVE = -0.1, -0.05, 0.0, 0.02, 0.05  # similarities of pairs, relative to that of `near`
@@ -66,11 +75,11 @@ def test_probability_that_a_band_agrees_is_exact(agreeing: int, width: int) -> N
     random, trials = np.random.default_rng(0), 20_000
     columns = random.random((trials, PERMUTATIONS)).argsort(1) < agreeing
     bands = columns[:, : PERMUTATIONS // width * width].reshape(trials, -1, width)
-    assert found_by_bands(agreeing, width) == pytest.approx(np.mean(np.any(np.all(bands, 2), 1)), abs=0.01)
+    assert band_match_probability(agreeing, width) == pytest.approx(np.mean(np.any(np.all(bands, 2), 1)), abs=0.01)
 
 
 def test_bands_find_pairs_at_any_similarity() -> None:
     for similarity in np.linspace(0.01, 1, 100):
         least = int(np.ceil(similarity * PERMUTATIONS))
-        assert found_by_bands(least, band_width(float(similarity))) >= RECALL
+        assert band_match_probability(least, band_width(float(similarity))) >= RECALL
     assert band_width(1.0) == PERMUTATIONS

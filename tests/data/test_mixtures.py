@@ -87,7 +87,7 @@ def test_each_source_has_had_its_changing_share_up_to_every_window(
 ) -> None:
     weights: list[float | MovingWeight] = [constant, *moving]
     mixture = Curriculum(weights, total)
-    sources, ranks = mixture.places(np.arange(2 * total))
+    sources, ranks = mixture.locate(np.arange(2 * total))
     fine = (np.arange(10_000) + 0.5) / 10_000
     values = np.array([np.interp(fine, *np.array(points_of(weight)).T) for weight in weights])
     due = np.cumsum(values / values.sum(0), 1) * total / len(fine)  # of each source, up to a share of the run
@@ -98,13 +98,13 @@ def test_each_source_has_had_its_changing_share_up_to_every_window(
         assert sorted(ranks[own]) == [*range(2 * count)], "beyond the run, too"
         wanted = np.interp(np.arange(1, total + 1) / total, np.arange(1, len(fine) + 1) / len(fine), due[source])
         assert np.abs(np.cumsum(own[:total]) - wanted).max() <= 1 + len(weights) / 2
-    backwards = mixture.places(np.arange(total)[::-1])[0][::-1]
+    backwards = mixture.locate(np.arange(total)[::-1])[0][::-1]
     assert np.array_equal(backwards, sources[:total]), "a pure function of the number"
 
 
 def test_a_ramp_that_stays_level_has_the_shares_of_a_constant_weight() -> None:
     level, constant = interleaving([Ramp(3.0, 3.0), 1.0], 10_000), interleaving([3.0, 1.0], 10_000)
-    for one, other in zip(level.places(np.arange(10_000)), constant.places(np.arange(10_000))):
+    for one, other in zip(level.locate(np.arange(10_000)), constant.locate(np.arange(10_000))):
         assert np.array_equal(one, other)
 
 

@@ -58,7 +58,7 @@ def test_texts_and_prepared_folders_keep_their_order(prepared: Path, tmp_path: P
     assert "mat" in second
     assert "A queen" in second
     assert isinstance(run.planner.windows, Windows)
-    assert (run.planner.windows.mixture.places(np.arange(10_000))[0] == 0).mean() == 0.3
+    assert (run.planner.windows.mixture.locate(np.arange(10_000))[0] == 0).mean() == 0.3
 
 
 def test_the_validation_text_is_the_end_of_each_source(prepared: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from onward.errors import UserError
-from onward.files import read_json, written_whole
+from onward.files import atomic_write, read_json
 from onward.hub import INDEX, SINGLE
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -123,7 +123,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors as one safetensors file, atomically."""
-    with written_whole(path) as new:
+    with atomic_write(path) as new:
         fill(new, tensors, tensors.items())
 
 

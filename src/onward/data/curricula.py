@@ -17,13 +17,13 @@ from onward.errors import UserError
 BLOCK = 10_000  # windows in which each source has exactly its share
 GRID = 1 << 14  # parts of a run in which changing weights are added up
 
-Places = tuple[NDArray[np.int64], NDArray[np.int64]]
+SourceRanks = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class Interleaving(Protocol):
     """The interface of a mixture of sources, a pure function of the number of a window."""
 
-    def places(self, numbers: NDArray[np.int64]) -> Places:
+    def locate(self, numbers: NDArray[np.int64]) -> SourceRanks:
         """Return the source of each window, and the number of the window among those of its source."""
 
 
@@ -34,10 +34,10 @@ class Constant:
         if not min(weights) * BLOCK > sum(weights):  # false for nan, too
             raise UserError(f"weights are {tuple(weights)}: each must be positive, and above 1/{BLOCK:,} of them all")
         exact = np.array(weights) / sum(weights) * BLOCK
-        self.counts = whole(exact)
+        self.counts = rounded(exact)
         self.source, self.rank = spread([(np.arange(n) + 0.5) / n for n in self.counts])
 
-    def places(self, numbers: NDArray[np.int64]) -> Places:
+    def locate(self, numbers: NDArray[np.int64]) -> SourceRanks:
         block, place = np.divmod(numbers, BLOCK)
         source = self.source[place]
         return source, block * self.counts[source] + self.rank[place]
@@ -53,12 +53,12 @@ class Curriculum:
         values = np.stack([np.interp(grid, *np.array(points_of(weight)).T) for weight in weights], 1)  # (GRID, S)
         added = np.cumsum(values / values.sum(1, keepdims=True), 0) * (total / GRID)
         edges, sofar = np.arange(GRID + 1) / GRID, np.concatenate([np.zeros((1, len(weights))), added])
-        self.total, self.counts = total, whole(sofar[-1])
+        self.total, self.counts = total, rounded(sofar[-1])
         # the k-th window of a source is where its shares so far add up to k + 1/2
         middles = [(np.arange(n) + 0.5) * (exact / n if n else 1) for n, exact in zip(self.counts, sofar[-1])]
         self.source, self.rank = spread([np.interp(m, sofar[:, s], edges) for s, m in enumerate(middles)])
 
-    def places(self, numbers: NDArray[np.int64]) -> Places:
+    def locate(self, numbers: NDArray[np.int64]) -> SourceRanks:
         times, index = np.divmod(numbers, self.total)
         back = times % 2 == 1
         index = np.where(back, self.total - 1 - index, index)
@@ -75,15 +75,15 @@ def interleaving(weights: Sequence[float | MovingWeight], total: int) -> Interle
     return Constant([weight for weight in weights if not isinstance(weight, MovingWeight)])
 
 
-def spread(at: Sequence[NDArray[np.float64]]) -> Places:
+def spread(at: Sequence[NDArray[np.float64]]) -> SourceRanks:
     """Return the source of each window, and its number among those of its source; `at` gives for each source the
     positions in the run that its windows should have."""
     order = np.argsort(np.concatenate(at), kind="stable")
-    ranks: Any = [np.arange(len(places)) for places in at]
-    return np.repeat(np.arange(len(at)), [len(places) for places in at])[order], np.concatenate(ranks)[order]
+    ranks: Any = [np.arange(len(positions)) for positions in at]
+    return np.repeat(np.arange(len(at)), [len(positions) for positions in at])[order], np.concatenate(ranks)[order]
 
 
-def whole(exact: NDArray[np.float64]) -> NDArray[np.int64]:
+def rounded(exact: NDArray[np.float64]) -> NDArray[np.int64]:
     """Round numbers that add up to a whole one, by largest remainders, so that the sum stays the same."""
     counts = np.floor(exact).astype(np.int64)
     left = round(exact.sum()) - counts.sum()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from onward.errors import UserError
-from onward.files import written_whole
+from onward.files import atomic_write
 from onward.splitmix import GOLDEN
 
 PERMUTATIONS = 128
@@ -42,7 +42,7 @@ def signature(text: str) -> np.ndarray:
     return np.asarray(minhash.hashvalues, np.uint32)
 
 
-def found_by_bands(agreeing: int, width: int) -> float:
+def band_match_probability(agreeing: int, width: int) -> float:
     """Compute the probability that two signatures that agree in `agreeing` columns, at random positions, agree in all
     columns of at least one band of `width` columns; by inclusion and exclusion over the bands."""
     bands = min(PERMUTATIONS // width, agreeing // width)
@@ -58,7 +58,7 @@ def band_width(similarity: float) -> int:
     """Return the width of the widest bands, which give the fewest candidates, that still find RECALL of the pairs with
     this similarity."""
     least = ceil(similarity * PERMUTATIONS)  # agreeing columns of a near duplicate
-    return max(width for width in range(1, PERMUTATIONS + 1) if found_by_bands(least, width) >= RECALL)
+    return max(width for width in range(1, PERMUTATIONS + 1) if band_match_probability(least, width) >= RECALL)
 
 
 def datasketch() -> Any:
@@ -75,7 +75,7 @@ def datasketch() -> Any:
 def write_array(path: Path, array: np.ndarray) -> None:
     """Write an array as .npy. On a full disk, np.save to a file does not give the system's reason."""
     np.save(content := io.BytesIO(), array)
-    with written_whole(path) as new:
+    with atomic_write(path) as new:
         new.write_bytes(content.getbuffer())
 
 

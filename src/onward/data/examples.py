@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from onward.arguments import shown
 from onward.data.tokens import Tokens
 from onward.errors import UserError
-from onward.files import written_whole
+from onward.files import atomic_write
 from onward.text.chat import Chat, Message
 from onward.text.tokenizer import Tokenizer
 
@@ -86,10 +86,10 @@ class Encoder:
         messages."""
         if isinstance(prompt, str) and isinstance(completion, str):
             before = self.tokenizer.encode(prompt) or self.tokenizer.begin([])
-            whole = self.tokenizer.encode(prompt + completion) or self.tokenizer.begin([])
+            both = self.tokenizer.encode(prompt + completion) or self.tokenizer.begin([])
             # at the time of use the prompt is encoded by itself
-            after = whole[len(before) :]
-            if whole[: len(before)] != before:
+            after = both[len(before) :]
+            if both[: len(before)] != before:
                 after = self.tokenizer.encode(completion, special=False)
             after = after + self.end
             return TokenSequence(before + after, [False] * len(before) + [True] * len(after))
@@ -217,7 +217,7 @@ class Examples:
             arrays["columns"] = np.frombuffer(b"".join(texts), np.uint8)
             arrays["column_ends"] = np.cumsum([len(text) for text in texts])
         arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}  # which the library assumes
-        with written_whole(path) as new:
+        with atomic_write(path) as new:
             save_file(arrays, new, {"per_example": str(self.per_example)})
 
     @classmethod
@@ -230,8 +230,8 @@ class Examples:
             numbers = {n.removeprefix("number/"): v for n, v in arrays.items() if n.startswith("number/")}
             columns = list[str]()
             if "columns" in arrays:
-                whole, ends = arrays["columns"].tobytes(), arrays["column_ends"].tolist()
-                columns = [whole[start:end].decode() for start, end in zip([0, *ends], ends)]
+                joined_columns, ends = arrays["columns"].tobytes(), arrays["column_ends"].tolist()
+                columns = [joined_columns[start:end].decode() for start, end in zip([0, *ends], ends)]
             return cls(arrays["tokens"], arrays["trained"], arrays["ends"], count, numbers, columns)
         except (OSError, KeyError, ValueError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read as examples ({error}): start another run") from None

@@ -96,9 +96,9 @@ class Document:
         return fraction(int(self.lengths[inside].sum()), int(self.lengths.sum()))
 
 
-def fraction(part: float, whole: float) -> float:
-    """Return `part / whole`; 0 if `whole` is 0."""
-    return part / whole if whole else 0.0
+def fraction(part: float, total: float) -> float:
+    """Return `part / total`; 0 if `total` is 0."""
+    return part / total if total else 0.0
 
 
 def repeated(parts: Sequence[str]) -> float:
@@ -108,8 +108,8 @@ def repeated(parts: Sequence[str]) -> float:
 
 def repeated_text(parts: Sequence[str]) -> float:
     """Compute the fraction of the characters that are in `parts` which repeat an earlier one."""
-    whole = sum(map(len, parts))
-    return fraction(whole - sum(map(len, set(parts))), whole)
+    total = sum(map(len, parts))
+    return fraction(total - sum(map(len, set(parts))), total)
 
 
 STOP_WORDS = {"the", "be", "to", "of", "and", "that", "have", "with"}

@@ -117,8 +117,8 @@ def read_file(path: Path, name: str, field: str, encoding: str, sizes: Sizes) ->
         raise UserError(f"{name} is an archive: unpack it, and name its files or their folder")
     with reading(name), open(path, "rb") as file:
         if content == ".parquet":
-            with seekable(name, file) as whole:
-                yield from parquet_pieces(name, whole, field)
+            with seekable(name, file) as table:
+                yield from parquet_pieces(name, table, field)
         else:
             yield from read(name, file, encoding, sizes)
 

@@ -78,7 +78,7 @@ def with_fields(records: Iterable[Record], names: Collection[str], reward: str) 
         yield record
 
 
-def said(encoder: Encoder, prompt: Any, answer: Any, tools: Any = None) -> TokenSequence:
+def answer_sequence(encoder: Encoder, prompt: Any, answer: Any, tools: Any = None) -> TokenSequence:
     """Return the sequence of a prompt and its non-empty answer; `tools` are for the chat template."""
     if isinstance(answer, str):
         check_text(answer, "answer")
@@ -91,7 +91,7 @@ def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
     if has(values, "messages"):
         return encoder.conversation(values["messages"], tools=values.get("tools"))
     if has(values, "prompt", "completion"):
-        return said(encoder, values["prompt"], values["completion"], values.get("tools"))
+        return answer_sequence(encoder, values["prompt"], values["completion"], values.get("tools"))
     if has(values, "text"):
         return encoder.document(values["text"])
     raise missing(values, "messages, prompt and completion, or text")
@@ -103,7 +103,7 @@ def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
     for record in records:
         with placed(record):
             prompt, *answers = pair(record.values)
-            sequences = [said(encoder, prompt, answer, record.values.get("tools")) for answer in answers]
+            sequences = [answer_sequence(encoder, prompt, answer, record.values.get("tools")) for answer in answers]
             yield Example(sequences, record.place, margin(record.values))
 
 
@@ -160,7 +160,7 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
             else:
                 raise missing(values, "completion and label, or chosen and rejected, with a prompt")
             for answer, label in answers:
-                rows.append((prompt, answer, said(encoder, prompt, answer), label, record.place))
+                rows.append((prompt, answer, answer_sequence(encoder, prompt, answer), label, record.place))
     partners = other_prompts([prompt for prompt, *_ in rows])
     for (prompt, _, sequence, label, place), partner in zip(rows, partners):
         with placed(Record({}, place)):

@@ -61,7 +61,7 @@ class MixedRows:
 
     def read(self, numbers: Sequence[int]) -> ExampleBatch:
         """Return the rows with these numbers, padded to the longest of them; numbers continue without end."""
-        sources, ranks = self.mixture.places(np.array(numbers))
+        sources, ranks = self.mixture.locate(np.array(numbers))
         rows = [self.tables[table].examples_of([rank])[0] for table, rank in zip(sources.tolist(), ranks.tolist())]
         batch = batch_of(self.tables[0].examples, rows, self.tables[0].by_example)
         return batch.changed(seed=(self.seed * 1_000_003 + numbers[0]) % 2**63)

@@ -113,9 +113,9 @@ def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool
     tokens, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     targets, sequences = np.full(shape, IGNORE_INDEX), np.zeros(shape, np.int64)
     lasts: list[int] = []
-    for row, several in enumerate(spans):
+    for row, row_spans in enumerate(spans):
         at = 0
-        for start, end in several:
+        for start, end in row_spans:
             here = slice(at, at + end - start)
             tokens[row, here], positions[row, here] = examples.tokens[start:end], np.arange(end - start)
             following, sequences[row, here] = tokens[row, at + 1 : here.stop], len(lasts)

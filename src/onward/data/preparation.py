@@ -24,7 +24,7 @@ from onward.data.sources import (
 )
 from onward.data.tokens import encode
 from onward.errors import UserError
-from onward.files import file_sha256, write_json, written_whole
+from onward.files import atomic_write, file_sha256, write_json
 from onward.text.fast import Encoder, named_encoder
 from onward.text.tokenizer import Tokenizer
 
@@ -113,7 +113,7 @@ class Preparation:
                 signatures[i] = signature(texts[i])
             write_array(self.part(unit, ".npy"), signatures)
         hashes = np.array([fingerprint(text) for text in texts], np.uint64)
-        with written_whole(self.part(unit, ".npz")) as new:
+        with atomic_write(self.part(unit, ".npz")) as new:
             np.savez(new, verdicts=verdicts, hashes=hashes)
 
     def encode(self, unit: Unit) -> None:
@@ -144,7 +144,7 @@ class Preparation:
         for array, suffix, name in (ids, ".bin", "sha256"), (ends, ".ends", "ends_sha256"):
             shard[name] = hashlib.sha256(array.data).hexdigest()
             if len(ids):
-                with written_whole((self.folder / shard["file"]).with_suffix(suffix)) as new:
+                with atomic_write((self.folder / shard["file"]).with_suffix(suffix)) as new:
                     new.write_bytes(array.data)  # unlike array.tofile, it gives the system's reason on a full disk
         record = {
             "source": unit.source,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from onward.data.corpora import parsed_modules
-from onward.files import written_whole
+from onward.files import atomic_write
 
 LENGTHS = range(12, 100)  # characters of an answer
 SENTENCE = re.compile(r"[A-Z].*?[\w)'\"]\.(?= +[A-Z]|$)")
@@ -67,7 +67,7 @@ def described(name: str, text: str | None) -> Iterator[tuple[str, str]]:
 def conversations(known: Mapping[str, str]) -> list[dict[str, Any]]:
     """Make a conversation of one question and answer for each function, given by name with its answer, in the form that
     `onward finetune` reads."""
-    return [{"messages": [*asked(name), said(answer)]} for name, answer in known.items()]
+    return [{"messages": [*asked(name), assistant_message(answer)]} for name, answer in known.items()]
 
 
 def preferences(known: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ def preferences(known: Mapping[str, str]) -> list[dict[str, Any]]:
     others = [*known.values()]
     others = others[len(others) // 2 :] + others[: len(others) // 2]
     return [
-        {"prompt": asked(name), "chosen": [said(answer)], "rejected": [said(other)]}
+        {"prompt": asked(name), "chosen": [assistant_message(answer)], "rejected": [assistant_message(other)]}
         for (name, answer), other in zip(known.items(), others)
         if answer != other
     ]
@@ -87,12 +87,12 @@ def asked(name: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question(name)}]
 
 
-def said(answer: str) -> dict[str, str]:
+def assistant_message(answer: str) -> dict[str, str]:
     """Return an answer as a message of the assistant."""
     return {"role": "assistant", "content": answer}
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows as .jsonl."""
-    with written_whole(path) as new:
+    with atomic_write(path) as new:
         new.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

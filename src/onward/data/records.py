@@ -81,9 +81,9 @@ def utf8_pieces(path: Path) -> Iterator[Piece]:
 def parquet_records(path: Path) -> Iterator[Record]:
     """Yield the rows of a .parquet file. Raises a UserError if it is empty or damaged."""
     arrow = pyarrow(str(path))
-    with reading(str(path)), open(path, "rb") as file, seekable(str(path), file) as whole:
+    with reading(str(path)), open(path, "rb") as file, seekable(str(path), file) as table:
         try:
-            opened = arrow.parquet.ParquetFile(whole, buffer_size=1 << 20)
+            opened = arrow.parquet.ParquetFile(table, buffer_size=1 << 20)
             number = 0
             for batch in opened.iter_batches(BATCH_ROWS):
                 for row in batch.to_pylist():

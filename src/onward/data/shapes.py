@@ -193,4 +193,4 @@ class Records:
     def sentences(self) -> list[str]:
         """Return a line for each source: its shapes and the number of their records."""
         shapes = {s: ", ".join(f"{count:,} {name}" for name, count in c.items()) for s, c in self.counts.items()}
-        return [f"{source}: {found}" for source, found in shapes.items()]
+        return [f"{source}: {description}" for source, description in shapes.items()]

@@ -34,7 +34,7 @@ from onward.data.formats import (
 )
 from onward.data.progress import Progress, silent
 from onward.errors import UserError
-from onward.files import file_sha256, written_whole
+from onward.files import atomic_write, file_sha256
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -182,7 +182,7 @@ def store(source: str, path: Path, progress: Progress, most: int | None = None) 
     """Copy the stream `source`, of up to `most` bytes (by default half of the free space), to a file. Waits until its
     writer closes it. Raises a UserError if it is longer."""
     name, done = stream_name(source), 0
-    with written_whole(path) as new, open(new, "wb") as file:
+    with atomic_write(path) as new, open(new, "wb") as file:
         most = shutil.disk_usage(new.parent).free // 2 if most is None else most
         for block in blocks(source):
             if not block.strip(b"\0"):  # text in no encoding; /dev/zero has no end

@@ -62,9 +62,9 @@ class Tokens:
 
     @classmethod
     @checked
-    def join(cls, several: Iterable["Tokens"]) -> "Tokens":
+    def join(cls, parts: Iterable["Tokens"]) -> "Tokens":
         """Concatenate the tokens of several sources."""
-        return cls([replace(span, opens=span.opens or i == 0) for t in several for i, span in enumerate(t.spans)])
+        return cls([replace(span, opens=span.opens or i == 0) for t in parts for i, span in enumerate(t.spans)])
 
     def __len__(self) -> int:
         return int(self.offsets[-1])

@@ -130,7 +130,7 @@ class Windows:
     def read(self, numbers: Sequence[int]) -> Batch:
         """Return the windows with these numbers, which continue without end. The batch's dropout seed is a function of
         the seed and the first number."""
-        source, rank = self.mixture.places(np.array(numbers))
+        source, rank = self.mixture.locate(np.array(numbers))
         windows = self.counts[source]
         epoch, number = np.divmod(rank.astype(np.uint64), windows)
         key = hashed(self.seed % 2**64, source.astype(np.uint64), epoch)

@@ -13,18 +13,18 @@ from onward.generation.prompts import submit
 from onward.text.tokenizer import Tokenizer
 
 
-class Written(NamedTuple):
+class GeneratedAnswer(NamedTuple):
     """An answer that a model wrote."""
 
     text: str
     tokens: list[int]  # without the stop token, but with those of a stop text
 
 
-def kept_answer(found: Any) -> Written | None:
+def kept_answer(value: Any) -> GeneratedAnswer | None:
     """Return an answer as `Kept` has it; None if there is none."""
-    match found:
+    match value:
         case [str(), [*tokens]] if all(isinstance(token, int) for token in tokens):
-            return Written(*found)
+            return GeneratedAnswer(*value)
     return None
 
 
@@ -35,7 +35,7 @@ def write_answers(
     options: GenerationOptions,
     progress: Callable[[int], None] = lambda done: None,
     kept: Kept | None = None,
-) -> list[list[Written]]:
+) -> list[list[GeneratedAnswer]]:
     """Return `options.n` answers to each prompt of token ids. Answer i of all has the seed options.seed + i.
 
     Answers in `kept` are not written again, and new ones are added to it one by one. `progress` is called with the
@@ -59,8 +59,8 @@ def write_answers(
             if one.error:
                 failed.append(one.error)
                 continue
-            written = results[i] = Written(answer.finish(), one.tokens)
-            kept.add([(requests[i], [*written])])
+            generated = results[i] = GeneratedAnswer(answer.finish(), one.tokens)
+            kept.add([(requests[i], [*generated])])
             progress(len(results) - len(waiting))
         if engine.busy:
             engine.step()

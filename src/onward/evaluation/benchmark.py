@@ -112,9 +112,9 @@ def run_task(
         right, by_length = chosen(questions, asking, model, kept, report)
         total = mean_of(right)
     else:
-        written = written_answers(task, questions, asking, model, engine, kept, report)
-        right, by_length = task.grades(written, questions, kept), None
-        total = task.total([one[0] for one in written], questions, right)
+        answers = answers_of(task, questions, asking, model, engine, kept, report)
+        right, by_length = task.grades(answers, questions, kept), None
+        total = task.total([one[0] for one in answers], questions, right)
     chance = fmean(1 / len(question.choices) if question.choices else 0.0 for question in questions)
     return TaskResult(task.label, *total, by_length, chance, examples, tuple(right))
 
@@ -145,7 +145,7 @@ def most_tokens(pairs: Sequence[Pair]) -> int:
     return max(len(pair.context) + len(pair.continuation) - 1 for pair in pairs)
 
 
-def written_answers(
+def answers_of(
     task: Task,
     questions: Sequence[Question],
     asking: Asking,
@@ -163,7 +163,7 @@ def written_answers(
     asking.check(questions[longest], lambda asked: len(asked.tokens(questions[longest])), length - most)
     stop = asking.chat.stop if asking.chat else options.stop
     options, count = replace(options, max_new_tokens=most, stop=stop), len(prompts) * options.n
-    written = write_answers(
+    answers = write_answers(
         engine(count),
         asking.tokenizer,
         [tokens[-(length - most) :] for tokens in prompts],
@@ -171,4 +171,4 @@ def written_answers(
         lambda done: report(done, count),
         kept,
     )
-    return [[one.text for one in some] for some in written]
+    return [[one.text for one in some] for some in answers]

@@ -73,20 +73,20 @@ def find_ngrams(
     hashes = np.array([rolling_hashes(np.frombuffer(one, np.uint32))[0] for one in wanted], np.uint32)
     hashes.sort()
     table[hashes >> shift] = True
-    found: set[bytes] = set()
+    present: set[bytes] = set()
     done = 0
     for tokens in data if wanted else ():
         for start in range(0, len(tokens) - N + 1, CHUNK):
             part = tokens[start : start + CHUNK + N - 1]
             each = rolling_hashes(part)
             near = np.flatnonzero(table[each >> shift])
-            places = near[hashes[np.searchsorted(hashes, each[near]).clip(max=len(hashes) - 1)] == each[near]]
-            if len(places):
-                windows = np.lib.stride_tricks.sliding_window_view(part, N)[places].astype(np.uint32)
-                found |= {bytes(one) for one in np.unique(windows, axis=0)} & wanted
+            indices = near[hashes[np.searchsorted(hashes, each[near]).clip(max=len(hashes) - 1)] == each[near]]
+            if len(indices):
+                windows = np.lib.stride_tricks.sliding_window_view(part, N)[indices].astype(np.uint32)
+                present |= {bytes(one) for one in np.unique(windows, axis=0)} & wanted
             progress(done + start + len(part))
         done += len(tokens)
-    return found
+    return present
 
 
 def contaminated(
@@ -95,5 +95,5 @@ def contaminated(
     """Return for each item, a text as token ids, whether one of its N-grams occurs in the data. An item of fewer than N
     tokens has none, and counts as clean. `progress` is called with the number of tokens that were read."""
     grams = [ngrams(item) for item in items]
-    found = find_ngrams({one for several in grams for one in several}, data, progress)
-    return [not several.isdisjoint(found) for several in grams]
+    present = find_ngrams({one for own in grams for one in own}, data, progress)
+    return [not own.isdisjoint(present) for own in grams]

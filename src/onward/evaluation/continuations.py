@@ -62,11 +62,11 @@ def pair_of(
             missing = "text that continues it" if first is not None else "token that begins or ends texts"
             raise UserError(f"a question has an empty context and no {missing}: give it a context")
         return Pair((first,), tuple(tokens[1:] if tokens[0] == first and len(tokens) > 1 else tokens))
-    before, whole = encode(stripped), encode(stripped + continuation)
-    if len(whole) < 2:
+    before, full = encode(stripped), encode(stripped + continuation)
+    if len(full) < 2:
         raise UserError(f"the context {context!r:.60} is one token together with its continuation: make it longer")
-    count = min(len(before), len(whole) - 1)  # a token across the boundary counts to the continuation
-    return Pair(tuple(whole[:count]), tuple(whole[count:]))
+    count = min(len(before), len(full) - 1)  # a token across the boundary counts to the continuation
+    return Pair(tuple(full[:count]), tuple(full[count:]))
 
 
 @torch.inference_mode()
@@ -101,10 +101,10 @@ def score_continuations(
         for group in batches([inputs[i][: len(inputs[i]) - len(pairs[i].continuation)] for i in missing]):
             batch = [missing[j] for j in group]
             states = read(model, [inputs[i] for i in batch], [len(pairs[i].continuation) for i in batch])
-            found = scores(model, states, [pairs[i].continuation for i in batch])
-            for i, scored in zip(batch, found):
+            batch_scores = scores(model, states, [pairs[i].continuation for i in batch])
+            for i, scored in zip(batch, batch_scores):
                 result[i] = scored
-            kept.add([(request(pairs[i]), [one.logprob, one.greedy]) for i, one in zip(batch, found)])
+            kept.add([(request(pairs[i]), [one.logprob, one.greedy]) for i, one in zip(batch, batch_scores)])
             done += len(batch)
             progress(done)
     return [one for one in result if one is not None]
@@ -115,11 +115,11 @@ def request(pair: Pair) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     return "score", pair.context, pair.continuation
 
 
-def kept_score(found: Any) -> Scored | None:
+def kept_score(value: Any) -> Scored | None:
     """Return a score as `Kept` has it; None if there is none."""
-    match found:
+    match value:
         case [float(), bool()]:
-            return Scored(*found)
+            return Scored(*value)
     return None
 
 

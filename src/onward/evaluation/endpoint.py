@@ -40,12 +40,12 @@ def chat(url: str, model: str, text: str, key_env: str, seconds: float) -> str:
             return content(read(response, seconds))
     except urllib.error.HTTPError as error:
         with error:
-            said = " ".join(error.read(1000).decode(errors="replace").split())
+            reply = " ".join(error.read(1000).decode(errors="replace").split())
         if error.code in AGAIN:
             raise Repeat(f"answered with status {error.code}", seconds_of(error.headers.get("Retry-After"))) from None
         advice = f"set {key_env} to a key" if error.code in (401, 403) else "check url and model"
         raise UserError(
-            f"the judge {model} at {url} refused with status {error.code} ({said:.200}): {advice}"
+            f"the judge {model} at {url} refused with status {error.code} ({reply:.200}): {advice}"
         ) from None
     except (OSError, HTTPException) as error:  # no connection, or one that broke
         why = getattr(error, "reason", None) or error

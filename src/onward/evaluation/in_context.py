@@ -88,7 +88,7 @@ def alternatives(
         )
     if not candidates and max_new_tokens == 1:
         return next_tokens(model, tokenizer, counts, prompts, top)
-    answers = list(dict.fromkeys(one.strip() for one in candidates)) or found_by_beams(
+    answers = list(dict.fromkeys(one.strip() for one in candidates)) or beam_answers(
         model, tokenizer, prompts, shots.separator, max_new_tokens, top
     )
     begun = lambda text: tokenizer.begin(tokenizer.encode(text))
@@ -119,26 +119,26 @@ def next_tokens(
     return ranked(counts, {tokenizer.piece(token): tuple(table[token].tolist()) for token in best}, top)
 
 
-def found_by_beams(
+def beam_answers(
     model: Decoder, tokenizer: Tokenizer, prompts: Sequence[list[int]], separator: str, max_new_tokens: int, top: int
 ) -> list[str]:
     """Return the answers that beam search finds after any of the prompts, each up to the separator."""
     ends = [token for token in tokenizer.end_ids if token < model.config.vocab_size]
     mark = separator.strip() or separator
-    found: dict[str, None] = {}
+    answers: dict[str, None] = {}
     for prompt in prompts:
         search = {"max_new_tokens": max_new_tokens, "beams": top, "n": top, "stop_token_ids": ends}
         for one in beam_search(model, [prompt], **search)[0]:  # type: ignore[arg-type]
             text = tokenizer.decode([*prompt, *one.tokens])[len(tokenizer.decode(prompt)) :]
-            found[text.split(mark)[0].strip()] = None
-    found.pop("", None)
-    return list(found)
+            answers[text.split(mark)[0].strip()] = None
+    answers.pop("", None)
+    return list(answers)
 
 
-def pair_after(prompt: Sequence[int], whole: Sequence[int]) -> Pair:
+def pair_after(prompt: Sequence[int], full: Sequence[int]) -> Pair:
     """Return the tokens of a prompt with its answer as a pair. A token across the boundary counts to the answer."""
-    count = min(len(prompt), len(whole) - 1)
-    return Pair(tuple(whole[:count]), tuple(whole[count:]))
+    count = min(len(prompt), len(full) - 1)
+    return Pair(tuple(full[:count]), tuple(full[count:]))
 
 
 def longest(tokenizer: Tokenizer, answers: Sequence[str]) -> int:

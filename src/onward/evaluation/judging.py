@@ -71,9 +71,9 @@ class JudgeServer:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 reply = chat(self.url, self.model, text, self.key_env, self.seconds)
-                if (found := read(reply.rpartition("</think>")[2])) is None:
+                if (grade := read(reply.rpartition("</think>")[2])) is None:
                     raise Repeat(f"replied {shown(reply)}, without {wanted}")
-                return found
+                return grade
             except Repeat as why:
                 if attempt == ATTEMPTS:
                     raise UserError(f"the judge {self.model} at {self.url} {why}, {ATTEMPTS} times: fix it") from None

@@ -95,13 +95,13 @@ def kept_for(model: Decoder, tokenizer: Tokenizer, folder: Path) -> Kept:
 
 def versions() -> list[str]:
     """Return the versions of the packages that compute results."""
-    found = []
+    installed = []
     for package in "onward", "torch", "tokenizers":
         try:
-            found.append(version(package))
+            installed.append(version(package))
         except PackageNotFoundError:
-            found.append("")
-    return found
+            installed.append("")
+    return installed
 
 
 def lines(file: Path) -> Iterator[tuple[str, Any]]:

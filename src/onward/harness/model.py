@@ -168,8 +168,8 @@ class HarnessModel(TemplateLM):
             self.warn_of_length(list(map(len, prompts)), room)
             report = lambda done, before=before: self.progress("answers", before + done, len(requests))
             engine = self.lm.engine_for(len(group), {})
-            written = write_answers(engine, self.text, [one[-room:] for one in prompts], options, report, self.kept)
-            results |= {i: self.cut(answer.tokens, options) for i, [answer] in zip(group, written)}
+            answers = write_answers(engine, self.text, [one[-room:] for one in prompts], options, report, self.kept)
+            results |= {i: self.cut(answer.tokens, options) for i, [answer] in zip(group, answers)}
         return [results[i] for i in range(len(requests))]
 
     def options(self, given: dict[str, Any]) -> GenerationOptions:

@@ -68,10 +68,10 @@ def run_harness(
     for task in tasks:
         try:
             model = HarnessModel(lm, kept=kept, progress=partial(under, task, progress))
-            found = run_one(model, task, manager, examples, limit, chat, graded)
-            own = [row for name, metrics in found["results"].items() for row in rows_of(name, metrics, examples)]
+            outcome = run_one(model, task, manager, examples, limit, chat, graded)
+            own = [row for name, metrics in outcome["results"].items() for row in rows_of(name, metrics, examples)]
             rows += own
-            both = [(row, found["samples"].get(row["task"], [])) for row in own]
+            both = [(row, outcome["samples"].get(row["task"], [])) for row in own]
             questions += [one for row, samples in both if graded and (one := graded_of(row, samples))]
         except UserError as error:
             failures[task] = str(error)
@@ -90,7 +90,7 @@ def run_one(
     if task.endswith(ENDINGS):
         check_file(Path(task))
     try:
-        found = simple_evaluate(
+        outcome = simple_evaluate(
             model,
             tasks=[task],
             num_fewshot=examples or None,
@@ -106,7 +106,7 @@ def run_one(
         raise
     except Exception as failure:  # the library raises any
         raise UserError(reason(task, failure)) from failure
-    return {"results": {}, "samples": {}, **(found or {})}
+    return {"results": {}, "samples": {}, **(outcome or {})}
 
 
 def rows_of(task: str, metrics: Mapping[str, Any], examples: int) -> list[dict[str, Any]]:
@@ -147,12 +147,13 @@ def reason(task: str, failure: Exception) -> str:
     text = " ".join(str(failure).split())[:300] or type(failure).__name__
     if "marked as unsafe" in text:
         return f"{task} runs programs in no sandbox: ask its questions by --tasks programs:FILE --run-code"
-    if (found := REPOSITORY.search(text)) and isinstance(failure, OSError):
+    if (repository := REPOSITORY.search(text)) and isinstance(failure, OSError):
         from datasets import config
 
         return (
-            f"{task} reads {found[1] or found[2]} of the Hugging Face hub, which is not in {config.HF_DATASETS_CACHE} "
-            "and cannot be downloaded: run it once with a network, or copy that folder from a machine that has it"
+            f"{task} reads {repository[1] or repository[2]} of the Hugging Face hub, which is not in "
+            f"{config.HF_DATASETS_CACHE} and cannot be downloaded: run it once with a "
+            "network, or copy that folder from a machine that has it"
         )
     return f"lm-evaluation-harness cannot run {task}: {text}"
 

@@ -46,13 +46,13 @@ def cells(text: str) -> list[Cell]:
     """Return the blocks of code of a Markdown page, in order."""
     return [
         Cell(
-            found["kind"],
-            found["code"],
-            found["output"],
-            float(found["percent"] or PERCENT),
-            bool(found["varies"]),
+            match["kind"],
+            match["code"],
+            match["output"],
+            float(match["percent"] or PERCENT),
+            bool(match["varies"]),
         )
-        for found in CELL.finditer(text)
+        for match in CELL.finditer(text)
     ]
 
 
@@ -90,18 +90,18 @@ def difference(cell: Cell, got: str) -> str:
     Blank space and bars may differ, and numbers by `percent` or by one unit of their last digit."""
     if cell.output is None or cell.varies:
         return ""
-    shown, found = (NUMBER.split(" ".join(text.replace(BAR, "").split())) for text in (cell.output, got))
-    for i, (one, other) in enumerate(zip(shown, found)):
+    shown, printed = (NUMBER.split(" ".join(text.replace(BAR, "").split())) for text in (cell.output, got))
+    for i, (one, other) in enumerate(zip(shown, printed)):
         if one != other and not (i % 2 and near(one, other, cell.percent)):
             return f"the page shows {one!r} after {''.join(shown[:i])[-60:]!r}, and the code prints {other!r}"
-    if len(shown) != len(found):
-        return f"the page shows {len(shown) // 2} numbers, and the code prints {len(found) // 2}:\n{got}"
+    if len(shown) != len(printed):
+        return f"the page shows {len(shown) // 2} numbers, and the code prints {len(printed) // 2}:\n{got}"
     return ""
 
 
-def near(shown: str, found: str, percent: float) -> bool:
+def near(shown: str, printed: str, percent: float) -> bool:
     """Return whether two numbers differ by at most `percent`, or by one unit of the last digit that is shown."""
-    one, other = (float(text.replace(",", "").replace("−", "-")) for text in (shown, found))
+    one, other = (float(text.replace(",", "").replace("−", "-")) for text in (shown, printed))
     digits, _, exponent = shown.partition("e")
     unit = 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
     return abs(one - other) <= max(abs(one) * percent / 100, 1.01 * unit if unit < 1 else 0)
@@ -112,11 +112,11 @@ def rewritten(text: str, outputs: Sequence[str]) -> str:
     none."""
     rest = iter(outputs)
 
-    def replaced(found: re.Match[str]) -> str:
+    def replaced(match: re.Match[str]) -> str:
         new = next(rest)
-        if found["output"] is None:
-            return found[0]
-        start, end = (place - found.start() for place in found.span("output"))
-        return found[0][:start] + new + found[0][end:]
+        if match["output"] is None:
+            return match[0]
+        start, end = (place - match.start() for place in match.span("output"))
+        return match[0][:start] + new + match[0][end:]
 
     return CELL.sub(replaced, text)

@@ -25,8 +25,8 @@ class Chapter:
     @property
     def about(self) -> str:
         """The first sentence: the line in italics below the heading."""
-        found = SENTENCE.search(self.text)
-        return " ".join(found[1].split()) if found else ""
+        match = SENTENCE.search(self.text)
+        return " ".join(match[1].split()) if match else ""
 
     @property
     def minutes(self) -> bool:
@@ -52,7 +52,7 @@ def chapters() -> Sequence[Chapter]:
 
 def find_chapter(number: int) -> Chapter:
     """Return a chapter by its number. Raises a UserError if there is none."""
-    found = [chapter for chapter in chapters() if chapter.number == number]
-    if not found:
+    matching = [chapter for chapter in chapters() if chapter.number == number]
+    if not matching:
         raise UserError(f"there is no chapter {number}: choose {', '.join(str(c.number) for c in chapters())}")
-    return found[0]
+    return matching[0]

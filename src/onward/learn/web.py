@@ -26,8 +26,8 @@ summary { cursor: pointer } a { color: light-dark(#2546b8, #9db4ff) }
 def web_page(chapter: Chapter) -> str:
     """Return a chapter as a self-contained HTML page, with its pictures inside."""
 
-    def inlined(found: re.Match[str]) -> str:
-        picture = chapter.path.parent / found[1]
+    def inlined(match: re.Match[str]) -> str:
+        picture = chapter.path.parent / match[1]
         return f'src="data:{TYPES[picture.suffix]};base64,{b64encode(picture.read_bytes()).decode()}"'
 
     body = MarkdownIt("commonmark", {"html": True}).enable("table").render(chapter.text)

@@ -160,9 +160,9 @@ class TokenRows(nn.Module):
         hidden states, and its output y without them."""
         if not isinstance(layer, nn.Embedding):
             return y.index_copy(-1, self.ids, F.linear(x, self.rows.to(x.dtype)).to(y.dtype))
-        places = torch.searchsorted(self.ids, x.contiguous()).clamp(max=len(self.ids) - 1)
-        found = (self.ids[places] == x)[..., None]
-        return torch.where(found, self.rows[places].to(y.dtype), y)
+        indices = torch.searchsorted(self.ids, x.contiguous()).clamp(max=len(self.ids) - 1)
+        is_trained = (self.ids[indices] == x)[..., None]
+        return torch.where(is_trained, self.rows[indices].to(y.dtype), y)
 
 
 class WeightAdapters(nn.ModuleDict):

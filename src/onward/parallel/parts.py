@@ -42,18 +42,18 @@ def piece(tensor: Tensor, dim: int, parts: int, part: int) -> Tensor:
     return tensor.narrow(dim, start, min(size, tensor.size(dim) - start))
 
 
-def part_of(whole: Tensor, like: Tensor) -> Tensor:
+def part_of(full: Tensor, like: Tensor) -> Tensor:
     """Return the part of a whole tensor that this process holds of the DTensor `like`, as a view."""
     for dim, parts, part, _ in splits(like):
-        whole = piece(whole, dim, parts, part)
-    return whole
+        full = piece(full, dim, parts, part)
+    return full
 
 
-def divided(whole: Tensor, like: Tensor) -> Tensor:
+def divided(full: Tensor, like: Tensor) -> Tensor:
     """Return a copy of a whole tensor on the device of the parameter `like`, divided like it if the shapes agree."""
-    if not isinstance(like, DTensor) or whole.shape != like.shape:
-        return whole.to(like.device, copy=True)
-    part = part_of(whole, like).contiguous().to(like.device, copy=True)
+    if not isinstance(like, DTensor) or full.shape != like.shape:
+        return full.to(like.device, copy=True)
+    part = part_of(full, like).contiguous().to(like.device, copy=True)
     placements, stride = like.placements, like.stride()
     return DTensor.from_local(part, like.device_mesh, placements, run_check=False, shape=like.shape, stride=stride)
 
@@ -61,19 +61,19 @@ def divided(whole: Tensor, like: Tensor) -> Tensor:
 def gathered(tensor: Tensor) -> Tensor:
     """Return the whole tensor, detached; all processes that hold parts of it must call this together. A plain tensor is
     returned as it is."""
-    return whole_of(local(tensor), tensor)
+    return full_tensor(local(tensor), tensor)
 
 
-def whole_of(part: Tensor, like: Tensor) -> Tensor:
+def full_tensor(part: Tensor, like: Tensor) -> Tensor:
     """Return the whole tensor of which each process has a part, divided as `like` is; see `gathered`."""
     divisions, shapes = splits(like), [like.shape]
     for dim, parts, index, _ in divisions:
         shapes.append(piece(torch.empty(shapes[-1], device="meta"), dim, parts, index).shape)
-    for (dim, parts, _, group), whole in zip(reversed(divisions), reversed(shapes[:-1])):
-        size = -(-whole[dim] // parts)
+    for (dim, parts, _, group), full in zip(reversed(divisions), reversed(shapes[:-1])):
+        size = -(-full[dim] // parts)
         padding = part.new_zeros(*part.shape[:dim], size - part.size(dim), *part.shape[dim + 1 :])
         pieces = all_gathered(torch.cat([part, padding], dim), parts, group)
-        part = torch.cat(pieces, dim).narrow(dim, 0, whole[dim])
+        part = torch.cat(pieces, dim).narrow(dim, 0, full[dim])
     return part
 
 
@@ -87,7 +87,7 @@ def all_gathered(tensor: Tensor, count: int, group: distributed.ProcessGroup | N
 
 
 @contextmanager
-def trained_whole(model: nn.Module) -> Iterator[None]:
+def gathered_parameters(model: nn.Module) -> Iterator[None]:
     """A context in which a divided model has its trainable parameters whole; all processes must enter it together."""
     parameters: list[tuple[nn.Module, str, Any]] = [
         (module, name, parameter)

@@ -52,27 +52,27 @@ class Rule:
     once: bool = False
 
 
-WHOLE, ONCE, OUT, IN = Rule(), Rule(once=True), Rule(split=0), Rule(split=1, inputs=True)
+REPLICATED, ONCE, OUT, IN = Rule(), Rule(once=True), Rule(split=0), Rule(split=1, inputs=True)
 STACK_OUT, STACK_IN = Rule(split=1), Rule(split=2, inputs=True)
 KV = "key/value heads"  # divided by rows, or one head for each process if there are fewer than processes
 
-FEED_FORWARD: dict[str, Any] = {"up": OUT, "gate": OUT, "down": IN, "share": WHOLE}
+FEED_FORWARD: dict[str, Any] = {"up": OUT, "gate": OUT, "down": IN, "share": REPLICATED}
 TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and its own parameters
     SelfAttentionModule: {
         "q": OUT,
         "k": KV,
         "v": KV,
-        "q_norm": WHOLE,
-        "k_norm": WHOLE,
+        "q_norm": REPLICATED,
+        "k_norm": REPLICATED,
         "attend.sinks": OUT,
         "out": IN,
     },
     LatentAttentionModule: {
-        "q_down": WHOLE,
-        "q_norm": WHOLE,
+        "q_down": REPLICATED,
+        "q_norm": REPLICATED,
         "q": OUT,
-        "kv_down": WHOLE,
-        "kv_norm": WHOLE,
+        "kv_down": REPLICATED,
+        "kv_norm": REPLICATED,
         "kv": OUT,
         "out": IN,
     },
@@ -80,7 +80,7 @@ TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and 
     GatedFeedForwardModule: FEED_FORWARD,
     GatedSharedExpertModule: FEED_FORWARD,
     ExpertsModule: {
-        "router": WHOLE,
+        "router": REPLICATED,
         "gate": STACK_OUT,
         "up": STACK_OUT,
         "down": STACK_IN,
@@ -98,18 +98,18 @@ def rule_of(branch: nn.Module, name: str, n: int) -> Rule:
     weight, adapter, own = name.partition("_lora.")  # of an adapter, name.weight_lora.adapter.a or stack_lora.adapter.a
     table, path = TABLE.get(type(branch), {}), weight.split(".")
     known = [".".join(path[:i]) for i in range(len(path), 0, -1)]
-    found = next((one for one in known if one in table), None)
-    if found is None:
+    key = next((one for one in known if one in table), None)
+    if key is None:
         raise UserError(f"{type(branch).__name__}.{name} has no rule for tensor parallelism: use a mesh with tensor=1")
-    rule: Any = table[found]
+    rule: Any = table[key]
     if rule == KV:
         heads: Any = branch.n_kv_heads
         rule = Rule(heads=heads) if heads < n else OUT
     end = own.rpartition(".")[2]
     if end == "magnitude" and rule.inputs:
-        raise UserError(f"dora of {found} has no rule for tensor parallelism: leave dora out, or use tensor=1")
+        raise UserError(f"dora of {key} has no rule for tensor parallelism: leave dora out, or use tensor=1")
     if end in ("a", "b"):  # A has the weight's inputs, B its outputs
-        return rule if rule != WHOLE and (end == "a") == rule.inputs else WHOLE
+        return rule if rule != REPLICATED and (end == "a") == rule.inputs else REPLICATED
     return ONCE if rule == IN and not adapter and path[-1] == "bias" else rule
 
 
@@ -148,8 +148,8 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        whole = summed(grad, ctx.mesh.get_group())
-        return piece(whole, ctx.dim, ctx.mesh.size(), ctx.mesh.get_local_rank()), None, None
+        full = summed(grad, ctx.mesh.get_group())
+        return piece(full, ctx.dim, ctx.mesh.size(), ctx.mesh.get_local_rank()), None, None
 
 
 def summed(x: Tensor, group: Any) -> Tensor:
@@ -256,8 +256,8 @@ def as_dtensor(parameter: nn.Parameter, rule: Rule | None, mesh: DeviceMesh) -> 
         part = piece(part, split, mesh.size(), mesh.get_local_rank()).contiguous()
     placement = Replicate() if split is None else Shard(split)
     shape, stride = parameter.shape, torch.empty(parameter.shape, device="meta").stride()
-    whole = DTensor.from_local(part, mesh, [placement], run_check=False, shape=shape, stride=stride)
-    return nn.Parameter(whole, requires_grad=parameter.requires_grad)
+    full = DTensor.from_local(part, mesh, [placement], run_check=False, shape=shape, stride=stride)
+    return nn.Parameter(full, requires_grad=parameter.requires_grad)
 
 
 def narrow(branch: nn.Module, rules: dict[tuple[nn.Module, str], Rule | None], n: int) -> None:
@@ -293,10 +293,10 @@ def normalize_gathered(branch: nn.Module, model: Decoder, layer: int, mesh: Devi
         copies = max(1, n // heads)  # processes with the same head
 
         def gather(_: nn.Module, inputs: Any, copies: int = copies) -> tuple[Tensor]:
-            whole = Gather.apply(inputs[0], dim, mesh)
+            full = Gather.apply(inputs[0], dim, mesh)
             if copies > 1:
-                whole = torch.cat(whole.chunk(n, dim)[::copies], dim)
-            return (whole,)
+                full = torch.cat(full.chunk(n, dim)[::copies], dim)
+            return (full,)
 
         def own(_: nn.Module, inputs: Any, y: Tensor, copies: int = copies) -> Tensor:
             return piece(y, dim, n // copies, rank // copies)

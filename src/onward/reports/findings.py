@@ -5,7 +5,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from onward.files import written_whole
+from onward.files import atomic_write
 from onward.reports.pictures.markup import details, page_of, resource, table, visible
 from onward.reports.pictures.plot import COLORS
 
@@ -34,7 +34,7 @@ def write_findings(page: Path, target: str, summary: str, rows: Sequence[Mapping
             for status, rows in others.items()
         ),
     }
-    with written_whole(page) as new:
+    with atomic_write(page) as new:
         new.write_text(page_of("findings.html", parts), encoding="utf-8")
 
 

@@ -87,8 +87,8 @@ class Guard:
         """Return whether a request carries one of the keys; takes the same time for all wrong keys of a length."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        found = [hmac.compare_digest(given.encode(), key) for key in self.keys]
-        return any(found)
+        matches = [hmac.compare_digest(given.encode(), key) for key in self.keys]
+        return any(matches)
 
 
 async def refuse(send: Send, status: int, message: str) -> None:

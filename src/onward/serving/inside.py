@@ -131,12 +131,12 @@ async def lens(body: Inside, http: Request) -> dict[str, Any]:
     """Return as JSON the next tokens that each layer would predict after the position (logit lens), with their
     probabilities."""
     service, served, tokens, position = text_of(body, http)
-    found = await looked(service, served, lambda: logit_lens(served.lm.model, tokens[: position + 1], 5))
+    predictions = await looked(service, served, lambda: logit_lens(served.lm.model, tokens[: position + 1], 5))
     tokenizer = served.lm.text()
-    ids, probabilities = found.ids[:, -1].tolist(), found.probabilities[:, -1].tolist()
+    ids, probabilities = predictions.ids[:, -1].tolist(), predictions.probabilities[:, -1].tolist()
     layers = [
         {"name": name, "rows": [piece(tokenizer, i) | {"probability": p} for i, p in zip(*row)]}
-        for name, *row in zip(found.names, ids, probabilities)
+        for name, *row in zip(predictions.names, ids, probabilities)
     ]
     return {"layers": layers}
 
@@ -153,15 +153,15 @@ async def attention(body: Inside, http: Request) -> dict[str, Any]:
 async def attribution(body: Inside, http: Request) -> dict[str, Any]:
     """Return as JSON the contributions of heads and layers to the logit of a token after the position."""
     service, served, tokens, position = text_of(body, http)
-    found = await looked(
+    attributed = await looked(
         service, served, lambda: logit_attribution(served.lm.model, tokens[: position + 1], target=body.target)
     )
     return {
-        **piece(served.lm.text(), found.target),
-        "logit": found.logit,
-        "embedding": found.embedding,
-        "heads": found.heads.tolist(),
-        "mlps": found.mlps.tolist(),
+        **piece(served.lm.text(), attributed.target),
+        "logit": attributed.logit,
+        "embedding": attributed.embedding,
+        "heads": attributed.heads.tolist(),
+        "mlps": attributed.mlps.tolist(),
     }
 
 

@@ -39,7 +39,7 @@ class Metrics(Collector):
         self.done = count("vllm:request_success", "Finished answers", ["finished_reason"])
         self.first = times("vllm:time_to_first_token_seconds", "Time from the request to its first token")
         self.between = times("vllm:inter_token_latency_seconds", "Time between two steps with new tokens", BETWEEN)
-        self.whole = times("vllm:e2e_request_latency_seconds", "Time from the request to the end of its answers")
+        self.total = times("vllm:e2e_request_latency_seconds", "Time from the request to the end of its answers")
         self.registry.register(self)
 
     def collect(self) -> list[GaugeMetricFamily]:
@@ -74,7 +74,7 @@ class Metrics(Collector):
     def job(self, job: Job) -> None:
         """Count a job that ended, with its tokens and times."""
         now = perf_counter()
-        self.whole.observe(now - job.arrival)
+        self.total.observe(now - job.arrival)
         if job.first_token:
             self.first.observe(job.first_token - job.arrival)
         for answer in job.answers:

@@ -152,10 +152,10 @@ class ToolText:
             if not self.markers.end or self.markers.end not in self.pending:
                 return content, calls
             inner, _, rest = self.pending.partition(self.markers.end)
-            found = self.read(inner)
-            content += "" if found else self.markers.begin + inner + self.markers.end
-            calls += found
-            self.inside, self.pending = False, rest.lstrip() if found else rest
+            new_calls = self.read(inner)
+            content += "" if new_calls else self.markers.begin + inner + self.markers.end
+            calls += new_calls
+            self.inside, self.pending = False, rest.lstrip() if new_calls else rest
 
     def start(self) -> tuple[int, int]:
         """Return where a call begins in the delayed text and how many characters its beginning has; without one, how

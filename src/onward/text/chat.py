@@ -157,9 +157,9 @@ class Chat:
             for run in re.finditer(b"[\1\3]+", mask_of(text))
         ]
         own = [(i, a + start, b + start) for start, run in runs for i, a, b in self.spans(text[start:], run)]
-        whole = self.inner.encode(text, add_special_tokens=False)
-        if self.spans(text, whole) == own:
-            return [(i, start, end) for i, (start, end) in zip(whole.ids, whole.offsets)]
+        encoded = self.inner.encode(text, add_special_tokens=False)
+        if self.spans(text, encoded) == own:
+            return [(i, start, end) for i, (start, end) in zip(encoded.ids, encoded.offsets)]
         # marks stand for the control tokens of the template; all others are encoded as plain text
         pieces, marked, position = list[str](), list[int | str](), 0
         begins, ends = list[int](), list[int]()  # of each character of `joined` in the text

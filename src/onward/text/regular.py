@@ -28,11 +28,11 @@ def compiled(pattern: str, where: str) -> Any:
         raise UserError(f"{where} is {pattern!r:.99}, which is not a regular expression: {error}") from None
 
 
-def matches(pattern: str, text: str, where: str = "the pattern", *, whole: bool = True) -> bool:
-    """Return whether a regular expression matches the whole text or, without `whole`, a part of it; False if that
+def matches(pattern: str, text: str, where: str = "the pattern", *, full: bool = True) -> bool:
+    """Return whether a regular expression matches the whole text or, without `full`, a part of it; False if that
     takes longer than a second."""
     expression = compiled(pattern, where)
     try:
-        return (expression.fullmatch if whole else expression.search)(text, timeout=SECONDS) is not None
+        return (expression.fullmatch if full else expression.search)(text, timeout=SECONDS) is not None
     except TimeoutError:
         return False

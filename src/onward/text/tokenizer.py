@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from onward.arguments import Range, checked, explained, shown
 from onward.errors import UserError
-from onward.files import check_text, write_json, written_whole
+from onward.files import atomic_write, check_text, write_json
 from onward.text.learning import learn_bpe
 from onward.text.patterns import BYTE_OF
 from onward.text.ranks import is_ranks, load_ranks, load_tekken
@@ -91,7 +91,7 @@ class Tokenizer:
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json, and the tokenizer_config.json from which transformers loads it."""
         folder = Path(folder)
-        with written_whole(folder / "tokenizer.json") as new:
+        with atomic_write(folder / "tokenizer.json") as new:
             self.inner.save(str(new))
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         if self.templates:

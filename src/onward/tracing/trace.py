@@ -94,8 +94,8 @@ class Trace:
         if self.gradients:  # the whole is in the graph of the loss, a part selected from it is not
             if value.requires_grad:
                 value.retain_grad()
-            whole = index is None or axis is None or value.ndim < len(self.known[name].shape)
-            select = (lambda t: t) if whole else lambda t: t.select(axis, index)
+            keeps_all = index is None or axis is None or value.ndim < len(self.known[name].shape)
+            select = (lambda t: t) if keeps_all else lambda t: t.select(axis, index)
             kept = select(value)
             call.retained[key] = lambda: None if value.grad is None else select(value.grad)
         elif index is not None:
@@ -163,13 +163,13 @@ class Trace:
             raise UserError(f"{key} has no mean over tokens: {why}, and a mean is of activations (B, T, ...)")
         total, count = torch.zeros(()), 0
         for call in self.calls:
-            whole = key not in call.activations and not name.endswith(".experts")
-            one = name if whole else key
+            from_all = key not in call.activations and not name.endswith(".experts")
+            one = name if from_all else key
             if one not in call.activations:
                 continue
             rows = [self.part(call, one, i, row) for i, row in enumerate(call.rows)] or [*call.activations[one]]
             for x in rows:  # (T, ...)
-                x = x.select(known.axis - 1, index) if whole and index is not None and known.axis is not None else x
+                x = x.select(known.axis - 1, index) if from_all and index is not None and known.axis is not None else x
                 x = x.to(torch.promote_types(x.dtype, torch.float32))
                 x = x[x.any(-1)] if index is not None and name.endswith(".experts") else x
                 total, count = total.to(x.device) + x.sum(0), count + len(x)

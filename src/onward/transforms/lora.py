@@ -103,7 +103,7 @@ def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
             adapter = Adapter(targets[one].weight, rank, lora.scaling_of(rank), **kind)
             add_adapter(model, targets[one], name, adapter)
     for one in full:
-        train_whole(model, one)
+        train_fully(model, one)
     if lora.tokens:
         ids = torch.tensor(sorted({*lora.tokens}), device=model.device)
         add_token_rows(model, name, ids, model.embed.weight[ids])
@@ -151,7 +151,7 @@ def untrained(model: Decoder, name: str = "default") -> bool:
     return not any(adapter.b.any() for adapter in layers)
 
 
-def train_whole(model: Decoder, name: str) -> None:
+def train_fully(model: Decoder, name: str) -> None:
     """Make all parameters of the module `name` trainable. If head and embedding share a weight, the module gets its own
     copy."""
     if model.config.tied and name in ("embed", "head"):
@@ -203,12 +203,12 @@ def token_rows(model: Decoder, name: str) -> TokenRows | None:
     """Return the trained embeddings of an adapter and of the one below it; None if there are none."""
     adapters = Target(model.embed, "weight").adapters
     known = [adapters[one] for one in selection(model).chain(name) if adapters is not None and one in adapters]
-    several = [one for one in known if isinstance(one, TokenRows)]
-    if len(several) < 2:
-        return several[0] if several else None
-    by_token = {int(token): row for one in several for token, row in zip(one.ids, one.rows.detach())}
+    rows = [one for one in known if isinstance(one, TokenRows)]
+    if len(rows) < 2:
+        return rows[0] if rows else None
+    by_token = {int(token): row for one in rows for token, row in zip(one.ids, one.rows.detach())}
     ids = sorted(by_token)
-    return TokenRows(several[0].ids.new_tensor(ids), nn.Parameter(torch.stack([by_token[token] for token in ids])))
+    return TokenRows(rows[0].ids.new_tensor(ids), nn.Parameter(torch.stack([by_token[token] for token in ids])))
 
 
 def raised(model: nn.Module) -> list[str]:

@@ -54,8 +54,8 @@ PRE: dict[str, Patterns] = {  # tokenizer.ggml.pre -> the patterns that split te
     "bloom": (BLOOM,),
     "deepseek-v3": DEEPSEEK3,
 }
-WHOLE_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "tekken"}  # pieces are looked up before merging
-BOS_FIRST = WHOLE_FIRST | {"chameleon"}  # begin with BOS, where add_bos_token is absent
+LOOKUP_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "tekken"}  # pieces are looked up before merging
+BOS_FIRST = LOOKUP_FIRST | {"chameleon"}  # begin with BOS, where add_bos_token is absent
 
 
 SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}  # steps of a normalizer
@@ -134,7 +134,7 @@ def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, i
         for merge, cut in cuts
         if (left := merge[:cut]) in vocab and (right := merge[cut + 1 :]) in vocab and left + right in vocab
     ]
-    inner = byte_level_bpe(models.BPE(vocab, known, ignore_merges=pre in WHOLE_FIRST), PRE[pre])
+    inner = byte_level_bpe(models.BPE(vocab, known, ignore_merges=pre in LOOKUP_FIRST), PRE[pre])
     add_tokens(inner, typed)
     return inner
 
@@ -268,8 +268,8 @@ def byte_level_keys(tokenizer: Tokenizer, table: Mapping[str, Any]) -> Spelling:
             TokenizerNotice,
             stacklevel=2,
         )
-    whole_first = bool(model.get("ignore_merges"))
-    names = [name for name, own in PRE.items() if own == patterns and (name in WHOLE_FIRST) == whole_first]
+    lookup_first = bool(model.get("ignore_merges"))
+    names = [name for name, own in PRE.items() if own == patterns and (name in LOOKUP_FIRST) == lookup_first]
     if not names:
         shown = " then ".join(patterns or ("nothing",))
         raise UserError(

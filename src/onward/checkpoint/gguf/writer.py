@@ -16,7 +16,7 @@ from torch import Tensor
 from onward.checkpoint.gguf.blocks import CODES, TYPES, BlockType
 from onward.checkpoint.gguf.header import ALIGNMENT, ARRAY, MAGIC, STRING, VERSION
 from onward.errors import UserError
-from onward.files import written_whole
+from onward.files import atomic_write
 
 FILLER = {"onward.alignment": 64}  # a key of 32 bytes, with which the tensors begin at a multiple of 64
 PIECE = 1 << 22  # numbers that are encoded at a time
@@ -58,7 +58,7 @@ def write_gguf(
     header = header_of(keys, len(outlines)) + infos
     if -len(header) % (2 * ALIGNMENT) >= ALIGNMENT:  # torch computes faster on tensors that are mapped so
         header = header_of({**keys, **FILLER}, len(outlines)) + infos
-    with written_whole(path) as new, new.open("wb") as file:
+    with atomic_write(path) as new, new.open("wb") as file:
         file.write(header)
         done = 0
         for (name, outline), (its, tensor) in zip(outlines.items(), tensors, strict=True):

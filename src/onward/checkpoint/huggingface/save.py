@@ -18,7 +18,7 @@ from onward.checkpoint.packed import quantization_config
 from onward.checkpoint.weights import INDEX, fill, split
 from onward.config.decoder import DecoderConfig
 from onward.families import HF, Family, express, family, keys_of, read
-from onward.files import flush, written_whole
+from onward.files import atomic_write, flush
 from onward.hub import WEIGHTS
 from onward.model.decoder import Decoder
 from onward.transforms.heads import head_labels
@@ -84,7 +84,7 @@ def save_weights(
         file_of = {name: file for file, names in files.items() for name in names}
         texts[INDEX] = {"metadata": {"total_size": sum(t.nbytes for t in outlines.values())}, "weight_map": file_of}
     with ExitStack() as stack:  # the first file entered is put in place last
-        temporary = {name: stack.enter_context(written_whole(folder / name)) for name in (*texts, *files)}
+        temporary = {name: stack.enter_context(atomic_write(folder / name)) for name in (*texts, *files)}
         tensors = to_theirs(kind, config, ours)
         for file, names in files.items():
             fill(temporary[file], {name: outlines[name] for name in names}, islice(tensors, len(names)))

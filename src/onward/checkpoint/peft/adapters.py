@@ -46,7 +46,7 @@ from onward.checkpoint.source import ModelSource
 from onward.checkpoint.weights import fill, read_tensors
 from onward.errors import UserError
 from onward.families import HF, Family, family
-from onward.files import flush, read_json, written_whole
+from onward.files import atomic_write, flush, read_json
 from onward.model.adapters import Adapter
 from onward.model.decoder import Decoder
 from onward.transforms.heads import NAME, add_head, head_labels
@@ -212,7 +212,7 @@ def peft_config(
 def write_adapter(folder: Path, files: AdapterFiles) -> None:
     """Write the files of an adapter; all are flushed before the first is renamed to its final name."""
     with ExitStack() as stack:
-        temporary = {name: stack.enter_context(written_whole(folder / name)) for name in ADAPTER_FILES}
+        temporary = {name: stack.enter_context(atomic_write(folder / name)) for name in ADAPTER_FILES}
         fill(temporary[TENSORS], files.tensors, files.tensors.items())
         temporary[CONFIG].write_text(json.dumps(files.config, indent=2) + "\n")
         temporary[BASE].write_text(json.dumps(asdict(files.base), indent=2) + "\n")

@@ -17,7 +17,7 @@ from onward.checkpoint.peft.bases import CONFIG as ADAPTER_CONFIG
 from onward.checkpoint.weights import SINGLE, fill
 from onward.config.decoder import DecoderConfig
 from onward.errors import UserError
-from onward.files import file_sha256, read_json, written_whole
+from onward.files import atomic_write, file_sha256, read_json
 
 CONFIG, STATE, PROGRESS, CHECKSUMS = "config.json", "state.safetensors", "progress.json", "checksums.json"
 KINDS = "weight/", "average/"
@@ -45,7 +45,7 @@ def write_save(
     values of the TrainerState; `hf` are keys for config.json."""
     dtypes = {tensor.dtype for name, tensor in tensors.items() if name.startswith("average/")}
     weights, state = by_file(tensors, frozen, next(iter(dtypes), None))
-    with written_whole(folder) as new:
+    with atomic_write(folder) as new:
         new.mkdir()
         save_weights(config, weights, new, hf)
         write_state(new, state, progress)
@@ -66,7 +66,7 @@ def write_adapter_save(
     folder: Path, adapter: AdapterFiles, tensors: Mapping[str, Tensor], progress: dict[str, Any]
 ) -> None:
     """Write a save of a model with adapters atomically; arguments as of `write_save`, with the files of the adapter."""
-    with written_whole(folder) as new:
+    with atomic_write(folder) as new:
         new.mkdir()
         write_adapter(new, adapter)
         write_state(new, tensors, progress)
@@ -89,7 +89,7 @@ def write_progress(new: Path, progress: dict[str, Any]) -> None:
 def show(folder: Path, run: Path) -> None:
     """Link or copy the model of a save, or its adapter, into the run folder."""
     for name in ADAPTER_FILES if (folder / ADAPTER_CONFIG).exists() else (SINGLE, CONFIG):
-        with written_whole(run / name) as new:
+        with atomic_write(run / name) as new:
             try:
                 os.link(folder / name, new)
             except OSError:  # a file system without links

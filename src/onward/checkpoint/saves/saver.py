@@ -29,9 +29,9 @@ from onward.checkpoint.saves.folder import saves, show, step_of, write_adapter_s
 from onward.checkpoint.saves.shared import SharedSave, Writers, agree
 from onward.checkpoint.saves.state import TrainerState, copied
 from onward.errors import UserError
-from onward.files import read_json, remove_leftovers, remove_whole, write_json
+from onward.files import read_json, remove_atomically, remove_leftovers, write_json
 from onward.model.decoder import Decoder
-from onward.parallel.parts import trained_whole
+from onward.parallel.parts import gathered_parameters
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Saver:
             frozen = {n: p for n, p in model.named_parameters() if f"weight/{n}" not in state.tensors}
             values = deepcopy((state.progress, {**hf, **label_keys(model)}))
             if self.base is not None:
-                with trained_whole(model):
+                with gathered_parameters(model):
                     adapter = adapter_files(model, hf, self.base)
                     files = replace(adapter, tensors=copied(adapter.tensors))
                 tensors = copied(state.tensors)
@@ -158,4 +158,4 @@ class Saver:
         best = self.known_best().get("step")
         for old in saves(self.run)[: -self.keep]:
             if step_of(old) != best:
-                remove_whole(old)
+                remove_atomically(old)

@@ -20,7 +20,7 @@ from onward.checkpoint.saves.folder import CONFIG, STATE, by_file, write_progres
 from onward.checkpoint.weights import SINGLE, fill
 from onward.config.decoder import DecoderConfig
 from onward.errors import UserError
-from onward.files import flush, write_json, written_whole
+from onward.files import atomic_write, flush, write_json
 from onward.parallel.parts import gathered
 
 NUMBERS = count()  # of the saves of this process: the same in all
@@ -70,9 +70,9 @@ class SharedSave:
         for i, (kept, name, tensor) in enumerate(
             [(own, *item) for item in tensors.items()] + [(own_frozen, *item) for item in frozen.items()]
         ):
-            whole = gathered(tensor)
+            full = gathered(tensor)
             if owners.get(name.rpartition("/")[2], i % writers.count) == writers.rank:
-                kept[name] = whole.to("cpu", copy=True)
+                kept[name] = full.to("cpu", copy=True)
         self.own_weights, self.own_state = by_file(own, own_frozen, self.average)
 
     @property
@@ -109,7 +109,7 @@ class SharedSave:
             return
         ready = False
         try:
-            with written_whole(self.folder) as new:
+            with atomic_write(self.folder) as new:
                 new.mkdir()
                 fill(new / SINGLE, self.model, ())
                 fill(new / STATE, self.state, ())

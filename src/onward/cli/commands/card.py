@@ -9,7 +9,7 @@ from typing import ClassVar
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import print_next
 from onward.errors import UserError
-from onward.files import written_whole
+from onward.files import atomic_write
 from onward.hub import CARD
 
 ABOUT = """\
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
     from onward.reports.runs.card import model_card
 
     text = model_card(folder, options.license, options.name)
-    with written_whole(out) as new:
+    with atomic_write(out) as new:
         new.write_text(text, encoding="utf-8")
     print(f"card: {quote(str(out))}")
     print_next(f"onward push {quote(str(folder))} {quote(options.name or 'me/' + folder.resolve().name)} --dry-run")

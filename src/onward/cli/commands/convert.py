@@ -12,7 +12,7 @@ from onward.cli.shared.options import parse
 from onward.cli.shared.output import print_json, print_next
 from onward.errors import UserError
 from onward.fields import counted
-from onward.files import written_whole
+from onward.files import atomic_write
 from onward.hub import locate, size_of
 
 ABOUT = """\
@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
             with progress_bars() as progress:
                 write_model(lm.model, planned, out, lambda done: progress(f"writing {out.name}", done, size))
         if options.modelfile and not options.dry_run:
-            with written_whole(out.parent / "Modelfile") as new:
+            with atomic_write(out.parent / "Modelfile") as new:
                 new.write_text(modelfile(out, lm.model.config, lm.tokenizer), encoding="utf-8")
     elif not options.dry_run:
         onward.save(lm, out, shard_bytes=float("inf") if options.to == "single" else options.shard_bytes)

@@ -103,9 +103,9 @@ def main(argv: Sequence[str]) -> None:
     result = asdict(measure(lm))
     plain = asdict(measure(load(options.model, replace(options, quantize="")))) if options.quantize else {}
     inputs = None if options.sources or judges(lm.model) else inputs_of(options)
-    found = own_tasks(lm, inputs.validation_text(lm.text())) if inputs else []
-    keep(options.model, options, scores_of([], found, step_of(options.model)))
-    tasks = [*map(row, found)]
+    results = own_tasks(lm, inputs.validation_text(lm.text())) if inputs else []
+    keep(options.model, options, scores_of([], results, step_of(options.model)))
+    tasks = [*map(row, results)]
     if options.json:
         print_json(result | ({"plain": plain} if plain else {}) | ({"tasks": tasks} if tasks else {}))
         return

@@ -9,7 +9,7 @@ from typing import ClassVar
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import Output, console, print_next, print_table
 from onward.errors import UserError
-from onward.files import written_whole
+from onward.files import atomic_write
 
 ABOUT = """\
 Read the course on decoder-only Transformers, run its code, change it: a chapter takes 10 to 20 minutes on a laptop.
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
     if options.web:
         from onward.learn.web import web_page
 
-        with written_whole(Path(options.web)) as new:
+        with atomic_write(Path(options.web)) as new:
             new.write_text(web_page(chapter), encoding="utf-8")
         console.print(f"page: {options.web}", markup=False, soft_wrap=True)
     elif options.run:

@@ -81,8 +81,8 @@ def main(argv: Sequence[str]) -> None:
     parts, lines = part_sizes(config), [*planned.lines()]
     if options.json:
         count, active = parameters(config), active_parameters(config)
-        whole = {"model": options.model, "parameters": count, "active_parameters": active}
-        print_json(whole | {"parts": [asdict(part) for part in parts], "lines": [asdict(line) for line in lines]})
+        figures = {"model": options.model, "parameters": count, "active_parameters": active}
+        print_json(figures | {"parts": [asdict(part) for part in parts], "lines": [asdict(line) for line in lines]})
         return
     show(planned, lines)
     print_next(f"onward plan {quote(options.model)} --device h100 --json", "onward scaling optimum --flops 1e21")

@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
         given.append(f"{str(row['question']).strip()} {str(row['answer']).strip()}")
     shots = shots_of(options.prompt, given, options.separator)
     lm = load(options.model, options)
-    found = alternatives(
+    answers = alternatives(
         lm.model,
         lm.text(),
         shots,
@@ -77,13 +77,13 @@ def main(argv: Sequence[str]) -> None:
         top=options.top,
     )
     if options.out:
-        in_context(shots, found).write(Path(options.out), options.theme)
+        in_context(shots, answers).write(Path(options.out), options.theme)
     if options.json:
-        print_json({"question": shots.question, "examples": shots.examples, **asdict(found)})
+        print_json({"question": shots.question, "examples": shots.examples, **asdict(answers)})
         return
     table: list[dict[str, Any]] = []
-    for answer, values in zip(found.answers, found.probabilities):
-        columns = {counted(count, "example"): f"{value:.3g}" for count, value in zip(found.counts, values)}
+    for answer, values in zip(answers.answers, answers.probabilities):
+        columns = {counted(count, "example"): f"{value:.3g}" for count, value in zip(answers.counts, values)}
         table.append({"answer": shown(answer)} | columns)
     print_table(table)
     if options.out:

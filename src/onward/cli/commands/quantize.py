@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
     if os.path.lexists(options.out):
         raise UserError(f"{options.out} exists: choose another folder for the quantized model")
     import onward
-    from onward.files import written_whole
+    from onward.files import atomic_write
     from onward.hub import locate
     from onward.transforms.quantize import QuantizedLinear, layer_errors, quantized_bytes
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
     layers = {name: m for name, m in lm.model.named_modules() if isinstance(m, QuantizedLinear)}
     if not layers:
         raise UserError(f"no linear layer of {options.model} can be {options.to}: choose --to int8")
-    with written_whole(Path(options.out)) as new:
+    with atomic_write(Path(options.out)) as new:
         onward.save(lm, new)
     of_layers = layer_errors(load(None).model, lm.model) if options.errors else []
     size, before = quantized_bytes(lm.model)

@@ -48,8 +48,8 @@ def contamination_rows(
     total = sum(map(len, sources))
     every = {text for tasks in graded.values() for task in tasks for texts in task.texts for text in texts}
     items = {text: tokenizer.encode(text, special=False) for text in every}
-    found = contaminated([*items.values()], sources, lambda done: progress("training tokens", done, total))
-    dirty = {text for text, flag in zip(items, found) if flag}
+    flags = contaminated([*items.values()], sources, lambda done: progress("training tokens", done, total))
+    dirty = {text for text, flag in zip(items, flags) if flag}
     rows = []
     for model, tasks in graded.items():
         for task in tasks:

@@ -53,29 +53,29 @@ def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json:
     data = training_data(exam.against) if exam.against else None
     graded: dict[str, list[GradedQuestions]] = {model: [] for model in models}
     results = {model: run_all(model, loading, exam, failures, foreign, graded[model]) for model in models}
-    rows = [{"model": model} | row(result) for model, found in results.items() for result in found.values()]
-    scores = {model: scores_of(exam.tasks, [*found.values()], step_of(model)) for model, found in results.items()}
+    rows = [{"model": model} | row(result) for model, by_task in results.items() for result in by_task.values()]
+    scores = {model: scores_of(exam.tasks, [*by_task.values()], step_of(model)) for model, by_task in results.items()}
     core = [
         {"model": model, "core": one.score, "error": one.error, "questions": one.questions}
-        for model, several in scores.items()
-        for one in several
+        for model, own in scores.items()
+        for one in own
         if one.metric == "centered"
     ]
-    for model, several in scores.items() if not exam.chat else ():
+    for model, own in scores.items() if not exam.chat else ():
         of_harness = harness_scores(step_of(model), [row for row in foreign if row["model"] == model])
-        keep(model, loading, [*several, *of_harness])
+        keep(model, loading, [*own, *of_harness])
     first, *others = results
     differences = [one for other in others for one in compared(results[first], other, results[other])]
     dirty = []
     if data:
-        for model, found in results.items():
+        for model, by_task in results.items():
             graded[model] += [
-                graded_questions(task, found[task.label], exam) for task in exam.tasks if task.label in found
+                graded_questions(task, by_task[task.label], exam) for task in exam.tasks if task.label in by_task
             ]
         with progress_bars(counted=True) as show:
             dirty = contamination_rows(graded, data, show)
     if as_json:
-        right = {model: {task: one.right for task, one in found.items()} for model, found in results.items()}
+        right = {model: {task: one.right for task, one in by_task.items()} for model, by_task in results.items()}
         print_json(
             {
                 "results": rows,
@@ -133,10 +133,10 @@ def run_all(
             from onward.harness import run_harness
 
             try:
-                found = run_harness(lm, exam.foreign, graded=bool(exam.against), **asked)
-                graded += found.graded
-                foreign += [{"model": model} | row for row in found.rows]
-                failures |= found.failures
+                outcome = run_harness(lm, exam.foreign, graded=bool(exam.against), **asked)
+                graded += outcome.graded
+                foreign += [{"model": model} | row for row in outcome.rows]
+                failures |= outcome.failures
             except UserError as error:
                 failures[", ".join(exam.foreign)] = str(error)
     return results
@@ -243,8 +243,8 @@ def compared(ours: Results, other: str, theirs: Results) -> list[dict[str, Any]]
     rows = []
     for task, p in zip(both, corrected):
         pair = theirs[task].right, ours[task].right
-        found, least = bootstrap(*pair), smallest_difference(*pair)
-        figures: dict[str, Any] = {"difference": found.mean, "low": found.low, "high": found.high, "p": p}
+        estimate, least = bootstrap(*pair), smallest_difference(*pair)
+        figures: dict[str, Any] = {"difference": estimate.mean, "low": estimate.low, "high": estimate.high, "p": p}
         figures["smallest_shown"] = None if math.isnan(least) else least
         rows.append({"model": other, "task": task, **figures, "more_than_noise": p < 0.05})
     return rows

@@ -18,14 +18,14 @@ class Brackets(Task, kind="brackets"):
     def questions(self, count: int) -> list[Question]:
         rng, result, closing = random.Random(0), [], tuple(PAIRS.values())
         for _ in range(count):
-            written: list[str] = []
+            sequence: list[str] = []
             open_: list[str] = []
-            while len(written) < self.length or not open_:
+            while len(sequence) < self.length or not open_:
                 if open_ and rng.random() < 0.4:
-                    written.append(PAIRS[open_.pop()])
+                    sequence.append(PAIRS[open_.pop()])
                 else:
                     open_.append(rng.choice(list(PAIRS)))
-                    written.append(open_[-1])
+                    sequence.append(open_[-1])
             choices = tuple(" " + bracket for bracket in closing)
-            result.append(Question(" ".join(written), choices, closing.index(PAIRS[open_[-1]])))
+            result.append(Question(" ".join(sequence), choices, closing.index(PAIRS[open_[-1]])))
         return result

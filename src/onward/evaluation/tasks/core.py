@@ -107,7 +107,7 @@ class Core(ScoredTask, kind="core"):
         right: list[bool] = []
         for group in batched(range(len(items)), TOGETHER):
             pairs = {i: self.pairs(items, i, tokenizer, model.config.context_length) for i in group}
-            flat = [pair for several in pairs.values() for pair in several]
+            flat = [pair for own in pairs.values() for pair in own]
             scored = iter(score_continuations(model, flat, kept=kept))
             right += [self.right(items[i], pairs[i], [next(scored) for _ in pairs[i]]) for i in group]
             report(len(right), len(items))
@@ -120,7 +120,7 @@ class Core(ScoredTask, kind="core"):
         examples = [items[j + (j >= i)] for j in chosen]  # of the items other than i
         kind, delimiter, item = self.entry.icl_task_type, self.entry.continuation_delimiter, items[i]
         before = "".join(solved(example, self.entry) + "\n\n" for example in examples)
-        texts = [before + text for text in written(item, kind, delimiter)]
+        texts = [before + text for text in texts_of(item, kind, delimiter)]
         if kind == "language_modeling":
             texts.append((before + item["context"].strip() + delimiter).strip())
         first = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
@@ -152,7 +152,7 @@ class Core(ScoredTask, kind="core"):
         return means.index(max(means)) == item["gold"]
 
 
-def written(item: Mapping[str, Any], kind: Kind, delimiter: str) -> list[str]:
+def texts_of(item: Mapping[str, Any], kind: Kind, delimiter: str) -> list[str]:
     """Return an item (a row of a task) as texts, one for each of its choices."""
     match kind:
         case "multiple_choice":
@@ -165,7 +165,7 @@ def written(item: Mapping[str, Any], kind: Kind, delimiter: str) -> list[str]:
 
 def solved(item: Mapping[str, Any], entry: CoreEntry) -> str:
     """Return an item with its right answer, as text for an example."""
-    texts = written(item, entry.icl_task_type, entry.continuation_delimiter)
+    texts = texts_of(item, entry.icl_task_type, entry.continuation_delimiter)
     return texts[item["gold"]] if "gold" in FIELDS[entry.icl_task_type] else texts[0]
 
 

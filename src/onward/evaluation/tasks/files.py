@@ -91,7 +91,7 @@ class Answers(Task, kind="answers"):
     def grades(self, answers: Sequence[Sequence[str]], questions: Sequence[Question], kept: Kept) -> list[float]:
         if self.match not in METRICS:
             return super().grades(answers, questions, kept)
-        return overlap.grades(self.match, [written[0].strip() for written in answers], references(questions))
+        return overlap.grades(self.match, [samples[0].strip() for samples in answers], references(questions))
 
     def total(self, answers: Sequence[str], questions: Sequence[Question], grades: Sequence[float]) -> Total:
         if self.match not in CORPUS:
@@ -113,16 +113,16 @@ def rows(file: str, task: str, needed: tuple[str, ...]) -> Iterator[tuple[str, d
     text, ending = text_of(file, task), Path(file).suffix
     try:
         if ending == ".csv":
-            found = [(f"{file}, row {i}", row) for i, row in enumerate(csv.DictReader(io.StringIO(text)), 1)]
+            located = [(f"{file}, row {i}", row) for i, row in enumerate(csv.DictReader(io.StringIO(text)), 1)]
         elif ending == ".json":
-            found = [(f"{file}, item {i}", row) for i, row in enumerate(json.loads(text), 1)]
+            located = [(f"{file}, item {i}", row) for i, row in enumerate(json.loads(text), 1)]
         else:
-            found = [*json_lines(file, text)]
+            located = [*json_lines(file, text)]
     except (ValueError, TypeError, RecursionError, csv.Error) as error:
         raise error if isinstance(error, UserError) else UserError(f"{file} cannot be read: {error}") from None
-    if not found:
+    if not located:
         raise UserError(f"{file} has no rows: add a question")
-    for where, row in found:
+    for where, row in located:
         if not isinstance(row, dict) or (lacking := [name for name in needed if row.get(name) in (None, "")]):
             lacks = f"lacks {lacking[0]}" if isinstance(row, dict) else "is not an object"
             raise UserError(f"{where} {lacks}: give {', '.join(needed)}")

@@ -43,21 +43,23 @@ class Judged(Task, kind="judged"):
         check_judge("task.judged", self.url, self.prompt, self.key_env, "answer")
 
     def questions(self, count: int) -> list[Question]:
-        found = rows(self.file, self.kind, ("question",))
-        return [Question(str(row["question"]).strip(), expected=str(row.get("answer", ""))) for _, row in found][:count]
+        located = rows(self.file, self.kind, ("question",))
+        return [Question(str(row["question"]).strip(), expected=str(row.get("answer", ""))) for _, row in located][
+            :count
+        ]
 
     def grades(self, answers: Sequence[Sequence[str]], questions: Sequence[Question], kept: Kept) -> list[float]:
         from onward.evaluation.judging import JudgeServer, filled
 
         server = JudgeServer(self.url, self.model, self.key_env, self.seconds, self.concurrency)
         texts = [
-            filled(self.prompt, {"question": one.context, "reference": one.expected, "answer": written[0].strip()})
-            for one, written in zip(questions, answers)
+            filled(self.prompt, {"question": one.context, "reference": one.expected, "answer": samples[0].strip()})
+            for one, samples in zip(questions, answers)
         ]
         requests = [("grade", self.url, self.model, text) for text in texts]
-        found = [kept.get(*request) for request in requests]
-        missing = [i for i, grade in enumerate(found) if not isinstance(grade, float)]
+        grades = [kept.get(*request) for request in requests]
+        missing = [i for i, grade in enumerate(grades) if not isinstance(grade, float)]
         keep = lambda j, grade: kept.add([(requests[missing[j]], grade)])
         for i, grade in zip(missing, server.grades([texts[i] for i in missing], keep)):
-            found[i] = grade
-        return found
+            grades[i] = grade
+        return grades

@@ -85,8 +85,8 @@ class Programs(Task, kind="programs"):
     def passes(self, code: str, test: str, kept: Kept) -> bool:
         """Return whether a program passes its test."""
         request: tuple[Any, ...] = ("run", code, test, self.seconds, self.gigabytes)
-        if isinstance(found := kept.get(*request), bool):
-            return found
+        if isinstance(stored := kept.get(*request), bool):
+            return stored
         passed = num_passed(code, [test], self.seconds, self.gigabytes) == 1
         kept.add([(request, passed)])
         return passed

@@ -116,7 +116,7 @@ class Task(Part):
     def grades(self, answers: Sequence[Sequence[str]], questions: Sequence[Question], kept: Kept) -> list[float]:
         """Return the grade of the written answers to each question; by default 1 if the first one is right, else 0. A
         task whose grades take time keeps them in `kept`."""
-        return [float(self.is_right(written[0], question)) for written, question in zip(answers, questions)]
+        return [float(self.is_right(samples[0], question)) for samples, question in zip(answers, questions)]
 
     def total(self, answers: Sequence[str], questions: Sequence[Question], grades: Sequence[float]) -> Total:
         """Return the score of the first answers to all questions; by default the mean of their grades."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onward.compiled.fingerprint import fingerprint
 from onward.errors import UserError
-from onward.files import written_whole
+from onward.files import atomic_write
 from onward.generation.cache.manager import CacheManager, rope_key
 from onward.model.decoder import Decoder
 
@@ -77,7 +77,7 @@ class PrefixFiles:
         path = self.folder / f"{state.hexdigest()}.safetensors"
         if read(path) is None:
             vectors = {name: t.cpu() for name, t in manager.dump(row, len(tokens)).items()}
-            with written_whole(path) as new:
+            with atomic_write(path) as new:
                 new.write_bytes(save(vectors, {"sha256": checksum(path.stem, vectors)}))
         return path
 

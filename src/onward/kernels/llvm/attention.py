@@ -191,9 +191,9 @@ class Group:
         which are the visible positions from `index` on; return the scores in a vector, head by head."""
         code, form, given = self.code, self.form, self.given
         queries = [code.mul(code.add(self.head, INT(g)), INT(form.d_head)) for g in part]
-        places = [code.add(place, INT(i * form.kv_heads * form.d_head)) for i in range(keys)]
+        key_indices = [code.add(place, INT(i * form.kv_heads * form.d_head)) for i in range(keys)]
         q, k = Matrix(given.q, form.dtype), Matrix(given.k, form.dtype)
-        scores = sums(code, tile(code, unit_for(form.dtype), q, queries, k, places, INT(form.d_head)))
+        scores = sums(code, tile(code, unit_for(form.dtype), q, queries, k, key_indices, INT(form.d_head)))
         scores = code.fmul(scores, like(code, scores, form.options.scale))
         if form.options.softcap is not None:
             capped = tanh(code, code.fmul(scores, like(code, scores, 1 / form.options.softcap)))

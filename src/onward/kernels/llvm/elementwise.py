@@ -67,15 +67,15 @@ def elementwise(formula: Formula, layouts: Sequence[Layout]) -> Emit:
             with code.loop(middle, stop) as (index, _):
                 element(moved(offsets, index, -1), False)
 
-        def element(places: Sequence[Value], vector: bool) -> None:
+        def element(indices: Sequence[Value], vector: bool) -> None:
             values = []
-            for address, layout, place in zip(addresses[1:], layouts[1:], places[1:]):
+            for address, layout, place in zip(addresses[1:], layouts[1:], indices[1:]):
                 if vector and layout.strides[-1]:
                     values.append(code.floats(address, layout.dtype, place))
                 else:
                     value = code.scalar(address, layout.dtype, place)
                     values.append(code.repeat(value) if vector else value)
-            code.put(formula(code, *values), addresses[0], layouts[0].dtype, places[0])
+            code.put(formula(code, *values), addresses[0], layouts[0].dtype, indices[0])
 
         def nest(dimension: int, offsets: Sequence[Value], start: Value, stop: Value) -> None:
             if dimension == len(shape) - 1:

@@ -129,11 +129,11 @@ def rms_norm_weight_gradient(norm: Norm) -> Callable[..., None]:
             code.put(sums[0], given.out, "float32", begin)
 
         with code.loop(first, end) as (item, _):
-            whole = code.icmp_signed("<", item, INT(blocks))
-            with code.if_else(whole) as (several, one):
-                with several:
+            is_vector = code.icmp_signed("<", item, INT(blocks))
+            with code.if_else(is_vector) as (vector, scalar):
+                with vector:
                     columns(code.mul(item, INT(LANES)), code.floats, ZERO)
-                with one:
+                with scalar:
                     columns(code.add(item, INT(blocks * (LANES - 1))), code.scalar, FLOAT(0.0))
 
     return callable_kernel(NormWeightGradientArguments, emit)

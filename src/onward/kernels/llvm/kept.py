@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from onward.errors import UserError
-from onward.files import written_whole
+from onward.files import atomic_write
 from onward.kernels.available import OPENMP
 from onward.kernels.llvm import loadable
 
@@ -92,7 +92,7 @@ def read(path: Path) -> bytes | None:
 def write(path: Path, code: bytes) -> None:
     """Write machine code to a file of a private folder, with a checksum; warn if the disk does not take it."""
     try:
-        with written_whole(path) as new:
+        with atomic_write(path) as new:
             new.touch(0o600)
             new.write_bytes(checksum(path, code) + code)
     except UserError as error:

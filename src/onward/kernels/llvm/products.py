@@ -48,8 +48,8 @@ class Product:
             if prepared is not None:
                 partials = [int4.dot(code, unit, prepared, row, given.weight, given.scales, output, inputs)]
             else:
-                places = [code.mul(row, inputs)], [code.mul(output, inputs)]
-                partials = tile(code, unit, x, places[0], weight, places[1], inputs, chains=chains)
+                indices = [code.mul(row, inputs)], [code.mul(output, inputs)]
+                partials = tile(code, unit, x, indices[0], weight, indices[1], inputs, chains=chains)
             self.store(code, given, partials, row, 1, output, 1)
 
     def many_rows(self, code: Code, given: Values, first: Any, end: Any) -> None:
@@ -102,14 +102,14 @@ class Product:
         ahead = code.add(place, code.mul(inputs, INT(outputs * AHEAD)))
         for start, end, size in (begin, tiled, TILE), (tiled, stop, 1):
             with code.loop(start, end, size) as (row, _):
-                x_places = [code.mul(code.add(row, INT(i)), inputs) for i in range(size)]
-                places = [code.add(place, code.mul(INT(i), inputs)) for i in range(outputs)]
+                x_indices = [code.mul(code.add(row, INT(i)), inputs) for i in range(size)]
+                indices = [code.add(place, code.mul(INT(i), inputs)) for i in range(outputs)]
                 x = Matrix(given.x, self.dtype)
                 prefetched = None
                 if weight.dtype == self.weight_format and size == outputs == TILE:
                     passed = code.mul(code.udiv(code.sub(row, begin), INT(TILE)), lines)
                     prefetched = code.add(ahead, code.mul(passed, inputs)), lines
-                partials = tile(code, self.unit, x, x_places, weight, places, inputs, prefetched)
+                partials = tile(code, self.unit, x, x_indices, weight, indices, inputs, prefetched)
                 self.store(code, given, partials, row, size, output, outputs)
 
     def store(
@@ -132,29 +132,29 @@ def tile(
     code: Code,
     unit: Unit,
     x: Matrix,
-    x_places: Sequence[Any],
+    x_indices: Sequence[Any],
     weight: Matrix,
-    places: Sequence[Any],
+    indices: Sequence[Any],
     inputs: Any,
     prefetched: tuple[Any, Any] | None = None,
     chains: int = 1,
 ) -> list[Any]:
-    """Emit code that multiplies rows of x with rows of the weight, which begin at the indices `x_places` and `places`;
-    return the vectors of partial sums.
+    """Emit code that multiplies rows of x with rows of the weight, which begin at `x_indices` and `indices`; return
+    the vectors of partial sums.
 
     `prefetched`: the index from which on the weight is prefetched, and the number of vectors to prefetch for each one
     that is multiplied. An addition waits for the previous one of its sum: where a tile has few sums, each is divided
     into `chains` sums.
     """
-    count = len(x_places) * len(places)
+    count = len(x_indices) * len(indices)
     wide, full_end = (code.sub(inputs, code.urem(inputs, INT(n))) for n in (unit.step * chains, unit.step))
 
     def add(index: Any, totals: list[Any], left: Any) -> None:
-        weights = [unit.read(code, weight.address, weight.dtype, code.add(place, index), left) for place in places]
-        for i, place in enumerate(x_places):
+        weights = [unit.read(code, weight.address, weight.dtype, code.add(place, index), left) for place in indices]
+        for i, place in enumerate(x_indices):
             numbers = unit.read(code, x.address, x.dtype, code.add(place, index), left)
             for j, vector in enumerate(weights):
-                totals[i * len(places) + j] = unit.add(code, vector, numbers, totals[i * len(places) + j])
+                totals[i * len(indices) + j] = unit.add(code, vector, numbers, totals[i * len(indices) + j])
 
     with code.loop(0, wide, unit.step * chains, [ZERO] * (count * chains)) as (index, totals):
         if prefetched is not None:

@@ -98,7 +98,7 @@ def sums(code: Code, vectors: Sequence[Any]) -> Any:
     return padded[0] if count == 1 else shuffle(code, (order * LANES)[:LANES], padded[0])
 
 
-def shuffle(code: Code, places: Sequence[int], a: Any, b: Any = None) -> Any:
-    """Return a vector of the numbers at the indices `places` of a and b concatenated."""
-    lanes = ir.Constant(ir.VectorType(ir.IntType(32), len(places)), list(places))
+def shuffle(code: Code, indices: Sequence[int], a: Any, b: Any = None) -> Any:
+    """Return a vector of the numbers at `indices` of a and b concatenated."""
+    lanes = ir.Constant(ir.VectorType(ir.IntType(32), len(indices)), list(indices))
     return code.shuffle_vector(a, ir.Constant(a.type, ir.Undefined) if b is None else b, lanes)

@@ -24,7 +24,7 @@ from onward.tracing.trace import Trace, trace
 
 NUMBERS, HEADS = 10, 8  # largest number of numbers of a vector, and of heads, that are shown
 KEYS = 40  # largest number of keys that are shown
-WHOLE = ("embed", "embed_norm", "position", "norm", "norm.scale", "logits")
+OUTSIDE_BLOCKS = ("embed", "embed_norm", "position", "norm", "norm.scale", "logits")
 OF_ALL_BLOCKS = ("in", "attn.weights", "attn.out", "mlp.out", "out")
 
 
@@ -37,7 +37,7 @@ class Followed:
         self.tokens, self.p, self.layer = list(tokens), position, layer
         self.pieces = [readable(tokenizer.piece(token), MARKS) for token in tokens]
         known = activation_names(model)
-        wanted = [*WHOLE, *(f"blocks.*.{name}" for name in OF_ALL_BLOCKS), f"blocks.{layer}.*"]
+        wanted = [*OUTSIDE_BLOCKS, *(f"blocks.*.{name}" for name in OF_ALL_BLOCKS), f"blocks.{layer}.*"]
         patterns = [pattern for pattern in wanted if any(fnmatchcase(name, pattern) for name in known)]
         with trace(model, *patterns) as t:
             logits(model, self.tokens)

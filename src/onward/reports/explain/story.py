@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onward.errors import UserError
-from onward.files import written_whole
+from onward.files import atomic_write
 from onward.reports.pictures.markup import embedded, page_of, resource, visible
 from onward.reports.pictures.picture import PANEL_STYLE, Panel, Picture, Theme, colors
 
@@ -90,5 +90,5 @@ class Story:
             content = self.html(theme)
         else:
             raise UserError(f"{path} does not end in .html or .json: choose one of these endings")
-        with written_whole(path) as new:
+        with atomic_write(path) as new:
             new.write_text(content, encoding="utf-8")

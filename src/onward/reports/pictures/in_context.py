@@ -9,15 +9,15 @@ from onward.reports.pictures.picture import LINE_MARKS, Picture
 DRAWN = 6  # curves
 
 
-def in_context(shots: Shots, found: Alternatives) -> Picture:
+def in_context(shots: Shots, alternatives: Alternatives) -> Picture:
     """Draw the probability of each answer over the number of examples, and of all answers with all examples."""
-    names = [shown(answer) for answer in found.answers]
-    last = unique(names, [row[-1] for row in found.probabilities])
+    names = [shown(answer) for answer in alternatives.answers]
+    last = unique(names, [row[-1] for row in alternatives.probabilities])
     panels = []
-    if len(found.counts) > 1:
-        series = dict(zip(list(last)[:DRAWN], found.probabilities))
-        panels.append(curves("probability of an answer", found.counts, series, x_name="examples"))
-    count = found.counts[-1]
+    if len(alternatives.counts) > 1:
+        series = dict(zip(list(last)[:DRAWN], alternatives.probabilities))
+        panels.append(curves("probability of an answer", alternatives.counts, series, x_name="examples"))
+    count = alternatives.counts[-1]
     panels.append(bars(f"with {counted(count, 'example')}", last, unit="%"))
     about = (
         "The probability of each answer after the question, with more and more examples before it. A model that "

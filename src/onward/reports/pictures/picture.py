@@ -16,7 +16,7 @@ from resvg_py import svg_to_bytes
 from rich.cells import cell_len, set_cell_size
 
 from onward.errors import UserError
-from onward.files import written_whole
+from onward.files import atomic_write
 from onward.reports.pictures.markup import MARKS, boxed, embedded, page_of, readable, resource, visible
 from onward.reports.pictures.plot import COLORS, STYLE
 from onward.reports.pictures.scale import Scale, legends
@@ -84,7 +84,7 @@ class Picture:
                 content = self.html(theme).encode()
             case ".json":
                 content = (json.dumps(self.values(), indent=2) + "\n").encode()
-        with written_whole(path) as new:
+        with atomic_write(path) as new:
             new.write_bytes(content)
 
     def values(self) -> dict[str, Any]:

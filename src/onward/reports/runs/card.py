@@ -13,7 +13,7 @@ from onward.checkpoint.huggingface.folder import read_config
 from onward.checkpoint.load import load_model, open_source
 from onward.checkpoint.peft.adapters import is_adapter
 from onward.errors import UserError
-from onward.files import written_whole
+from onward.files import atomic_write
 from onward.model.decoder import Decoder
 from onward.planning.descriptions import describe_parts
 from onward.reports.pictures.markup import readable
@@ -65,7 +65,7 @@ def write_report_card(folder: Path, model: Decoder, tokenizer: Tokenizer | None)
     parts = [f"# The report card of {folder.resolve().name}", table(("", ""), card.facts), *tasks(card)]
     for prompt, text in card.samples:
         parts.append(f"## A sample\n\n{block('text', (prompt + text).replace('```', chr(39) * 3).splitlines())}")
-    with written_whole(folder / "card.md") as new:
+    with atomic_write(folder / "card.md") as new:
         new.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
@@ -99,13 +99,13 @@ def results(record: Record, name: str) -> dict[str, Any]:
 
     figures = record.figures()
     measured = {"perplexity": figures.perplexity, "bits_per_byte": figures.bits_per_byte}
-    found = [result("validation text", kind, value) for kind, value in measured.items() if value is not None]
+    results = [result("validation text", kind, value) for kind, value in measured.items() if value is not None]
     for score in record.scores:
         name_of = f"{score.task}, {score.examples} examples" if score.examples else score.task
         error = {} if score.error is None else {"metric_args": {"standard_error": round(score.error, 6)}}
         kind = "accuracy" if score.metric == "acc" else score.metric
-        found.append(result(name_of, kind, score.score, metric_name=f"{score.metric} ({score.suite})", **error))
-    return {"model_name": name, "eval_results": found} if found else {}
+        results.append(result(name_of, kind, score.score, metric_name=f"{score.metric} ({score.suite})", **error))
+    return {"model_name": name, "eval_results": results} if results else {}
 
 
 def properties(license: str, model_type: str, base: str, record: Record, name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from onward.files import written_whole
+from onward.files import atomic_write
 from onward.reports.pictures.markup import embedded, visible
 from onward.reports.pictures.plot import COLORS, STYLE, Frame, Heights, Series, plot
 from onward.reports.runs.metrics import Metrics, read_metrics, sample, smoothed
@@ -34,7 +34,7 @@ def write_loss_svg(run: Path, guesses: int) -> Path | None:
     metrics = read_metrics(run)
     if not metrics.steps:
         return None
-    with written_whole(run / "loss.svg") as new:
+    with atomic_write(run / "loss.svg") as new:
         new.write_text(loss_svg(metrics, guesses), encoding="utf-8")
     return run / "loss.svg"
 

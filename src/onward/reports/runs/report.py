@@ -14,7 +14,7 @@ from onward.config.decoder import DecoderConfig
 from onward.errors import UserError
 from onward.fields import counted, decimal, import_options
 from onward.fields import text as in_text
-from onward.files import written_whole
+from onward.files import atomic_write
 from onward.model.decoder import Decoder
 from onward.planning.descriptions import describe, describe_parts
 from onward.planning.releases import find
@@ -71,7 +71,7 @@ def write_report(
         "data": embedded([panel for picture in (diagram, *pictures) for panel in picture.values()["panels"]]),
         "script": resource("pictures/sampling.js") + resource("pictures/picture.js") + resource("runs/report.js"),
     }
-    with written_whole(page) as new:
+    with atomic_write(page) as new:
         new.write_text(page_of("runs/report.html", parts), encoding="utf-8")
     return figures
 
@@ -80,8 +80,8 @@ def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tok
     """Return the sections at the top of the page, by name: lead, notice, tiles of figures, note on the figures, and
     facts."""
     f, last = figures, record.metrics.validations[-1:]
-    whole = "a part of" if record.options.get("evaluation_tokens") else "the whole"
-    on = f"on {whole} validation text" if "loss" in record.result else f"at step {last[0]['step']:,}" if last else ""
+    extent = "a part of" if record.options.get("evaluation_tokens") else "the whole"
+    on = f"on {extent} validation text" if "loss" in record.result else f"at step {last[0]['step']:,}" if last else ""
     tiles: list[tuple[str, str, str]] = []
     if f.validation_loss is not None:
         unit = "nats per token" if record.method == "sft" else visible(record.method)

@@ -81,14 +81,14 @@ def keep_scores(run: Path, rows: Iterable[TaskScore]) -> None:
 def read_scores(run: Path, step: int) -> list[TaskScore]:
     """Return the scores of the weights of a step, of each task the newest, in the order in which they were measured.
     Lines of another form are skipped."""
-    found: dict[tuple[Any, ...], TaskScore] = {}
+    scores: dict[tuple[Any, ...], TaskScore] = {}
     for row in read_lines(run / FILE):
         score = score_of(row)
         if score and score.step == step:
             key = score.suite, score.task, score.metric, score.examples
-            found.pop(key, None)
-            found[key] = score
-    return list(found.values())
+            scores.pop(key, None)
+            scores[key] = score
+    return list(scores.values())
 
 
 def score_of(row: Mapping[str, Any]) -> TaskScore | None:

@@ -39,7 +39,7 @@ Sampler = Callable[[Decoder, Tokenizer], object]  # does what the caller of a ru
 
 ALONE = Processes()
 TRIAL_SECONDS, TRIAL_PART = 2.0, 40  # of steps that are timed, at most, and this part of the time
-WHOLE = 40.0  # seconds of a run below which validation and evaluation are timed on less text
+FULL_MEASUREMENT = 40.0  # seconds of a run below which validation and evaluation are timed on less text
 SLACK = 0.95  # share of the time that steps fixed at the start take, as machines are not equally fast all the time
 OPTIONAL = 20  # validations and the evaluation at the end each take at most this part of the time, unless asked for
 REPORT = 0.4  # seconds that the report takes at the end, and the end of the process
@@ -150,7 +150,7 @@ def measured_costs(
 ) -> Costs:
     """Measure the costs of a run of `limit` seconds. `clock` returns seconds."""
     taken: list[float] = []
-    long_enough, part = min(TRIAL_SECONDS, limit / TRIAL_PART), min(1.0, limit / WHOLE)
+    long_enough, part = min(TRIAL_SECONDS, limit / TRIAL_PART), min(1.0, limit / FULL_MEASUREMENT)
     with closing(planner.plans(0)) as plans:
         start = clock()
         for _ in trainer.train(plans):

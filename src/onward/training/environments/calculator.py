@@ -37,8 +37,8 @@ class Calculator(Talk, kind="calculator"):
     after: str = "\n"  # text after it
 
     def reply(self, completion: Completion) -> str | None:
-        found = re.findall(rf"{re.escape(self.begin)}(.*?){re.escape(self.end)}", completion.turns[-1], re.DOTALL)
-        return f"{self.before}{calculated(found[-1])}{self.after}" if found else None
+        expressions = re.findall(rf"{re.escape(self.begin)}(.*?){re.escape(self.end)}", completion.turns[-1], re.DOTALL)
+        return f"{self.before}{calculated(expressions[-1])}{self.after}" if expressions else None
 
 
 def calculated(expression: str) -> str:

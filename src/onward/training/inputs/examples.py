@@ -135,8 +135,8 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         notes.extend(rows.sentences())
         return examples
 
-    several = len(config.sources) > 1 and method.by_record
-    train = joined([table([source]) for source in config.sources]) if several else table(config.sources)
+    by_source = len(config.sources) > 1 and method.by_record
+    train = joined([table([source]) for source in config.sources]) if by_source else table(config.sources)
     part = share(config.validation) if config.validation != "none" else None
     files = {TRAIN: train}
     if part:

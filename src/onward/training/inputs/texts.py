@@ -148,12 +148,12 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
     validation = Tokens.join(data[record.validation].sources) if record.validation else None
     cut, parts = 0, list[Tokens]()
     if part := share(config.validation):
-        starts = [[(tokens, validation_start(tokens, part, config.pack)) for tokens in several] for several in sources]
+        starts = [[(tokens, validation_start(tokens, part, config.pack)) for tokens in own] for own in sources]
         pairs = list(chain.from_iterable(starts))
-        parts = [Tokens.join(tokens.part(start, len(tokens)) for tokens, start in several) for several in starts]
+        parts = [Tokens.join(tokens.part(start, len(tokens)) for tokens, start in own) for own in starts]
         validation = Tokens.join(parts)
         cut = sum(not len(tokens.starts(start, start + 1)) for tokens, start in pairs)
-        sources = [tuple(tokens.part(0, start) for tokens, start in several) for several in starts]
+        sources = [tuple(tokens.part(0, start) for tokens, start in own) for own in starts]
     if validation is not None and len(validation) < 2:
         raise UserError("the validation text has fewer than two tokens: give it more, or --validation none")
     unknown = sum(source.unknown_characters for one in data.values() for source in one.records)

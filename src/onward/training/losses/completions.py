@@ -22,18 +22,18 @@ TURN = 7_368_787  # between the seeds of the turns of a completion
 
 
 @dataclass
-class Written:
+class ModelCompletion:
     """A completion of a prompt: turns of the model and, between them, replies that the model did not write."""
 
     prompt: Sequence[int]
     tokens: list[int] = field(default_factory=list)  # of all turns and replies
-    written: list[bool] = field(default_factory=list)  # for each token, whether the model wrote it
+    by_model: list[bool] = field(default_factory=list)  # for each token, whether the model wrote it
     logprobs: list[float] = field(default_factory=list)  # of each token, as the engine reported them; 0 in replies
     ended: bool = False  # whether the last turn ended by itself, and nothing followed
 
 
 # of the numbers of completions and of these: the tokens that follow each; None where it has ended
-Reply = Callable[[Sequence[int], Sequence[Written]], Sequence[Sequence[int] | None]]
+Reply = Callable[[Sequence[int], Sequence[ModelCompletion]], Sequence[Sequence[int] | None]]
 
 
 def prompts_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
@@ -41,8 +41,8 @@ def prompts_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
     to the last target."""
     pairs = []
     for tokens, targets in zip(batch.tokens.tolist(), batch.targets.tolist()):
-        places = [i for i, target in enumerate(targets) if target != IGNORE_INDEX]
-        pairs.append((tokens[: places[0] + 1], [*tokens[places[0] + 1 : places[-1] + 1], targets[places[-1]]]))
+        indices = [i for i, target in enumerate(targets) if target != IGNORE_INDEX]
+        pairs.append((tokens[: indices[0] + 1], [*tokens[indices[0] + 1 : indices[-1] + 1], targets[indices[-1]]]))
     return pairs
 
 
@@ -56,7 +56,7 @@ def complete(
     ends: Collection[int],
     samples: int = 1,
     reply: Reply | None = None,
-) -> list[Written]:
+) -> list[ModelCompletion]:
     """Sample completions of at most `most` tokens, each with its own seed. A turn includes its end token, so that the
     model learns to end. Each prompt comes `samples` times in a row. `reply` continues the completions that have ended
     with room for more. Raises the error of a completion that failed."""
@@ -64,7 +64,7 @@ def complete(
     rows = min(len(prompts), ROWS)
     cache = growing_cache(model, rows, length, max(CHUNK, min(512, length)))
     engine = Engine(model, rows=rows, cache=cache, compile_after=0)  # at once, so that a resumed run decodes alike
-    made = [Written(prompt) for prompt in prompts]
+    made = [ModelCompletion(prompt) for prompt in prompts]
     active, turn = list(range(len(made))), 0
     while active:
         requests = {i: turn_of(made[i], sampling, most, length, ends, seeds[i] + TURN * turn) for i in active}
@@ -78,7 +78,7 @@ def complete(
                 raise request.error
             one = made[i]
             one.tokens += request.tokens
-            one.written += [True] * len(request.tokens)
+            one.by_model += [True] * len(request.tokens)
             one.logprobs += [token.logprob for token in request.logprobs]
             one.ended = one.tokens[-1] in ends
         ended, active, turn = [i for i in active if made[i].ended], [], turn + 1
@@ -89,13 +89,15 @@ def complete(
             one.ended = False
             if len(one.tokens) + len(tokens) < min(most, length - len(one.prompt)):
                 one.tokens += tokens
-                one.written += [False] * len(tokens)
+                one.by_model += [False] * len(tokens)
                 one.logprobs += [0.0] * len(tokens)
                 active.append(i)
     return made
 
 
-def turn_of(one: Written, sampling: Sampling, most: int, length: int, ends: Collection[int], seed: int) -> Request:
+def turn_of(
+    one: ModelCompletion, sampling: Sampling, most: int, length: int, ends: Collection[int], seed: int
+) -> Request:
     """Return the request for the next turn of a completion, which may have `most` tokens in all; prompt and completion
     have at most `length`. The turn ends with a token of `ends`."""
     prompt = [*one.prompt, *one.tokens]
@@ -103,7 +105,7 @@ def turn_of(one: Written, sampling: Sampling, most: int, length: int, ends: Coll
     return Request(prompt, sampling, room, stop=ends.__contains__, seed=seed, num_logprobs=0)
 
 
-def completion_batch(made: Sequence[Written]) -> tuple[Tensor, Tensor, Tensor]:
+def completion_batch(made: Sequence[ModelCompletion]) -> tuple[Tensor, Tensor, Tensor]:
     """Return completions as tokens and targets, padded at the end, and the engine's log-probabilities of the targets,
     each (N, T). Targets are the tokens that the model wrote."""
     width = max(len(one.prompt) + len(one.tokens) for one in made) - 1
@@ -113,7 +115,7 @@ def completion_batch(made: Sequence[Written]) -> tuple[Tensor, Tensor, Tensor]:
     for row, one in enumerate(made):
         ids, start = torch.tensor([*one.prompt, *one.tokens]), len(one.prompt) - 1
         tokens[row, : len(ids) - 1] = ids[:-1]
-        written = torch.tensor(one.written)
-        targets[row, start : len(ids) - 1] = torch.where(written, ids[start + 1 :], IGNORE_INDEX)
+        by_model = torch.tensor(one.by_model)
+        targets[row, start : len(ids) - 1] = torch.where(by_model, ids[start + 1 :], IGNORE_INDEX)
         logprobs[row, start : len(ids) - 1] = torch.tensor(one.logprobs)
     return tokens, targets, logprobs

@@ -25,7 +25,7 @@ from onward.model.decoder import Decoder, without_dropout
 from onward.text.tokenizer import Tokenizer
 from onward.training.environments.environment import Environment, Replier, reply_tokens
 from onward.training.losses.answers import Reference
-from onward.training.losses.completions import Written, complete, completion_batch, prompts_of
+from onward.training.losses.completions import ModelCompletion, complete, completion_batch, prompts_of
 from onward.training.reinforcement.policy_losses import Reduction, kl_estimate, reduced
 from onward.training.reinforcement.replay import Question, Replay
 from onward.training.reinforcement.rollouts import PolicyOutputs, Rollouts, largest, policy_outputs
@@ -41,7 +41,7 @@ class Group:
     """The completions of a prompt, with their scores (G, K) by the terms of the reward, and their rewards (G,)."""
 
     question: Question
-    made: Sequence[Written]
+    made: Sequence[ModelCompletion]
     terms: Tensor
     rewards: Tensor
 
@@ -164,19 +164,19 @@ class PolicyGradient(Loss):
             groups[i] = group
             self.replay.note(group.question, group.deviation)
 
-    def completion(self, question: Question, made: Written) -> Completion:
+    def completion(self, question: Question, made: ModelCompletion) -> Completion:
         """Return a completion with its record, as rewards and environments read it."""
         turns = self.turns(made)
         prompt, answer = self.tokenizer.decode(list(question.prompt)), self.text(question.answer)
         return Completion(prompt, turns[-1], answer, question.columns, question.prompt, made.tokens, turns)
 
-    def turns(self, made: Written) -> list[str]:
+    def turns(self, made: ModelCompletion) -> list[str]:
         """Return the texts of the turns of the model and of the replies between them."""
-        parts = groupby(zip(made.tokens, made.written), key=lambda pair: pair[1])
+        parts = groupby(zip(made.tokens, made.by_model), key=lambda pair: pair[1])
         return [self.text([token for token, _ in part]) for _, part in parts]
 
     def replies(
-        self, owners: Sequence[Question], numbers: Sequence[int], made: Sequence[Written]
+        self, owners: Sequence[Question], numbers: Sequence[int], made: Sequence[ModelCompletion]
     ) -> list[list[int] | None]:
         """Return the tokens of the environment's replies to completions, which have these numbers among `owners`; None
         for those that have ended."""

@@ -126,10 +126,10 @@ class Format(Reward, kind="format"):
         """Return whether the pieces occur in a text in order, the first one at its start, with a character or more
         between them. The leftmost occurrence of each leaves most room for the others, so none is tried twice."""
         first, *others = self.pieces
-        found = first.match(text)
+        match = first.match(text)
         for piece in others:
-            found = found and piece.search(text, found.end() + 1)
-        return found is not None
+            match = match and piece.search(text, match.end() + 1)
+        return match is not None
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class JsonSchema(Reward, kind="json_schema"):
             raise UserError(f"{self.file} is not a JSON schema ({error.message:.99}): correct it") from None
 
         def pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-            if isinstance(value, str) and not matches(pattern, value, f"{self.file}: pattern", whole=False):
+            if isinstance(value, str) and not matches(pattern, value, f"{self.file}: pattern", full=False):
                 yield jsonschema.ValidationError("another text")
 
         bounded = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": pattern})

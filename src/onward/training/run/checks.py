@@ -109,12 +109,12 @@ def search(tokens: np.ndarray, probes: np.ndarray) -> np.ndarray:
     A hash of four tokens selects candidates in one pass; only these are compared with the probes.
     """
     length = probes.shape[1]
-    places = len(tokens) - length + 1
-    if places < 1 or not len(probes):
+    num_windows = len(tokens) - length + 1
+    if num_windows < 1 or not len(probes):
         return np.zeros(len(probes), bool)
     offsets = np.linspace(0, length - 1, 4).astype(int)
     mixed = lambda column: sum(column(offset) * factor for offset, factor in zip(offsets, MIX)) >> np.uint32(16)
-    wanted, there = mixed(lambda offset: probes[:, offset]), mixed(lambda offset: tokens[offset : offset + places])
+    wanted, there = mixed(lambda offset: probes[:, offset]), mixed(lambda offset: tokens[offset : offset + num_windows])
     table = np.zeros(1 << 16, bool)
     table[wanted] = True
     candidates = np.flatnonzero(table[there])

@@ -24,10 +24,10 @@ class Journal:
             with self.path.open("ab", buffering=0) as file:
                 end = file.tell()
                 try:
-                    whole = file.write(data) == len(data)
+                    complete = file.write(data) == len(data)
                 except OSError:
-                    whole = False
-                if whole:
+                    complete = False
+                if complete:
                     self.waiting = ""
                 else:
                     file.truncate(end)

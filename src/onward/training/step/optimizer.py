@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from onward.errors import UserError
-from onward.parallel.parts import all_gathered, local, part_of, whole_of
+from onward.parallel.parts import all_gathered, full_tensor, local, part_of
 
 
 def optimizers(
@@ -74,8 +74,8 @@ def parameter_groups(
     for name, parameter in parameters.items():
         groups[is_matrix(name, parameter), rates.get(name, 1.0)].append(parameter)
     return [
-        {"params": several, "weight_decay": weight_decay / rate if matrix else 0.0, "rate": rate}
-        for (matrix, rate), several in groups.items()
+        {"params": members, "weight_decay": weight_decay / rate if matrix else 0.0, "rate": rate}
+        for (matrix, rate), members in groups.items()
     ]
 
 
@@ -155,17 +155,17 @@ class Muon(torch.optim.Optimizer):
         part of the update; the wide form of all has one shape."""
         own = []
         for i, (p, part) in enumerate(pairs):
-            whole = whole_of(part, p)
+            full = full_tensor(part, p)
             if i % self.count == self.rank:
-                own.append(wide(whole))
+                own.append(wide(full))
         done = orthogonalized(torch.stack(own).flatten(0, -3)).unflatten(0, (len(own), *shape[:-2])) if own else []
         for i, (p, part) in enumerate(pairs):
             turn, owner = divmod(i, self.count)
             if owner == 0:
                 mine = done[turn] if turn < len(done) else part.new_zeros(shape)
                 shared = all_gathered(mine, self.count)
-            whole = shared[owner]
-            yield part_of(whole.mT if p.size(-2) > p.size(-1) else whole, p)
+            full = shared[owner]
+            yield part_of(full.mT if p.size(-2) > p.size(-1) else full, p)
 
 
 def wide(matrices: Tensor) -> Tensor:

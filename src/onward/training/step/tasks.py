@@ -18,9 +18,9 @@ def task_results(tasks: Sequence[Task], model: Decoder, tokenizer: Tokenizer, li
     written, so that training goes on with the same kernels.
     """
     with torch.compiler.set_stance("force_eager"):
-        return [run_task(task, model, tokenizer, not_written, limit=limit) for task in tasks]
+        return [run_task(task, model, tokenizer, no_engine, limit=limit) for task in tasks]
 
 
-def not_written(*_: Any) -> NoReturn:
+def no_engine(*_: Any) -> NoReturn:
     """Raise an AssertionError; takes the place of the engine, which no task with choices calls."""
     raise AssertionError

@@ -50,9 +50,9 @@ def validate(
             figures[f"set_loss/{name}"] = mean_figures(model, parts, loss, config.precision).loss
         for result in task_results(tasks, model, tokenizer, config.task_limit):
             figures[f"task/{result.task}"] = result.score
-    whole = windows.read(chosen)
-    targets = whole.targets[whole.targets != IGNORE_INDEX].tolist()
+    batch = windows.read(chosen)
+    targets = batch.targets[batch.targets != IGNORE_INDEX].tolist()
     bits = math.nan
-    if whole.divisor == len(targets):
+    if batch.divisor == len(targets):
         bits = means.loss * len(targets) / math.log(2) / max(1, tokenizer.byte_count(targets))
     return Validation(trainer.step, means.loss, bits, len(targets), means.figures | figures)
