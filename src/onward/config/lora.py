@@ -75,7 +75,7 @@ class LoRA(Adapters, kind="lora"):
     dora: bool = False  # learn the norm of each row as well (DoRA, Liu et al. 2024)
     init: Initialization | None = None  # none: A is random and B 0
     b_rate: Annotated[float, Range(1e-6, 1e6)] = 1.0  # times the learning rate for B and vectors (LoRA+: 16)
-    full: tuple[str, ...] = ()  # modules that are trained whole, such as head or norm
+    full: tuple[str, ...] = ()  # modules that are fully trained, such as head or norm
     bias: Literal["none", "lora_only", "all"] = "none"  # train the biases of adapted layers too, or all biases
     tokens: tuple[SizeOrZero, ...] = ()  # ids of tokens whose embeddings are trained too
 

@@ -13,7 +13,7 @@ from onward.data.examples import Examples
 from onward.data.packing import ExampleBatch, PackedExamples, batch_of
 from onward.errors import UserError
 
-SET = "set"  # the number of an example that says which table it comes from
+SET = "set"  # the name of the number that stores the table of an example
 
 
 def joined(tables: Sequence[Examples]) -> Examples:

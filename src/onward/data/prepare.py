@@ -134,8 +134,8 @@ def run(
     progress: Progress,
     measured: Measured,
 ) -> None:
-    """Do the remaining work in FOLDER.unfinished with `workers` processes, and write the index, which includes the
-    settings, last. Raises a UserError if the tokens cannot be used; see `Preparation.problem`."""
+    """Encode the remaining units of a preparation in FOLDER.unfinished with `workers` processes, and then write the
+    index, which includes the settings. Raises a UserError if the tokens cannot be used; see `Preparation.problem`."""
     folder, resumed, times = preparation.folder, any((preparation.folder / "parts").glob("[0-9]*")), [perf_counter()]
     total = sum(provenance(source)["size"] for source in preparation.sources)
     workers = workers if total > preparation.sizes.serial_bytes else 1

@@ -26,7 +26,7 @@ class TaskResult:
     """The result of a model on a task: its score, the share of right answers, with the standard error."""
 
     task: str
-    score: float  # the mean grade of the questions: the share of right answers; of BLEU and chrF that of all answers
+    score: float  # mean grade of the questions, such as the share of right answers; BLEU or chrF of all answers
     error: float  # standard error of the score; NaN for one question
     by_length: float | None  # the share if log-probabilities are divided by the bytes of their choice; None: no choices
     chance: float  # the score of guessing

@@ -111,7 +111,8 @@ class Runner:
         self.sampled_for, self.sampled = list(requests), sampled
 
     def forget(self) -> None:
-        """Discard the tokens and positions on the device: the next decoding step copies those of its requests."""
+        """Discard the tokens and positions kept on the device, so that the next decoding step copies them there from
+        its requests."""
         self.decoding = []
 
     def logits(self, hidden: Tensor, adapters: Sequence[str] = ()) -> Tensor:

@@ -61,7 +61,7 @@ class HarnessModel(TemplateLM):
     ) -> None:
         super().__init__()
         if device == "cuda:0" and not torch.cuda.is_available():
-            device = None  # the default of the command `lm_eval`, whose models take the processor then
+            device = None  # the default of the command `lm_eval`, whose models then run on the CPU
         if isinstance(path, str):
             path = load(
                 path,

@@ -136,8 +136,8 @@ class Activation:
 
     where: Where
     shape: Shape
-    axis: int | None = None  # of its heads, units or experts, one of which a number after the name selects
-    count: int = 0  # of these, where the axis does not have all of them
+    axis: int | None = None  # the axis of heads, units or experts; a number after the name selects one
+    count: int = 0  # number of heads, units or experts, if it differs from the axis
     editable: bool = True
     rotary: bool = False  # whether it exists only in layers with rotary positions
 

@@ -33,7 +33,8 @@ class Selection:
         self.below: dict[str, str] = {}
 
     def chain(self, name: str) -> list[str]:
-        """Return the names of the adapters that apply where `name` is selected, the lower one first."""
+        """Return the names of the adapters that apply if `name` is selected: the adapter below it, if it was trained on
+        top of one, and itself."""
         return [*([self.below[name]] if name in self.below else []), name]
 
     @contextmanager

@@ -179,7 +179,7 @@ class Shown:
 
 
 class Locally:
-    """Shows the modules below one their parts of parameters while that module computes."""
+    """During the forward of a module, replaces the DTensor parameters of its submodules by this process's parts."""
 
     def __init__(self, module: nn.Module, shown: list[Shown], mesh: DeviceMesh) -> None:
         self.shown, self.mesh = shown, mesh
@@ -187,12 +187,12 @@ class Locally:
         module.register_forward_hook(self.end, always_call=True)
 
     def begin(self, module: nn.Module, inputs: Any) -> None:
-        """Hide each parameter behind the plain tensor."""
+        """Replace each parameter by this process's part, a plain tensor: a hook before the forward."""
         for one in self.shown:
             one.owner.__dict__[one.name] = one.of(self.mesh)
 
     def end(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """Show the parameters again."""
+        """Restore the parameters: a hook after the forward."""
         for one in self.shown:
             one.owner.__dict__.pop(one.name, None)
 

@@ -94,7 +94,7 @@ LAWS = (
 
 def flops_for(law: Law, *, parameters: float | None = None, tokens: float | None = None) -> float:
     """Find the operations for which a law's best size is `parameters`, or its best number of tokens is `tokens`."""
-    low, high = 0.0, 60.0  # powers of ten, between which both grow
+    low, high = 0.0, 60.0  # powers of ten that bracket the solution
     place, wanted = (0, parameters) if parameters is not None else (1, tokens)
     assert wanted is not None
     for _ in range(100):

@@ -82,7 +82,7 @@ def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
                 answer = {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
                 messages.append(message_of(answer, number))
             case "reasoning":
-                pass  # what a model thought in an earlier turn is not shown to it again
+                pass  # the reasoning of earlier turns is not shown to the model again
             case kind:
                 raise ApiError(f"input[{number}] has the type {kind!r:.99}: give messages and calls", param="input")
     return messages

@@ -113,7 +113,7 @@ class Worker(threading.Thread):
             job.opened.enter_context(job.context)
             for request in job.answers:
                 job.engine.add(request)
-        except Exception as error:  # all was checked before: the edits, or a model that changed
+        except Exception as error:  # requests were checked before, but edits or a changed model may fail
             for request in job.answers:
                 job.engine.cancel(request)
                 request.finish_reason, request.error = "error", error

@@ -32,8 +32,8 @@ class Activation:
 
     site: Attach
     shape: tuple[str | int, ...]  # B, T, S and numbers
-    axis: int | None = None  # of its heads, units or experts, one of which a number after the name selects
-    count: int = 0  # of these, where the axis does not have all of them
+    axis: int | None = None  # the axis of heads, units or experts; a number after the name selects one
+    count: int = 0  # number of heads, units or experts, if it differs from the axis
     editable: bool = True
 
     def __str__(self) -> str:

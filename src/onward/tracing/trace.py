@@ -27,10 +27,10 @@ from onward.tracing.sites import activations
 class Call:
     """The recorded activations of one call of a model, by name: `call["blocks.3.out"]`."""
 
-    rows: tuple[Row, ...] = ()  # whose the rows are; () unless an engine calls the model
+    rows: tuple[Row, ...] = ()  # the request of each row; () unless an engine calls the model
     positions: Tensor | None = None  # (B or 1, T), of the tokens in their texts
     activations: dict[str, Tensor] = field(default_factory=dict)
-    logit_rows: tuple[Row, ...] = ()  # whose the logits are, one after the other
+    logit_rows: tuple[Row, ...] = ()  # the request of each row of logits
     retained: dict[str, Callable[[], Tensor | None]] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -91,7 +91,7 @@ class Trace:
         name, call = location.name, self.call_of(location.forward)
         axis, key = self.known[name].axis, name if index is None else f"{name}.{index}"
         kept = value
-        if self.gradients:  # the whole is in the graph of the loss, a part selected from it is not
+        if self.gradients:  # the complete activation is in the graph of the loss; a part selected from it is not
             if value.requires_grad:
                 value.retain_grad()
             keeps_all = index is None or axis is None or value.ndim < len(self.known[name].shape)

@@ -48,7 +48,7 @@ class UpdateOptions:
 
     optimizer: str = ""  # adamw, muon (for matrices, AdamW for the rest) or module:Class; "": see preset, else adamw
     learning_rate: NotNegative | None = None  # the highest; none: 0.5 / d_model, twice that of muon (mup for d_model)
-    mup: SizeOrZero = 0  # the width from which the learning rate is carried over to any width (muP); 0: none
+    mup: SizeOrZero = 0  # width at which the learning rate is given; muP transfers it to this width; 0: none
     schedule: Literal["wsd", "cosine", "linear", "constant"] = "wsd"  # wsd: warm-up, stable, then linear decay
     warmup: Extent = 0.05  # share of the steps, or from 1 on their number, over which the learning rate rises
     decay: Extent = 0.35  # share of the steps, or from 1 on their number, over which it falls, with wsd
@@ -61,7 +61,7 @@ class UpdateOptions:
     z_loss: NotNegative = 0.0  # weight of the squared log of the softmax's denominator (PaLM: 1e-4)
     balance_loss: NotNegative = 0.01  # weight of the loss that evens out the load of experts chosen by softmax
     balance_bias: NotNegative = 0.001  # change per step of the routing bias of experts chosen by sigmoid
-    average: BelowOne = 0.0  # decay of the moving average of the weights, which then make the model; 0: none
+    average: BelowOne = 0.0  # decay of the moving average of the weights, which is saved as the model; 0: none
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,11 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     fixed: ClassVar[tuple[str, ...]] = ()  # the fields that a user cannot set
 
     out: str = ""  # folder of the run; "": runs/ and the name of the first source
-    base: str = ""  # a model to begin from: its folder or its name on the hub; "": new weights
+    base: str = ""  # model to begin from: its folder or its name on the hub; "": new weights
     preset: str = "auto"  # tiny, mini, small, medium or a release; auto: what --time allows, without it mini
     model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig that differ
     imports: tuple[str, ...] = ()  # modules to import first, which define parts of your own
-    steps: SizeOrZero = 0  # optimizer steps; 0: as many as --time or --epochs allow
+    steps: SizeOrZero = 0  # number of optimizer steps; 0: as many as --time or --epochs allow
     time: str = ""  # time limit of the whole command, such as 100s, 5m or 2h; sets the number of steps, see schedule
     epochs: NotNegative = 0.0  # passes over the training text
     batch_size: BatchesOrZero = 0  # windows of context_length tokens in one forward and backward; 0: see preset, else 8

@@ -77,7 +77,7 @@ def merge(
     for name, value in over.items():
         path, there = f"{where}.{name}".strip("."), base.get(name)
         kinds = kinds_of(DecoderConfig if where == "model" else owner, name)
-        if where == "model" and name in PARTS and value != "none":  # of an optional part, none is no part
+        if where == "model" and name in PARTS and value != "none":  # none is not a part but the absence of one
             there, value = tables(there, path), tables(value, path)
             if isinstance(value, list):
                 result[name] = [inherited(there, each, path, kinds) for each in value]

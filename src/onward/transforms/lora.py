@@ -279,7 +279,7 @@ def remove_lora(model: Decoder, name: str = "default") -> None:
     for target in weights(model).values():
         if target.adapters is not None and name in target.adapters:
             remove_adapter(target, name)
-    chosen = selection(model)  # a new one where these were the last
+    chosen = selection(model)  # a new selection if these adapters were the last
     chosen.name = "" if chosen.name == name else chosen.name
 
 

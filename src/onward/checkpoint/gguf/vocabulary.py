@@ -44,7 +44,9 @@ from onward.text.tokenizer import UNKNOWN as UNKNOWN_CHARACTER
 
 Patterns = tuple[str, ...]
 DIGITS = DIGIT, GPT2
-PRE: dict[str, Patterns] = {  # tokenizer.ggml.pre -> the patterns that split texts; of equal ones the first is written
+PRE: dict[
+    str, Patterns
+] = {  # tokenizer.ggml.pre -> the patterns that split texts; equal patterns are written under the first name
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4"), (GPT2,)),
     **dict.fromkeys(("starcoder", "smollm", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), DIGITS),
     **dict.fromkeys(("dbrx", "smaug-bpe", "llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2"), (LLAMA3,)),
@@ -279,7 +281,7 @@ def byte_level_keys(tokenizer: Tokenizer, table: Mapping[str, Any]) -> Spelling:
     return Spelling({"pre": names[0], "merges": merges or [NO_MERGE]})
 
 
-NO_MERGE = "\u00ff \u00fe"  # of bytes that no UTF-8 has; the key must be there
+NO_MERGE = "\u00ff \u00fe"  # bytes that do not occur in UTF-8; the key must not be empty
 
 
 def characters(table: Mapping[str, Any]) -> Spelling:

@@ -14,13 +14,13 @@ from onward.config.part_types import Rate, Size, SizeOrZero
 from onward.errors import UserError
 
 Alpha = Annotated[float, Range(1e-9, 1e15)]
-WITHOUT_EFFECT = re.compile(  # on the output, or the names of the tensors say the same
+WITHOUT_EFFECT = re.compile(  # keys that do not affect the output, or that repeat the tensors' names
     "peft_type|task_type|inference_mode|base_model_name_or_path|revision|auto_mapping|peft_version|runtime_config|"
     "fan_in_fan_out|target_modules|exclude_modules|modules_to_save|layers_to_transform|layers_pattern|"
     "ensure_weight_tying|loftq_config|eva_config|corda_config|lora_ga_config|megatron_core|qalora_group_size"
 )
 PLAIN = True, False, None, "gaussian", "eva", "orthogonal", "mica"  # initializations that leave the base as it is
-CHANGED_BASE = "pissa", "olora"  # those that subtract from the base a product that follows from the base
+CHANGED_BASE = "pissa", "olora"  # initializations that subtract a product computed from the base
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def newest_state(
         with suppress(OSError):  # another process may have done so
             os.replace(bad, aside)
     with suppress(UserError):  # a disk that is full
-        show(folder, run)  # where a kill came before, or what is shown is damaged
+        show(folder, run)  # if the process was killed before, or the shown files are damaged
     model = base().to(device) if base else load_model(folder, device=device)[0]
     tensors, progress = read_tensors(folder / STATE), read_json(folder / PROGRESS)
     frozen = fields.convert(tuple[str, ...], progress.get("frozen", ()), f"{folder / PROGRESS}.frozen")

@@ -150,7 +150,7 @@ class Saver:
         self.pending = self.thread.submit(attempt)
 
     def fail(self, sentence: str) -> None:
-        """Record a failure unless one is recorded already: later failures follow from the first."""
+        """Record a failed save with this message, unless an earlier failure is recorded, which caused this one."""
         self.failure = self.failure or UserError(sentence)
 
     def drop(self) -> None:

@@ -23,7 +23,7 @@ from onward.errors import UserError
 from onward.files import atomic_write, flush, write_json
 from onward.parallel.parts import gathered
 
-NUMBERS = count()  # of the saves of this process: the same in all
+NUMBERS = count()  # numbers of saves, equal in all processes
 
 
 class Writers(Protocol):
@@ -77,8 +77,8 @@ class SharedSave:
 
     @property
     def owners(self) -> dict[str, int]:
-        """The process that keeps the tensors of each parameter: about equally many bytes each. Parameters that the
-        files store as one tensor have one owner."""
+        """For each parameter, the rank of the process that keeps its tensors and writes them. Processes get about the
+        same number of bytes, and parameters that the files store as one tensor have one owner."""
         bytes_of = [0] * self.writers.count
         owners: dict[str, int] = {}
         for _, names, _, _ in rows(self.kind, self.config, self.weights):

@@ -32,7 +32,7 @@ examples:
   onward compare mybook.txt --flops 1e12 --variant "wide: model.d_model=192" --variant "deep: model.n_layers=6"
   onward compare mybook.txt --steps 500 --variant adamw: --variant "muon: optimizer=muon" --json
 """
-OF_ALL = {"out", "seed"}  # which a variant has no own of
+OF_ALL = {"out", "seed"}  # options that a variant cannot set
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ def show(options: Options) -> None:
     method = part(Method, options.method, "method")
     given = {"base": options.model or "none", "template": options.template, "columns": options.columns}
     config = FinetuneConfig.of(sources=options.sources, **given)
-    object.__setattr__(config, "method", method)  # without what only its run needs, such as a reward
+    object.__setattr__(config, "method", method)  # without fields that only a run needs, such as a reward
     (show_examples if options.model else show_without_model)(config, options.count, options.json)
     if not options.json:
         chosen = {name: getattr(options, name) for name in ("method", "template", "columns")}

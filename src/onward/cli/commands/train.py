@@ -87,5 +87,5 @@ def old_data(run: Path) -> dict[str, Any]:
     config = read_config(run)
     if config.fixed:
         raise UserError(f"{run} was trained on examples, and onward train reads texts: name some")
-    again = {"out": f"{run}-longer", "seed": config.seed + 1}  # the windows in another order
+    again = {"out": f"{run}-longer", "seed": config.seed + 1}  # a new seed, for another order of windows
     return same_tokens(run, config) | again

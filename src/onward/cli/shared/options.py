@@ -123,7 +123,9 @@ def meant_option(name: str, table: Sequence[Argument]) -> str:
     last = parts(name.lstrip("-"))[-1]
     value = SYNONYMS.get(last, last)
     valued = [f"{argument.flag} {value}" for argument in table if value in argument.choices]
-    spelled = name.startswith("--") and not has_meaning(name)  # -5 is like no option, and --bits not like --beams
+    spelled = name.startswith("--") and not has_meaning(
+        name
+    )  # no guess for -5, or for a name with another meaning, such as --bits
     similar = get_close_matches(name, flags, 1, cutoff=0.5) if spelled else []
     return next(iter(valued or similar), "")
 

@@ -21,7 +21,8 @@ from onward.data.progress import Progress
 @contextmanager
 def progress_bars(counted: bool = False) -> Iterator[Progress]:
     """Yield a function that shows one progress bar per task on standard error, inside the `with` block; silent if
-    standard error is not a terminal. What is done is in bytes, or with `counted` in items, with the time left."""
+    standard error is not a terminal. Bars count bytes and show the time elapsed or, with `counted`, count items and
+    show the time left."""
     of_items = MofNCompleteColumn(), TimeRemainingColumn()
     columns = (
         TextColumn("{task.description}"),

@@ -60,7 +60,7 @@ def residual(p: Tensor, proposal: Proposal, kept: Tensor) -> Tensor:
     place of a refused proposal, or p if all were accepted."""
     if not proposal.tokens:
         return p
-    at = kept.clamp(max=len(proposal.tokens) - 1)[None]  # an index of no dimension would be read by the host
+    at = kept.clamp(max=len(proposal.tokens) - 1)[None]  # a 0-dimensional index would force a sync
     if proposal.distributions is None:
         q = torch.zeros_like(p).index_fill_(0, tensor_on(p.device, proposal.tokens)[at], 1)
     else:

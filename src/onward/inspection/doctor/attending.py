@@ -24,7 +24,7 @@ from onward.inspection.doctor.subject import POSITION_NAMES, TOLERANCE, Subject
 TEXTS = 6
 GAIN = {"repeated": 1.5, "random": 0.5}  # small scores stay where softmax and soft caps are nearly linear
 FIT = 0.05  # the largest relative residual of a fit
-ALIKE = 1e-4  # of the largest number: two vectors that differ by less are the same
+ALIKE = 1e-4  # relative to the largest number: vectors that differ by less count as equal
 FASTEST = 1.05  # radians per token of the fastest pair
 SEEN = 1e-20  # a weight below this is that of a masked key
 POSITIONS = r"(?<![a-z])pos(?!t)|position|wpe|rope|rotary|inv_freq|freqs_cis|alibi|slopes"

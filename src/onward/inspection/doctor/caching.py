@@ -25,8 +25,8 @@ NO_CACHE = (
 )
 PIECES = {"token by token": (1,), "in chunks of 5": (5,), "in chunks of 3 and 1": (3, 1)}
 ARRAY = 1 << 25  # bytes that are read to measure the memory
-STEPS = 3  # of which the fastest counts
-REPEATED = 3.0  # a step repeats work if it makes this many times the numbers of a single token
+STEPS = 3  # timed steps; the fastest counts
+REPEATED = 3.0  # a step repeats work if it computes this many times the activations of a single token
 EXCESS = 1.05  # the most bytes of a token in the cache, relative to its keys and values
 
 

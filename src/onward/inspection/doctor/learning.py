@@ -23,7 +23,7 @@ from onward.inspection.doctor.subject import TARGET_NAMES, Subject
 OVERFIT_STEPS, OVERFIT_SECONDS = 80, 10.0
 RATE = 0.064  # of sign descent, over the width: it needs no state, and halves a loss in some 30 steps at any width
 NARROW = 16  # a width below which a batch of random tokens may be too much to learn
-READS = 0.05  # of the first loss: the least rise of the loss on other tokens, of a model that has begun to learn
+READS = 0.05  # share of the first loss: a model that reads its tokens loses at least this much more on others
 IGNORED = -100  # a target that does not count
 MOST, ODD = 10.0, 3.0  # largest ratio of deviations between layers; ODD unless they rise or fall with depth
 CLOSE = {torch.bfloat16: 2e-2, torch.float16: 2e-3}  # of a loss; fp32: 1e-5
@@ -76,7 +76,7 @@ def loss(s: Subject) -> Outcome:
         return ignored(s, wanted, right, what)
     if mistake := next((name for name, loss in mistakes(z, wanted, expected).items() if same(loss)), ""):
         return "failed", what, f"the value is {mistake}"
-    others = wanted.roll(1, 0).flip(1)  # a part that no target changes is not the loss of the next token
+    others = wanted.roll(1, 0).flip(1)  # a part that does not depend on the targets is an auxiliary loss
     more, gap = s.loss(s.logits, others), value - expected
     assert more is not None
     if gap > 0 and abs(float(more) - float(cross_entropy(z, others, right)) - gap) <= 10 * close * expected:
@@ -152,7 +152,7 @@ def gradients(s: Subject) -> Outcome:
         grads = torch.autograd.grad(value, [*trained.values()], allow_unused=True)
     reached = {name for name, g in zip(trained, grads) if g is not None and bool(g.any())}
     frozen = [name for name, p in s.model.named_parameters() if not p.requires_grad]
-    apart = re.compile(r"expert|^score\.")  # not every text reaches an expert, and no logit a head of rewards
+    apart = re.compile(r"expert|^score\.")  # some experts may get no tokens, and logits do not depend on a reward head
     dead = [name for name in trained if name not in reached and not apart.search(name)]
     dead += [name for name, g in zip(trained, grads) if g is not None and unread(s, name, g) and name in reached]
     pattern = s.about.get("frozen") or "$^"
@@ -257,7 +257,7 @@ def overfit(s: Subject) -> Outcome:
             if values[-1] < values[0] / 2:
                 break
     width = min((min(p.shape) for p in trained if p.dim() == 2 and s.vocab_size in p.shape), default=0)
-    with torch.no_grad():  # a model that reads nothing loses nothing where it reads other tokens
+    with torch.no_grad():  # other input tokens do not change the loss of a model that ignores its input
         swapped = float(cross_entropy(copy(s.tokens.flip(0).roll(3, 1)), s.tokens, 1))
     what = f"the loss of one batch falls from {values[0]:.2f} to {values[-1]:.2f}"
     what += f" in {len(values)} steps of sign descent"

@@ -22,7 +22,7 @@ from onward.inspection.doctor.subject import Subject
 LOUD, QUIET = 1e3, 1e-3  # of the tables of embeddings, and of the matrices of branches
 KEPT = 0.3  # the least cosine between an embedding and the input of the head, with branches near 0
 TIMES = 1.9  # an embedding with this factor in the stream was added to itself
-REACH = 1.5  # positive and negative: in this range no token is e^3 times as likely as another
+REACH = 1.5  # with logits within ±1.5, no token is more than e^3 times as likely as another
 HEAD = 100.0  # the size of logits for which the head is made larger
 NO_TEXT = "every short text length divides a width of the model, so shapes are ambiguous"
 

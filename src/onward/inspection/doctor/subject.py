@@ -117,7 +117,7 @@ class Subject:
     def __call__(self, tokens: Tensor, **more: Any) -> Tensor:
         """Return the logits (B, T, V) of token ids (B, T); `more` are further arguments of the model's forward. Raises
         a UserError if the model cannot be called with them."""
-        tokens = tokens.contiguous()  # a model may call view()
+        tokens = tokens.contiguous()  # since a model may call view()
         if self.adapter:
             return self.adapter(self.model, tokens)
         try:

@@ -51,7 +51,9 @@ def repetition(s: Subject) -> Outcome:
     phrases = [tuple(row[i : i + PHRASE]) for row in new.tolist() for i in range(count - PHRASE + 1)]
     repeated = 1 - len({*phrases}) / max(1, len(phrases))
     what = f"{repeated:.0%} of the {PHRASE}-token phrases in {count} greedy tokens of {len(new)} texts are repeated"
-    if copies == 1 and count > 1 and sure > CONFIDENT:  # a fresh model with a tied head does so too, unsurely
+    if (
+        copies == 1 and count > 1 and sure > CONFIDENT
+    ):  # a fresh model with a tied head repeats too, but with low confidence
         return "failed", f"{what}: each text only repeats its last token", "the targets of training"
     return "noted", what
 

@@ -41,7 +41,7 @@ PANEL_STYLE = """
 WIDEST, NARROWEST = 1000.0, 560.0  # pixels of a picture
 MARGIN, GAP, TITLE, LINE = 18.0, 30.0, 20.0, 18.0  # pixels around the panels, between them, over them, of a text line
 LINE_MARKS = {"\n": MARKS["\n"], "\t": MARKS["\t"]}
-POINTED = 'class="hit"', "<title>"  # of elements that are read under the pointer
+POINTED = 'class="hit"', "<title>"  # marks of elements whose text is shown under the pointer
 LETTER = '<text y="15">x</text>'
 MOST_VALUES = 4096  # of a panel that are on a page as numbers
 

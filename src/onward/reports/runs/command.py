@@ -8,7 +8,7 @@ from typing import Any
 from onward import fields
 from onward.training.finetuning.config import FinetuneConfig, config_class
 
-UNSAID = "sources", "out", "model"  # model has options of its own
+UNSAID = "sources", "out", "model"  # options that are not listed; the fields of model are options of their own
 
 
 def command(options: Mapping[str, Any]) -> list[str]:

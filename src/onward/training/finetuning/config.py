@@ -26,7 +26,7 @@ class ExampleOptions:
     """The method, its examples, and the adapters. docs/finetuning.md describes the data that each method needs."""
 
     method: Method = SFT()  # how the model learns from the examples
-    columns: str = ""  # columns under our names, such as prompt=question,completion=answer (theirs on the right)
+    columns: str = ""  # renamed columns, such as prompt=question,completion=answer: Onward's name = the file's name
     template: str = ""  # chat template: chatml, llama3, mistral, gemma, plain or a file; "": the model's own
     length: SizeOrZero = 0  # the most tokens of an example; 0: the model's context length, at most 4096
     too_long: Literal["error", "cut", "drop"] = "error"  # longer examples; cut: keep the first tokens

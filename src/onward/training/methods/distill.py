@@ -26,8 +26,8 @@ class Distill(Method, kind="distill"):
     teacher: str = ""  # the model to learn from: its folder or its name on the hub
     mix: Share = 0.0  # 0: forward KL(t || s), 1: reverse KL(s || t), between: Jensen-Shannon
     temperature: Positive = 1.0  # temperature of both models' probabilities
-    on_policy: Share = 0.0  # share of the batches whose answers the student writes itself
-    completion_length: Size = 256  # the most tokens of an answer that the student writes itself
+    on_policy: Share = 0.0  # share of batches whose answers the student generates
+    completion_length: Size = 256  # most tokens of an answer that the student generates
     loss_chunk: SizeOrZero = 0  # tokens whose logits are in memory at once; 0: as many as fit into 128 MB
 
     def check(self) -> None:

@@ -23,7 +23,7 @@ class GRPO(GroupMethod, kind="grpo"):
 
     formula: ClassVar[str] = "-min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) + kl KL, ratio = p / p_old"
 
-    clip_low: Clip = 0.2  # ratios are clipped to 1 - clip_low
+    clip_low: Clip = 0.2  # probability ratios are clipped to at least 1 - clip_low
     clip_high: ClipAbove = 0.2  # probability ratios are clipped to at most 1 + clip_high
     clip_worst: Annotated[float, Range(1, 1e6)] | None = None  # the largest ratio for A < 0 (two-sided clipping)
     reduction: Reduction = "dapo"  # the loss is a mean over all tokens (dapo) or over completions (grpo)

@@ -19,7 +19,7 @@ class GSPO(GroupMethod, kind="gspo"):
 
     formula: ClassVar[str] = "-min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) + kl KL, s = (p / p_old)^(1 / length)"
 
-    clip_low: Clip = 3e-4  # ratios are clipped to 1 - clip_low
+    clip_low: Clip = 3e-4  # probability ratios are clipped to at least 1 - clip_low
     clip_high: ClipAbove = 4e-4  # probability ratios are clipped to at most 1 + clip_high
 
     def surrogate(self, logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

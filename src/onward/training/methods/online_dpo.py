@@ -33,7 +33,7 @@ class OnlineDPO(PolicyMethod, kind="online_dpo"):
 
     samples: Annotated[int, Range(2, 4096)] = 2  # completions of each prompt
     temperature: Positive = 1.0  # sampling temperature; the loss uses the model's own probabilities
-    beta: Positive = 0.1  # the larger, the nearer the model is held to the reference
+    beta: Positive = 0.1  # larger values keep the model nearer to the reference
     label_smoothing: BelowOne = 0.0  # e: share of the pairs that are taken to be swapped
 
     @property

@@ -66,5 +66,5 @@ class ComparedPairs(PairMethod, kind=""):
     r = log p(answer) - log p_ref(answer), a sum over the answer's tokens; m = r(chosen) - r(rejected), the margin.
     """
 
-    beta: Positive = 0.1  # the larger, the nearer the model is held to the reference
+    beta: Positive = 0.1  # larger values keep the model nearer to the reference
     reference: ReferenceModel = Online()  # online, kept (computed once, before training) or synced(every=512)

@@ -23,7 +23,7 @@ class RLOO(PolicyMethod, kind="rloo"):
     formula: ClassVar[str] = "-min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A), ratio = p / p_old"
     kl_in_loss: ClassVar[bool] = False
 
-    clip_low: Clip = 0.2  # ratios are clipped to 1 - clip_low
+    clip_low: Clip = 0.2  # probability ratios are clipped to at least 1 - clip_low
     clip_high: ClipAbove = 0.2  # probability ratios are clipped to at most 1 + clip_high
 
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:

@@ -249,7 +249,8 @@ class PolicyGradient(Loss):
         self.kept = [Rollouts(**rows[i]).to(device) for i in sorted(rows)]
 
     def reference_logprobs(self, model: Decoder, batch: Batch) -> Tensor:
-        """Return the log-probabilities (N, T) of targets by the reference. Raises a UserError without a reference."""
+        """Return the log-probabilities (N, T) of the targets under the reference model. Raises a UserError if the run
+        has no reference model."""
         if self.reference is None:
             raise UserError("the method compares with a reference, and there is none: give the model to compare with")
         with self.reference.of(model) as other:

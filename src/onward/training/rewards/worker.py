@@ -105,7 +105,7 @@ def serve() -> None:
     """Run a worker: send "" or an error, then receive columns and answer with a list of values and "" or an error."""
     parent, descriptor, file, name = sys.argv[1:]
     Thread(target=exit_with_parent, args=[int(parent)], daemon=True).start()
-    os.dup2(2, 1)  # what the function prints is no output of the command
+    os.dup2(2, 1)  # the function's prints are not output of the command
     connection = Connection(int(descriptor))
     try:
         function = function_of(Path(file), name)

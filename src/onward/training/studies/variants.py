@@ -33,11 +33,11 @@ from onward.training.run.result import evaluate_run
 from onward.training.run.run import Diverged, Run
 from onward.training.step.optimizer import check_optimizer
 
-LENGTHS = "steps", "time", "epochs"  # which all variants have in common
+LENGTHS = "steps", "time", "epochs"  # options that all variants have in common
 TEXTS = "sources", "weights", "field", "encoding", "validation"  # the options that choose texts
 TOKENS = *TEXTS, "tokenizer"  # and tokens
 RESULT, FAILURE = "result.json", "failure.json"  # in the folder of a run that has ended, or diverged
-OVERHEAD = 1e9  # operations that take as long as what a step does beside them, roughly
+OVERHEAD = 1e9  # operations that take about as long as the overhead of a step
 Measure = Literal["loss", "bits_per_byte"]
 
 

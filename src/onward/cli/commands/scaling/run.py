@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
         for name in ("tokenizer", "preset", "mup", "validation_tokens", "evaluation_tokens")
     }
     if any((Path(source) / "tokenizer.json").exists() for source in values["sources"]):
-        del defaults["tokenizer"]  # tokens that were prepared have one
+        del defaults["tokenizer"]  # prepared tokens have a tokenizer
     shared = from_toml(Path(given["config"]), RunConfig) if given["config"] else {}
     values = merge(defaults, merge(shared, values)) | {"steps": 1, "time": "", "epochs": 0.0}
     values.setdefault("out", f"runs/{default_name(values['sources'][0])}-scaling")
