@@ -33,7 +33,7 @@ best = {law.name: np.array([law.optimum(10**power) for power in powers]) for law
 x_name = "operations, as a power of ten"
 picture = Picture(
     "The best size and the best number of tokens",
-    "For each amount of operations C = 6 N D. Where lines of the third picture are level, data grow with the model.",
+    "For each compute budget C = 6 N D. Where lines of the third picture are level, data grow with the model.",
     [
         curves(name, powers.tolist(), {law: values(found) for law, found in best.items()}, x_name=x_name, log=True)
         for name, values in {

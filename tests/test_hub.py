@@ -237,7 +237,7 @@ def test_an_upload_that_fails_says_why_and_changes_nothing(start, writer: Lookup
     assert "you write to me/x: give another token" in reader("me/x", upload=folder)["refused"]
     assert "no branch, tag or commit gone" in writer("me/full@gone", upload=folder)["refused"]
     assert "(the hub answers 507" in (refusal := writer("me/full", upload=folder)["refused"])
-    assert "nothing has changed" in refusal
+    assert "is unchanged" in refusal
     assert "me/x" not in REPOS
     assert REPOS["me/full"].files == {}
 

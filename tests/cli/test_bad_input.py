@@ -135,7 +135,7 @@ OTHERS = {
     "generate a/b/c Once": "there is no folder a/b/c: name the folder of a model",
     "report openai-community/gpt2": "HF_HUB_OFFLINE is set",
     "generate folder/gone Once": "there is no folder folder/gone: name the folder of a model, such as runs/mybook",
-    "generate https://example.org/gpt2 Once": "https://example.org/gpt2 is an address, and no model on",
+    "generate https://example.org/gpt2 Once": "https://example.org/gpt2 is a URL and not the name of a model on",
     "generate gpt2 Once": "the cache has no gpt2",
     "models openai-community/gpt2": "the cache has no openai-community/gpt2",
     "generate RUN Once --temperature -1": "temperature is -1",

@@ -135,5 +135,5 @@ def test_ctrl_c_says_how_to_go_on(tiny_run: Path, tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "answers are kept in" in said
     again, plain = run(), run("--no-keep")
-    assert "answers were kept from before" in again.stderr
+    assert "answers were reused" in again.stderr
     assert again.stdout == plain.stdout

@@ -102,7 +102,7 @@ def test_programs_are_run_with_their_tests(tmp_path: Path) -> None:
 def test_programs_are_written_and_run_only_if_allowed(lm: LanguageModel, tmp_path: Path) -> None:
     file = write(tmp_path / "rows.jsonl", [{"prompt": "def f():\n    return 1\n#", "test": "assert f() == 1"}] * 2)
     tasks = f"programs(file='{file}', samples=10, temperature=0.5, tokens=3)"
-    with pytest.raises(UserError, match="allow it by --run-code"):
+    with pytest.raises(UserError, match="allow it with --run-code"):
         lm.evaluate_tasks(tasks)
     found = lm.evaluate_tasks(tasks, run_code=True, limit=1)
     assert [(one.task, one.questions) for one in found] == [(f"programs(rows.jsonl), pass@{k}", 1) for k in (1, 10)]
@@ -156,7 +156,7 @@ def test_options_of_the_command_are_tasks(
     assert main([*words, "--judge", f"http://127.0.0.1:{server.server_port}/v1", "--judge-model", "m"]) == 0
     printed = capsys.readouterr()
     assert [row["score"] for row in json.loads(printed.out)["results"]][1] == 0.5
-    assert "2 answers were kept from before" in printed.err
+    assert "2 answers were reused" in printed.err
     assert main([*words, "--judge", "http://127.0.0.1:9/v1"]) == 2
     assert "as --judge-model" in capsys.readouterr().err
 

@@ -105,7 +105,7 @@ def test_arithmetic_that_is_written_out_is_right(config: dict[str, Any]) -> None
     ]
     if "position" in config:
         return
-    before, after = re.search(r"turns from \((.*?)\) to \((.*?)\)", step(story, "rotation").text).groups()
+    before, after = re.search(r"rotated from \((.*?)\) to \((.*?)\)", step(story, "rotation").text).groups()
     length = lambda pair: sum(float(x) ** 2 for x in pair.split(", ")) ** 0.5
     assert length(before) == pytest.approx(length(after), abs=0.02)
 

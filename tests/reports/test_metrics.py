@@ -70,7 +70,7 @@ def test_figures_of_fine_tuning_are_drawn_once_for_each_step() -> None:
     rows: list[dict[str, float]] = [{"step": step, "loss": 1.0, "reward": step / 4} for step in (1, 2, 3)]
     metrics = Metrics([*rows, {"step": 3, "validation_loss": 1.0, "reward": 9.0}], [])
     assert recorded(metrics)["reward"][""] == [(1, 0.25), (2, 0.5), (3, 0.75)]
-    assert "mean over the completions" in charts(metrics)
+    assert "mean over the generated completions" in charts(metrics)
     assert "step 3, reward 0.75" in sample_article({"step": 3, "prompt": "1+1=", "text": "2", "reward": 0.75})
 
 

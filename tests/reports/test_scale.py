@@ -227,7 +227,7 @@ def test_steps_of_a_norm_and_a_gate_are_those_of_the_model() -> None:
     assert "root of the mean square, not centered, then multiplied by learned weights" in told("norm")
     learned = {"norm": LayerNorm(), "position": Learned()}
     assert "centered and divided by the standard deviation, then multiplied" in told("norm", **learned)
-    assert "two matrices make" in told("units of the feed-forward")
+    assert "two matrices compute" in told("units of the feed-forward")
     sinks = told("weights", attention=SelfAttention(sinks=True), position=Alibi())
     assert "; the rest goes to its sink." in sinks
     assert "sink" not in told("weights")

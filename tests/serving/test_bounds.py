@@ -160,7 +160,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "an absent key file": (["{run}", "--api-key-file", "absent.txt"], "absent.txt cannot be read"),
     "an empty key": (["{run}", "--api-key", ""], "api-key is empty"),
     "a port in use": (["{run}", "--port", "{port}"], "cannot be used"),
-    "a wrong host": (["{run}", "--host", "no.such.host.invalid"], "no address of this machine"),
+    "a wrong host": (["{run}", "--host", "no.such.host.invalid"], "not an address of this machine"),
     "a long context": (["{run}", "--port", "0", "--context", "9999"], "the model's is 32 tokens"),
     "a small cache": (["{run}", "--port", "0", "--cache-memory", "1KB"], "the cache has room for"),
     "a wrong size": (["{run}", "--port", "0", "--cache-memory", "much"], "write a positive number of bytes"),

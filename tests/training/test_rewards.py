@@ -199,7 +199,7 @@ WRONG = {  # notations, and what is said of them
     "judge(url='file:///etc', model=m)": "give an address such as http",
     "judge(url='http://a', model=m, prompt='Rate it')": "write {completion} where",
     "pairwise(url='http://a', model=m, prompt='{first}')": "write {second} where",
-    "judge(url='http://a', model=m, key_env='sk-123')": "no name of an environment variable: the key itself",
+    "judge(url='http://a', model=m, key_env='sk-123')": "not the name of an environment variable",
     "json_schema(file='none.json')": "there is no file none.json",
     "json_schema(file='wrong.json')": "wrong.json is not a JSON schema",
     "json_schema(file='away.json')": "away.json is not a JSON schema .Unresolvable: http://127",
@@ -370,7 +370,7 @@ def test_a_pairwise_judge_compares_completions_of_one_prompt(server: Server) -> 
 @pytest.mark.parametrize("reply", ["Both A and B", "neither", "Answer C", "a"])
 def test_a_pairwise_judge_without_a_verdict_is_one_sentence(server: Server, reply: str) -> None:
     server.replies = [(200, reply)]
-    with pytest.raises(UserError, match="without either A or B alone, 5 times: mend it"):
+    with pytest.raises(UserError, match="without either A or B alone, 5 times: fix it"):
         judged(server, ["a", "b"], "", "pairwise")
 
 
