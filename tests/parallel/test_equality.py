@@ -206,7 +206,7 @@ def cases(meshes: Sequence[str]) -> list[Any]:
     return chosen
 
 
-NOT_DIVIDED = {"statquest"}  # attention without an output projection
+NOT_DIVIDED = {"no-output"}  # attention without an output projection
 
 
 @pytest.mark.parametrize(("name", "mesh"), cases(TWO))
