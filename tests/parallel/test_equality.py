@@ -3,7 +3,7 @@
 In fp64 rounding is 1e9 times smaller than in fp32, so a difference in the arithmetic would be seen there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,20 +172,6 @@ def differences(name: str, mesh: str) -> tuple[str, float]:
 
 def relative(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / one.abs().max().clamp(min=1e-3))
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    ranks = Ranks(4)
-    yield ranks
-    ranks.close()
 
 
 def assert_equal_to_one_process(ranks: Ranks, name: str, mesh: str) -> None:
