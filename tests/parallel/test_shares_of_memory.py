@@ -16,7 +16,7 @@ from onward.training.run.run import Run
 from support.heap import HeapPeak
 from support.ranks import Ranks
 
-SIZES = {"d_model": 128, "n_layers": 12, "n_heads": 4, "context_length": 8}
+SIZES = {"d_model": 256, "n_layers": 12, "n_heads": 4, "context_length": 8}
 SETTINGS: dict[str, Any] = {"steps": 100, "batch_size": 1, "accumulation": 2, "precision": "fp32", "device": "cpu"}
 SETTINGS |= {"tokenizer": "char", "model": SIZES}
 STATE = 4  # of a weight: itself, its gradient, and its moments
