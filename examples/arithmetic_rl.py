@@ -1,9 +1,9 @@
 """Two-digit addition, learned badly from examples and well from rewards.
 
 A character model of 405,888 parameters is first trained on 600 sums with their results (supervised fine-tuning), then
-on other sums without them: it answers each 16 times, a right answer has the reward 1, and GRPO makes right answers
-likelier than the wrong ones to the same sum (Shao et al., arXiv:2402.03300). Accuracy is that of the likeliest answer,
-on sums that neither stage has seen. With --out the curve becomes a picture (.svg, .png, .html). Takes some minutes.
+on other sums without results: it answers each 16 times, a right answer gets the reward 1, and GRPO makes right answers
+likelier than wrong ones to the same sum (Shao et al., arXiv:2402.03300). Accuracy is measured on the likeliest answer
+to sums that neither stage has seen. --out writes the curve as a picture (.svg, .png, .html). Takes some minutes.
 """
 
 import argparse
@@ -45,7 +45,7 @@ model = onward.Decoder(
 
 
 def batch_of(sums: list[tuple[int, int]], seed: int) -> Batch:
-    """Sums of two digits, such as 07+35=042, of which the result is to be predicted."""
+    """Sums of two digits, such as 07+35=042; the targets are the digits of the result."""
     rows = torch.tensor([tokenizer.encode(f"{a:02}+{b:02}={a + b:03}") for a, b in sums])
     targets = rows[:, 1:].clone()
     targets[:, :5] = IGNORE_INDEX
@@ -53,7 +53,7 @@ def batch_of(sums: list[tuple[int, int]], seed: int) -> Batch:
 
 
 def accuracy() -> float:
-    """The share of held-out sums whose likeliest answer is right."""
+    """Return the fraction of held-out sums whose likeliest answer is right."""
     requests = [Request(tokenizer.encode(f"{a:02}+{b:02}="), onward.Sampling(temperature=0), 3) for a, b in held_out]
     for _ in generate(model, requests):
         pass
@@ -62,7 +62,7 @@ def accuracy() -> float:
 
 
 def trainer(rate: float, loss: Loss | None = None) -> Trainer:
-    """A trainer whose learning rate rises for 20 steps."""
+    """Return a trainer whose learning rate warms up over 20 steps."""
     made = optimizers(model, "adamw", rate, 0.0, (0.9, 0.99))
     return Trainer(model, made, lambda step: rate * min((step + 1) / 20, 1), StepConfig(clip=1.0), loss=loss)
 

@@ -1,11 +1,11 @@
 """Rotary positions against ALiBi, and others, beyond the trained length.
 
-Decoders that differ in nothing but their positions are trained on windows of 32 characters, and then read windows
-four times as long. Up to the trained length rotary positions are at least as good. Beyond it they meet distances, and
-so angles, that no training window had, and the perplexity rises; the biases of ALiBi make distant tokens fade, and the
-perplexity stays. With sinusoidal positions it rises too, and a table of learned positions has no row there. The
-rotary decoder is read once more with its frequencies scaled by YaRN, with the same weights. With --out the curves are
-written as a picture (.svg, .png, .html).
+Decoders that differ only in their positions are trained on windows of 32 characters and evaluated on windows four times
+as long. Up to the trained length, rotary positions are at least as good. Beyond it, they reach distances and angles
+that no training window had, and the perplexity rises; ALiBi makes distant tokens fade, and the perplexity stays. With
+sinusoidal positions it rises too, and a table of learned positions has no row there. The rotary decoder is evaluated
+again with its frequencies scaled by YaRN and the same weights. --out writes the curves as a picture (.svg, .png,
+.html).
 """
 
 import argparse
@@ -44,7 +44,7 @@ long = held_out[: len(held_out) // (LONGER * T) * LONGER * T].reshape(-1, LONGER
 
 
 def trained(position: Position) -> onward.Decoder:
-    """A decoder with these positions, trained on windows of T characters."""
+    """Return a decoder with these positions, trained on windows of T characters."""
     torch.manual_seed(options.seed)
     model = onward.Decoder(
         onward.DecoderConfig(

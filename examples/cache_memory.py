@@ -1,9 +1,9 @@
 """The memory of the KV cache by context, from GPT-2 to Llama 3.
 
-Each token of a text keeps a key and a value in every layer: 2 x layers x key/value heads x width of a head numbers.
-GPT-2 and the first Llamas have as many key/value heads as query heads; Llama 2 70B and Llama 3 share each among eight
-or four (grouped-query attention), Mistral 7B keeps the last 4,096 tokens only, and DeepSeek-V3 one latent for all
-heads. With --out the curves become a picture (.svg, .png, .html).
+Each token stores a key and a value in every layer: 2 x layers x key/value heads x head size numbers. GPT-2 and the
+first Llamas have as many key/value heads as query heads; in Llama 2 70B and Llama 3, eight or four query heads share
+one (grouped-query attention); Mistral 7B keeps only the last 4,096 tokens, and DeepSeek-V3 one latent vector for all
+heads. --out writes the curves as a picture (.svg, .png, .html).
 """
 
 import argparse
@@ -27,7 +27,7 @@ contexts = [2**power for power in range(7, 18)]
 gigabytes: dict[str, list[float]] = {}
 print("model         kB per token   GB at 1,024   at 8,192   at 131,072   of the weights")
 for name in MODELS:
-    config = presets()[name].config  # sizes alone: the cache of a context that the model was not made for counts too
+    config = presets()[name].config  # only sizes: contexts beyond the model's own are computed too
     bytes_at = {length: cache_bytes(config, 1, length, torch.bfloat16) for length in contexts}
     gigabytes[name] = [count / 1e9 for count in bytes_at.values()]
     shown = "".join(f"{bytes_at[length] / 1e9:13.3f}" for length in (1024, 8192, 131072))

@@ -1,9 +1,9 @@
-"""Chinchilla's table: the training that is best for a model size, by the three approaches of Hoffmann et al. and the
+"""Chinchilla's table: the optimal training for each model size, by the three approaches of Hoffmann et al. and the
 re-fit of 2024.
 
-The columns are operations and tokens. Approaches 1 and 2 agree on 20 tokens for each parameter; the third asked for
-many more at large sizes, until its fit was done again (Besiroglu et al. 2024). With --out sizes and tokens by the
-operations become a picture (.svg, .png, .html).
+The columns are operations and tokens. Approaches 1 and 2 agree on about 20 tokens per parameter; the third recommended
+many more at large sizes, until its fit was repeated (Besiroglu et al. 2024). --out draws sizes and tokens by the number
+of operations (.svg, .png, .html).
 """
 
 import argparse

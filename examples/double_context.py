@@ -1,8 +1,8 @@
-"""What it costs to double the context.
+"""The cost of doubling the context.
 
-The products with weights are the same for every token, wherever it stands; attention grows with the tokens before it.
-So a text of twice the length takes a little more than twice the operations as long as the weights dominate, and nearly
-four times once attention does. The cache doubles. With --out the curves become a picture (.svg, .png, .html).
+The products with weights are the same for every token; attention grows with the number of earlier tokens. A text of
+twice the length therefore takes a little more than twice the operations while the weights dominate, and nearly four
+times once attention does. The cache doubles. --out writes the curves as a picture (.svg, .png, .html).
 """
 
 import argparse

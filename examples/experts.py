@@ -1,10 +1,9 @@
-"""Which token goes to which expert.
+"""Routing of tokens to experts.
 
-A decoder with a mixture of 4 experts in each of 2 layers, of which every character uses one, is trained on Python's
-documentation. Nobody tells the routers which character belongs where; the loss makes them divide the work, and an
-auxiliary loss only keeps all experts in use. The table says how the characters of each kind are distributed over the
-experts. With --out it becomes a picture, with the experts of the characters of a sentence beside it (.svg, .png,
-.html).
+A decoder with a mixture of 4 experts in each of 2 layers is trained on Python's documentation; every character uses one
+expert. The routers learn to divide the work from the loss alone; an auxiliary loss only keeps all experts in use. The
+table shows the distribution of each kind of character over the experts. --out draws it, with the experts of each
+character of a sentence (.svg, .png, .html).
 """
 
 import argparse
@@ -58,7 +57,7 @@ for step in Trainer(
 
 
 def kind(token: int) -> str:
-    """The kind of a character by its id."""
+    """Return the kind of a character by its id."""
     piece = tokenizer.piece(token)
     given = next((name for name, characters in KINDS.items() if piece and piece in characters), "")
     return given or ("consonant" if piece.islower() else "capital" if piece.isupper() else "other")

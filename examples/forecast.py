@@ -1,9 +1,9 @@
-"""A forecast from small runs: size, tokens and loss of a training that is ten times larger than the largest.
+"""A forecast from small runs: size, tokens and loss of a training run ten times larger than the largest.
 
-The table has the best model of each of four budgets, from the logbook of nanochat (Karpathy 2025, dev/LOG.md): each was
-found by training several sizes with the same operations. Size and tokens grow as powers of the operations, the loss
-falls as one. How far such a forecast can be trusted is seen by leaving out the last run: it is forecast from the first
-three. With --out the runs and the curves become a picture (.svg, .png, .html).
+The table has the best model of each of four budgets, from the logbook of nanochat (Karpathy 2025, dev/LOG.md): each is
+the best of several sizes trained with the same number of operations. Size and tokens grow as powers of the operations,
+and the loss falls as a power. To test the forecast, the last run is also forecast from the first three. --out draws the
+runs and the curves (.svg, .png, .html).
 """
 
 import argparse
@@ -31,7 +31,7 @@ flops, sizes, tokens, losses = np.array(RUNS).T
 
 
 def power(x: np.ndarray, y: np.ndarray) -> np.poly1d:
-    """The straight line through logarithms: y = e^b x^a."""
+    """Fit a straight line through logarithms: y = e^b x^a."""
     return np.poly1d(np.polyfit(np.log(x), np.log(y), 1))
 
 

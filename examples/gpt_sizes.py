@@ -1,8 +1,8 @@
 """Where the parameters are: GPT, GPT-2 and GPT-3, part by part.
 
-In the first GPT a quarter of all parameters are the table of embeddings. It grows with the width, the layers grow with
-its square: in GPT-3 the table is a third of a percent, and the feed-forward two thirds. By the rule of thumb the layers
-have 12 x layers x d_model squared. With --out the shares become a picture (.svg, .png, .html).
+In the first GPT, the embedding table has a quarter of all parameters. It grows with the width, the layers with the
+square of the width: in GPT-3 the table is a third of a percent, and the feed-forward two thirds. By the rule of thumb,
+the layers have 12 x layers x d_model squared. --out writes the shares as a picture (.svg, .png, .html).
 """
 
 import argparse

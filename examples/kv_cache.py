@@ -1,9 +1,9 @@
 """What the KV cache saves: time and arithmetic by length.
 
-A decoder writes a token after texts of growing length, once by reading the whole text again, once with the keys and
-values of the text in a cache. Both give the same logits. The arithmetic of the first grows with the length, that of the
-second hardly: only the new token's attention gets longer. The counts
-are those of the formulas of `onward plan`. With --out the curves become a picture (.svg, .png, .html).
+A decoder generates a token after texts of growing length, first by reading the whole text again, then with the keys and
+values of the text in a cache. Both give the same logits. Without a cache, the arithmetic grows with the length; with a
+cache, only the new token's attention grows. The counts agree with the formulas of `onward plan`. --out writes the
+curves as a picture (.svg, .png, .html).
 """
 
 import argparse

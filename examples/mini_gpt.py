@@ -1,7 +1,7 @@
 """A small GPT, and how many parameters each part has.
 
 GPT-2's architecture and vocabulary (50,257) in a small size: context 256, 6 layers, 6 heads, width 384, GELU, and a
-head tied to the embedding, so that the vocabulary is counted once. Prints the parameters of each part, then takes a few
+head tied to the embedding, so the vocabulary counts once. Prints the parameters of each part, then takes a few
 steps on real text, by default the documentation that comes with Python.
 """
 

@@ -1,8 +1,9 @@
 """One attention head, small enough to read every number.
 
 Six vectors of width 4 pass through a decoder with one layer and one head (post-norm, ReLU, no biases); the output is
-logits over 20 tokens. No embeddings are used, since a decoder accepts vectors in place of token ids. The printed
-attention weights show the effect of the causal mask: no token attends to a later one.
+logits over 20 tokens. The decoder gets the vectors in place of token ids, so no embedding is used. The printed
+attention weights show the effect of the causal mask: no token attends to a later one. For biases as in some textbooks,
+use `onward.Plain("relu", bias=True)` and `head_bias=True`.
 """
 
 import argparse

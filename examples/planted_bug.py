@@ -1,4 +1,4 @@
-"""A GPT in one file with one bug, which training does not show: its loss falls faster than that of the right one.
+"""A GPT in one file with one bug that training does not show: its loss falls faster than that of a correct GPT.
 
 onward doctor examples/planted_bug.py:GPT
 """

@@ -1,6 +1,6 @@
 """A decoder with 37 parameters and 5 tokens, which memorizes 2 sentences.
 
-"what is statquest" and "statquest is what" have the same tokens in a different order; both are continued with
+"what is attention" and "attention is what" have the same tokens in a different order; both are continued with
 "awesome". The model has width 2, sinusoidal positions, and one attention layer with a residual connection. The example
 also shows a common bug: a loss over the wrong axis, which raises no error as long as the sequence length equals the
 vocabulary size. With --lightning, Lightning's Trainer trains the same model.
@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import onward
 
-WORDS = ["what", "is", "statquest", "awesome", "EOS"]
-PROMPTS = ["what is statquest EOS", "statquest is what EOS"]
+WORDS = ["what", "is", "attention", "awesome", "EOS"]
+PROMPTS = ["what is attention EOS", "attention is what EOS"]
 EPOCHS, LEARNING_RATE = 30, 0.1
 
 

@@ -5,7 +5,8 @@ import random
 import shutil
 import signal
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -18,6 +19,7 @@ import torch
 from hypothesis import settings
 
 from support import SHARED, devices
+from support.ranks import Ranks
 
 settings.register_profile("onward", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("onward")
@@ -46,6 +48,20 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 def device() -> torch.device:
     """The device on which the tests compute."""
     return devices.device()
+
+
+@pytest.fixture(scope="session")
+def two() -> Iterator[Ranks]:
+    """Two processes of one group, which wait for tasks."""
+    with closing(Ranks(2)) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="session")
+def four() -> Iterator[Ranks]:
+    """Four processes of one group, which wait for tasks."""
+    with closing(Ranks(4)) as ranks:
+        yield ranks
 
 
 @pytest.fixture(scope="session")

@@ -114,7 +114,7 @@ class TestTwoPrompts:
     def test_model_has_37_parameters_and_answers_both_prompts(self) -> None:
         text = printed("two_prompts")
         assert number("parameters #", text) == 37
-        assert "what is statquest EOS -> awesome EOS\n  statquest is what EOS -> awesome EOS" in text
+        assert "what is attention EOS -> awesome EOS\n  attention is what EOS -> awesome EOS" in text
 
     def test_38_of_40_seeds_answer_both_prompts(self) -> None:
         example, answered = two_prompts(), 0

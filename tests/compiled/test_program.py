@@ -96,7 +96,7 @@ def quantized(config: DecoderConfig) -> CacheManager:
 
 @pytest.mark.parametrize(
     ("name", "cache", "compiled"),
-    [("llama", paged, 2), ("gemma2", paged, 2), ("statquest", paged, 2), ("llama", quantized, 0)],
+    [("llama", paged, 2), ("gemma2", paged, 2), ("no-output", paged, 2), ("llama", quantized, 0)],
 )
 def test_engine_with_a_cache_gives_the_same_tokens_compiled_or_not(
     name: str, cache: Callable[[DecoderConfig], CacheManager], compiled: int

@@ -3,7 +3,7 @@
 In fp64 rounding is 1e9 times smaller than in fp32, so a difference in the arithmetic would be seen there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,20 +174,6 @@ def relative(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / one.abs().max().clamp(min=1e-3))
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    ranks = Ranks(4)
-    yield ranks
-    ranks.close()
-
-
 def assert_equal_to_one_process(ranks: Ranks, name: str, mesh: str) -> None:
     """The shared assertion: a mesh gives the losses, gradients and weights that one process gives."""
     where, difference = ranks.run(differences, name, mesh)[0]
@@ -206,7 +192,7 @@ def cases(meshes: Sequence[str]) -> list[Any]:
     return chosen
 
 
-NOT_DIVIDED = {"statquest"}  # attention without an output projection
+NOT_DIVIDED = {"no-output"}  # attention without an output projection
 
 
 @pytest.mark.parametrize(("name", "mesh"), cases(TWO))

@@ -198,7 +198,8 @@ def test_command_trains_a_tuned_lens_and_a_sparse_autoencoder(
     assert found["title"] == "Features of blocks.1.mlp.out"
     for panel in found["panels"]:
         assert re.match(
-            r"feature \d+, active at [\d.]+ % of the tokens, at most [\d.]+; it raises “.*”, lowers “.*” \([\d.]+ nats\)$",
+            r"feature \d+, active at [\d.]+ % of the tokens, at most [\d.]+; it raises “.*”, "
+            r"lowers “.*” \([\d.]+ nats\)$",
             panel["title"],
         )
         assert max(panel["values"][0]) == pytest.approx(float(max(panel["notes"], key=float)), abs=0.006)

@@ -67,7 +67,7 @@ DECODERS = {
         d_head=8,
         attention=(SelfAttention(window=3), SelfAttention()),
     ),
-    "statquest": config(
+    "no-output": config(
         position=NoPosition(),
         attention=SelfAttention(out=False),
         block=AttentionOnly(),

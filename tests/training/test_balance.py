@@ -159,7 +159,7 @@ def test_a_router_that_is_skewed_at_first_is_evened_out(router: Routing, skewed:
         assert (sum(loads[-10:]) / 10 < 1.8) == even
 
 
-@pytest.mark.parametrize("name", ["llama", "statquest"])
+@pytest.mark.parametrize("name", ["llama", "no-output"])
 def test_without_experts_nothing_happens(name: str) -> None:
     model = decoder(DECODERS[name]).train()
     balance = Balance(model, 0.1, 0.1)

@@ -1,6 +1,5 @@
 """Runs on a mesh: equal to one process, resumed on any other mesh, exact on the same one."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ from onward.checkpoint.weights import read_tensors
 from onward.config.decoder import Experts
 from onward.data.windows import Batch
 from onward.errors import UserError
+from onward.folders import save
+from onward.language_model import LanguageModel
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
@@ -29,20 +30,6 @@ from support.runs import TINY, metrics
 SETTINGS: dict[str, Any] = {"tokenizer": "char", "steps": 8, "batch_size": 2, "accumulation": 4, "precision": "fp32"}
 SETTINGS |= {"device": "cpu", "validate_every": 2, "learning_rate": 1e-2, "average": 0.9, "experts": "loop"}
 MODEL = TINY | {"dropout": 0.0, "mlp": Experts(count=4, top_k=2, d_ff=16), "tied": True}
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    ranks = Ranks(4)
-    yield ranks
-    ranks.close()
 
 
 def train(
@@ -121,6 +108,39 @@ def test_the_same_mesh_resumes_bit_for_bit(mesh: str, settings: dict[str, Any], 
     for name in "model.safetensors", "state.safetensors":
         one, other = (saves(tmp_path / run)[-1] / name for run in ("whole", "parts"))
         assert one.read_bytes() == other.read_bytes()
+
+
+def begin(out: Path, settings: dict[str, Any], mesh: str) -> None:
+    """Begin a run, and make a step."""
+    run = Run.start(RunConfig(**settings, out=str(out), mesh=mesh))
+    list(run.train(lambda: run.step >= 1))
+
+
+BEGINNINGS: dict[str, dict[str, Any]] = {
+    "new weights": {"model": MODEL},
+    "new weights by muP": {"mup": 16, "model": MODEL | {"tied": False}},
+    "a base": {"base": "gpt2"},
+}
+
+
+@pytest.mark.parametrize("beginning", first(2, BEGINNINGS))
+def test_processes_begin_together_as_one_does(
+    beginning: str, settings: dict[str, Any], story_file: Path, two: Ranks, tmp_path: Path
+) -> None:
+    """No process has the whole model, and the first save has the bytes of that of one process."""
+    options = {k: v for k, v in settings.items() if k != "model"} | BEGINNINGS[beginning]
+    if "base" in options:
+        sizes = {"d_model": 32, "n_layers": 2, "n_heads": 4, "context_length": 32}
+        model = RunConfig(preset="gpt2", model=sizes)
+        torch.manual_seed(0)
+        options["base"] = str(tmp_path / "base")
+        tokenizer = Tokenizer.load(Path(options.pop("tokenizer")))
+        save(LanguageModel(Decoder(model.decoder(tokenizer.vocab_size)), tokenizer), tmp_path / "base")
+    begin(tmp_path / "one", options, "replicate=1")
+    two.run(begin, tmp_path / "two", options, "shard=2")
+    one, other = (saves(tmp_path / run)[0] for run in ("one", "two"))
+    for name in "model.safetensors", "config.json", "state.safetensors":
+        assert (one / name).read_bytes() == (other / name).read_bytes()
 
 
 def harmful_once(model: Decoder, batch: Batch) -> Any:

@@ -8,7 +8,7 @@ from onward.config.decoder import DecoderConfig, at
 
 @torch.no_grad()
 def initialize(model: nn.Module, config: DecoderConfig, std: float = 0.02) -> None:
-    """Draw the weights of a decoder in place, from torch's default generator.
+    """Draw the weights of a decoder in place, from torch's default generator; on the meta device there are none.
 
     | parameters                                        | values                                                    |
     | ------------------------------------------------- | --------------------------------------------------------- |
@@ -20,6 +20,8 @@ def initialize(model: nn.Module, config: DecoderConfig, std: float = 0.02) -> No
     A block with attention and feed-forward adds 2 to N. The division keeps the variance of the residual stream from
     growing with depth (Radford et al. 2019, section 2.3).
     """
+    if next(model.parameters()).is_meta:
+        return
     additions = sum(at(config.block, layer).additions for layer in range(config.n_layers))
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:

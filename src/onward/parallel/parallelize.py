@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from onward.config.mesh import Mesh
 from onward.model.decoder import Decoder
-from onward.parallel.parts import is_first_holder, local
+from onward.parallel.parts import allocate, is_first_holder, local
 from onward.parallel.tensor import divide_layers
 from onward.transforms.compiling import compile_blocks
 from onward.transforms.recompute import recompute_blocks
@@ -40,9 +40,13 @@ def parallelize(
     precision: str = "fp32",
     compile: bool = False,
     recompute: bool = False,
+    fill: Callable[[Decoder], object] = lambda model: None,
 ) -> None:
     """Divide a decoder, on the meta device or with equal weights in all processes, over a mesh, in place; compile its
     blocks, and make them recompute activations. `devices` is the mesh of torch, None for one process.
+
+    Parameters on the meta device get memory, block by block, and undefined values: `fill` is then called with the model
+    to set them.
 
     Parameters become DTensors if the mesh divides the model. In "bf16" the matrices of blocks are gathered in bf16, in
     which autocast computes with them; gradients are summed in the dtype of the weights. Raises a UserError for a size
@@ -61,6 +65,8 @@ def parallelize(
             devices["replicate", "shard"] if mesh.replicate > 1 or mesh.shard == 1 else devices["shard"],
             precision,
         )
+    allocate(model, devices.device_type if devices else "cpu")
+    fill(model)
 
 
 def shard(model: Any, mesh: DeviceMesh, precision: str) -> None:
@@ -69,7 +75,9 @@ def shard(model: Any, mesh: DeviceMesh, precision: str) -> None:
     low: Any = torch.bfloat16 if precision == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=model.dtype, cast_forward_inputs=False)
     for block in model.blocks:
+        allocate(block, mesh.device_type)
         fully_shard(block, mesh=mesh, mp_policy=policy)
+    allocate(model, mesh.device_type)
     fully_shard(model, mesh=mesh)
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -53,9 +53,28 @@ def divided(full: Tensor, like: Tensor) -> Tensor:
     """Return a copy of a whole tensor on the device of the parameter `like`, divided like it if the shapes agree."""
     if not isinstance(like, DTensor) or full.shape != like.shape:
         return full.to(like.device, copy=True)
-    part = part_of(full, like).contiguous().to(like.device, copy=True)
-    placements, stride = like.placements, like.stride()
-    return DTensor.from_local(part, like.device_mesh, placements, run_check=False, shape=like.shape, stride=stride)
+    return from_part(part_of(full, like).contiguous().to(like.device, copy=True), like)
+
+
+def from_part(part: Tensor, like: DTensor) -> DTensor:
+    """Return the DTensor, divided like another, of which this process has a part."""
+    shape, stride = like.shape, like.stride()
+    return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
+
+
+def allocate(module: nn.Module, device: torch.device | str) -> None:
+    """Replace the parameters of a module that are on the meta device by parameters on another device, in place, with
+    memory for this process's parts and undefined values."""
+    made: dict[nn.Parameter, nn.Parameter] = {}  # a head may have the embedding's
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is None or not parameter.is_meta:
+                continue
+            if parameter not in made:
+                part = torch.empty_like(local(parameter), device=device)
+                shared = from_part(part, parameter) if isinstance(parameter, DTensor) else part
+                made[parameter] = nn.Parameter(shared, requires_grad=parameter.requires_grad)
+            owner._parameters[name] = made[parameter]
 
 
 def gathered(tensor: Tensor) -> Tensor:

@@ -2,14 +2,18 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from onward import fields
+from onward.checkpoint.lazy import LazyTensors, load_outline
 from onward.checkpoint.load import load_model
 from onward.checkpoint.saves.folder import PROGRESS, STATE, damage, saves, show, step_of
 from onward.checkpoint.saves.state import TrainerState
@@ -29,13 +33,19 @@ class SavedState(TrainerState):
 
 
 def newest_state(
-    run: Path, device: torch.device, spoiled: int | None = None, base: Callable[[], Decoder] | None = None
+    run: Path,
+    device: torch.device,
+    spoiled: int | None = None,
+    base: Callable[[], Decoder] | None = None,
+    *,
+    lazy: bool = False,
 ) -> SavedState:
     """Read the newest undamaged save of a run, and put its model into the run folder.
 
     Newer damaged saves are renamed, each with a message; so is the save of the step `spoiled`, if there is a save
     before it. Raises a UserError if no save is undamaged. If saves hold adapters only, `base` makes the model to which
-    they are added.
+    they are added. A `lazy` state reads a tensor when it is looked up, and has its model on the meta
+    device.
     """
     damages: dict[Path, str] = {}
     for folder in reversed(known := saves(run)):
@@ -57,10 +67,12 @@ def newest_state(
             os.replace(bad, aside)
     with suppress(UserError):  # a disk that is full
         show(folder, run)  # if the process was killed before, or the shown files are damaged
-    model = base().to(device) if base else load_model(folder, device=device)[0]
     tensors, progress = read_tensors(folder / STATE), read_json(folder / PROGRESS)
     frozen = fields.convert(tuple[str, ...], progress.get("frozen", ()), f"{folder / PROGRESS}.frozen")
     dtypes = {tensor.dtype for name, tensor in tensors.items() if name.startswith("weight/")}  # averages have another
+    if lazy and base is None:
+        return lazy_state(folder, tensors, frozen, next(iter(dtypes), None), progress, messages)
+    model = base().to(device) if base else load_model(folder, device=device)[0]
     for name, parameter in model.named_parameters():
         if name in frozen:
             parameter.requires_grad_(False)
@@ -71,3 +83,28 @@ def newest_state(
         else:
             tensors[f"weight/{name}"] = parameter.data
     return SavedState(tensors, progress, folder, model, messages)
+
+
+def lazy_state(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    frozen: Sequence[str],
+    dtype: torch.dtype | None,
+    progress: dict[str, Any],
+    messages: list[str],
+) -> SavedState:
+    """Return the state of a save whose tensors are read when they are looked up, with the model on the meta device.
+    `tensors` are those of its state, memory-mapped; `dtype` is that of the weights among them."""
+    model, weights, _ = load_outline(folder)
+    reads: dict[str, Callable[[], Tensor]] = {name: partial(tensors.__getitem__, name) for name in tensors}
+    for name, parameter in model.named_parameters():
+        read = partial(weights.__getitem__, name)
+        if f"weight/{name}" in tensors:
+            reads[f"average/{name}"] = read
+        else:
+            reads[f"weight/{name}"] = read
+        if name in frozen:
+            parameter.requires_grad_(False)
+        if dtype and (name in frozen or f"weight/{name}" in tensors):
+            parameter.data = parameter.data.to(dtype)
+    return SavedState(LazyTensors(reads), progress, folder, model, messages)

@@ -20,7 +20,7 @@ LOSS, BUFFER = "loss/", "buffer/"
 class TrainerState:
     """The state from which a trainer continues with the same results, bit for bit.
 
-    `tensors` are named after the trainable parameters; frozen parameters have none:
+    `tensors` are named after the trainable parameters:
       weight/PARAMETER         the parameter
       buffer/NAME              a tensor of an adapter that is not trained
       average/PARAMETER        its moving average, where the trainer keeps one
@@ -28,12 +28,11 @@ class TrainerState:
       loss/NAME                a tensor that the loss keeps between steps
       number/KEY/PARAMETER     a number that the optimizer keeps for it, or number/KEY/OPTIMIZER.GROUP for a group
 
-    These names do not depend on how many processes train. A sharded parameter (DTensor) has one entry, under the name
-    of the whole parameter: `copied` is the one place that would gather it, or hand its shards to
-    torch.distributed.checkpoint under the same name.
+    These names do not depend on how many processes train: a divided parameter (DTensor) has one entry. Frozen
+    parameters have weights if the model does not have their values yet.
     """
 
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor]
     progress: dict[str, Any]  # JSON: "step", "frozen" (names of frozen parameters), and other numbers
 
 
@@ -54,17 +53,17 @@ def restore(tensors: Mapping[str, Tensor], model: Decoder, optimizers: Sequence[
     model.zero_grad()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
+            if parameter.requires_grad or f"weight/{name}" in tensors:
                 local(parameter).copy_(part_of(tensors[f"weight/{name}"], parameter))
     for name in tensors:
         if name.startswith(BUFFER):
             owner, _, leaf = name.removeprefix(BUFFER).rpartition(".")
             setattr(model.get_submodule(owner), leaf, tensors[name].to(model.device))
     saved: dict[str, dict[str, Any]] = defaultdict(dict)
-    for name, value in tensors.items():
+    for name in tensors:
         kind, _, rest = name.partition("/")
         if kind in ("optimizer", "number"):
-            key, owner = rest.rsplit("/", 1)
+            (key, owner), value = rest.rsplit("/", 1), tensors[name]
             saved[owner][key] = value.item() if kind == "number" else value
     names = {parameter: name for name, parameter in model.named_parameters()}
     for i, optimizer in enumerate(optimizers):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from onward.checkpoint.huggingface.save import save_model
+from onward.checkpoint.lazy import StoredWeights, load_outline
 from onward.checkpoint.load import load_model, open_source
 from onward.checkpoint.peft.adapters import TENSORS, load_adapter
 from onward.checkpoint.peft.bases import BaseModel, base_folder, check_base, is_adapter, weights_checksum
@@ -66,6 +67,17 @@ def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
     elif adapters:
         add_adapters(model, adapters)
     return model.train(), hf
+
+
+def base_outline(config: RunConfig) -> tuple[Decoder, StoredWeights, dict[str, Any]] | None:
+    """Return the model named by `config.base` on the meta device, its weights in fp32, and its config.json; None if the
+    run trains adapters or adds tokens, which needs the whole model."""
+    c = config if isinstance(config, FinetuneConfig) else None
+    folder = locate(config.base)
+    if is_adapter(folder) or (c and (c.adapters or c.quantize)):
+        return None
+    model, weights, hf = load_outline(folder, torch.float32)
+    return None if base_tokenizer(config).vocab_size > model.config.vocab_size else (model.train(), weights, hf)
 
 
 def weights_folder(config: RunConfig) -> Path:

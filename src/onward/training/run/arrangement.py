@@ -1,6 +1,7 @@
 """The mesh of a run: as configured, or the first that fits the memory of the devices."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,6 +36,13 @@ def arranged(config: RunConfig, processes: Processes, vocab_size: int, mesh: str
     return processes
 
 
+def divides(config: RunConfig, decoder: DecoderConfig, processes: Processes) -> bool:
+    """Return whether the processes of a new run divide the model, so that none should hold it whole."""
+    if processes.count == 1:
+        return False
+    return (Mesh.parse(config.mesh) if config.mesh else chosen(config, decoder, processes.count)).divides
+
+
 def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
     """Raise a UserError if a mesh cannot divide the decoder, or a run has options that a divided model cannot have."""
     mesh.check_decoder(decoder)
@@ -56,9 +64,9 @@ def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
 
 
 def chosen(config: RunConfig, decoder: DecoderConfig, count: int) -> Mesh:
-    """Return replicas if a device can hold the whole training, or else shards."""
+    """Return replicas if a device can hold the whole training in fp32, or else shards."""
     replicas = Mesh(replicate=count)
-    fits = memory_per_process(config, decoder, replicas).peak <= SAFE * device_bytes(config)
+    fits = memory_per_process(replace(config, precision="fp32"), decoder, replicas).peak <= SAFE * device_bytes(config)
     return replicas if fits or config.time else Mesh(shard=count)
 
 

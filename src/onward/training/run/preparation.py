@@ -1,6 +1,6 @@
 """How a run begins: its model, its tokens, and its open options, which are fixed here."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -10,22 +10,22 @@ from typing import Any
 import torch
 
 from onward import fields
-from onward.config.mesh import Mesh
 from onward.data.progress import Progress
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.evaluation.tasks import tasks_of
 from onward.files import read_json, write_json
 from onward.model.decoder import Decoder
+from onward.parallel.new_weights import new_decoder
 from onward.text.tokenizer import Tokenizer
 from onward.training.clock.budget import Budget, time_left
 from onward.training.clock.calibration import Sampler, calibrated
 from onward.training.clock.dial import Choice, dial
 from onward.training.config import RunConfig, seconds
-from onward.training.finetuning.base import load_base
+from onward.training.finetuning.base import base_outline, load_base
 from onward.training.inputs.texts import Inputs
 from onward.training.processes import Processes
-from onward.training.run.arrangement import arranged
+from onward.training.run.arrangement import arranged, divides
 from onward.training.run.tasks import validation_tasks
 from onward.training.run.track import check_trackers
 from onward.training.stages import stage_of
@@ -38,7 +38,8 @@ from onward.transforms.heads import add_head
 
 @dataclass(frozen=True)
 class Prepared:
-    """The parts of a run, new or resumed: configuration, model, tokenizer, inputs, loss and time budget."""
+    """The parts of a run, new or resumed: configuration, model, tokenizer, inputs, loss and time budget. `fill` sets
+    the weights of a new model on the meta device, once it is divided."""
 
     config: RunConfig
     model: Decoder
@@ -50,12 +51,15 @@ class Prepared:
     choice: Choice | None = None  # of the size, where a new run left it open
     fresh: bool = False  # whether the weights are those of the initialization
     messages: Sequence[str] = ()  # for the user
+    fill: Callable[[Decoder], object] = lambda model: None
 
 
-def chosen_base(config: RunConfig, model: Decoder | None) -> tuple[RunConfig, Decoder | None, dict[str, Any]]:
+def chosen_base(
+    config: RunConfig, model: Decoder | None, processes: Processes
+) -> tuple[RunConfig, Decoder | None, dict[str, Any]]:
     """Return the configuration, the model to begin from, and its config.json. The model is the given one, or that in
-    `config.base`, which is loaded; None, with {}, for a run from new weights. Raises a UserError for an option that the
-    run does not read."""
+    `config.base`, which is loaded, on the meta device if the processes divide it; None, with {}, for a run from new
+    weights. Raises a UserError for an option that the run does not read."""
     hf: dict[str, Any] = {}
     for module in config.imports:
         fields.import_parts(module)
@@ -63,7 +67,11 @@ def chosen_base(config: RunConfig, model: Decoder | None) -> tuple[RunConfig, De
         if name in fields.changed_fields(config):
             raise UserError(f"{name} is given, which a run on examples does not read: leave it out")
     if model is None and config.base:
-        model, hf = load_base(config)
+        outline = base_outline(config) if processes.count > 1 else None
+        if outline and divides(config, outline[0].config, processes):
+            model, _, hf = outline
+        else:
+            model, hf = load_base(config)
     if model is not None:
         config = replace(config, preset="mini", model=fields.plain(model.config))
     return config, model, hf
@@ -111,16 +119,20 @@ def prepared(
         config, choice = dial(config, tokenizer, inputs, device, left, trained)
         record = read_json(folder / "inputs.json")
         write_json(folder / "inputs.json", record | {"model": fields.plain(config.decoder(tokenizer.vocab_size))})
+    decoder = model.config if model else config.decoder(tokenizer.vocab_size)
+    in_parts = divides(config, decoder, Processes.join())
     torch.manual_seed(config.seed)
-    if model is None:
-        model = Decoder(config.decoder(tokenizer.vocab_size))
-        scale_weights(model, factors_of(config, model.config))
-    if not (config.mesh and Mesh.parse(config.mesh).divides):  # a model that is divided need not fit a device
+    if model is None and in_parts:
+        model, _ = new_decoder(decoder, config.seed)
+    elif model is None:
+        model = Decoder(decoder)
+        scale_weights(model, factors_of(config, decoder))
+    if not in_parts:  # a model that is divided need not fit a device
         model = model.to(device)
     if inputs.labels:
         add_head(model, inputs.labels)
     config, notes = stage.begin(config, folder, model, inputs)
-    hf = {**hf, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
+    hf = with_tokens(hf, tokenizer)
     config = replace(config, device=str(device))
     trained = as_loss(loss) if loss else stage.loss(config)
     tasks = validation_tasks(config, inputs, tokenizer)
@@ -129,7 +141,23 @@ def prepared(
         sample(model, tokenizer)
         task_results(tasks, model, tokenizer, config.task_limit)
 
-    config, budget = calibrated(config, model, tokenizer, inputs, sample_and_ask, Processes.join(), trained, began)
+    timed, timed_loss = (stand_in(model, device), None) if is_outline(model) else (model, trained)
+    config, budget = calibrated(config, timed, tokenizer, inputs, sample_and_ask, Processes.join(), timed_loss, began)
     spent = perf_counter() - began if config.time else 0.0
     messages = [*inputs.notes, *notes]
     return Prepared(config, model, tokenizer, inputs, hf, trained, budget, choice, fresh, messages), spent
+
+
+def with_tokens(hf: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return keys of config.json with the token ids of a tokenizer."""
+    return {**hf, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
+
+
+def is_outline(model: Decoder) -> bool:
+    """Return whether a model has weights on the meta device, which the processes set once they have divided it."""
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+def stand_in(model: Decoder, device: torch.device) -> Decoder:
+    """Return a decoder of two blocks like those of a larger one, whose precision and experts are timed in its place."""
+    return Decoder(replace(model.config, n_layers=min(2, model.config.n_layers))).to(device)

@@ -1,28 +1,36 @@
 """Resumes a run from its newest save, after checking that its inputs are unchanged."""
 
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from onward import fields
 from onward.checkpoint.peft.bases import check_base, is_adapter
+from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.saves.newest import SavedState, newest_state
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.files import read_json
+from onward.model.decoder import Decoder
+from onward.parallel.new_weights import new_decoder
+from onward.parallel.parts import local, part_of
 from onward.text.tokenizer import Tokenizer
 from onward.training.clock.budget import Budget
 from onward.training.config import RunConfig, seconds
-from onward.training.finetuning.base import base_model, load_base, weights_folder
+from onward.training.finetuning.base import base_model, base_outline, load_base, weights_folder
 from onward.training.inputs.record import check_inputs, read_config
 from onward.training.processes import Processes
 from onward.training.run.arrangement import arranged
-from onward.training.run.preparation import Prepared
+from onward.training.run.preparation import Prepared, with_tokens
 from onward.training.run.saved_progress import SavedProgress, saved_progress
 from onward.training.run.track import check_trackers
 from onward.training.stages import stage_of
 from onward.training.step.loss import Loss, LossFunction, as_loss
+from onward.training.step.mup import factors_of, scale_weights
+from onward.transforms.heads import add_head
 
 
 def resumed_config(folder: Path, processes: Processes, mesh: str = "") -> tuple[RunConfig, Processes]:
@@ -40,9 +48,9 @@ def resumed_config(folder: Path, processes: Processes, mesh: str = "") -> tuple[
 
 def reopened(
     config: RunConfig, folder: Path, loss: Loss | LossFunction | None, processes: Processes
-) -> tuple[Prepared, SavedState]:
-    """Return the parts of a run to resume, and its newest save. Raises a UserError if its inputs have changed since it
-    was started."""
+) -> tuple[Prepared, SavedState | None]:
+    """Return the parts of a run to resume, and its newest save; None for a new run whose model the processes divide.
+    Raises a UserError if its inputs have changed since it was started."""
     try:
         device = choose_device(config.device)
     except UserError as error:
@@ -53,16 +61,50 @@ def reopened(
     if adapter:
         check_base(folder, weights_folder(config))
     inputs = stage.open(config, folder, "size" if processes.rank else "sha256")
+    trained = as_loss(loss) if loss else stage.loss(config)
+    if processes.mesh.divides and not saves(folder):
+        model, fill, hf = begun(config, tokenizer, inputs.labels)
+        return Prepared(config, model, tokenizer, inputs, hf, trained, None, messages=inputs.notes, fill=fill), None
     where = torch.device("cpu") if processes.mesh.divides else device  # until it is divided
-    state = newest_state(folder, where, base=base_model(folder, config, inputs.labels))
+    state = newest_state(folder, where, base=base_model(folder, config, inputs.labels), lazy=processes.mesh.divides)
     progress = saved_progress(state)
     hf = load_base(config)[1] if adapter else read_json(folder / "config.json")
-    trained = as_loss(loss) if loss else stage.loss(config)
     budget = None
     if config.time and progress.costs and not processes.rank:
         budget = Budget.of(seconds(config.time), progress.seconds, progress.costs)
     messages = [*state.messages, *edits(progress, config)]
     return Prepared(config, state.model, tokenizer, inputs, hf, trained, budget, messages=messages), state
+
+
+def begun(
+    config: RunConfig, tokenizer: Tokenizer, labels: Sequence[str]
+) -> tuple[Decoder, Callable[[Decoder], object], dict[str, Any]]:
+    """Return the model of a new run on the meta device, a function that sets its weights once it is divided, and its
+    config.json. That function raises a UserError if stored weights are not finite."""
+    outline = base_outline(config) if config.base else None
+    if outline is None:
+        decoder = config.decoder(tokenizer.vocab_size)
+        model, draw = new_decoder(decoder, config.seed)
+
+        def fill(model: Decoder) -> None:
+            draw(model)
+            scale_weights(model, factors_of(config, decoder))
+
+        return model, fill, with_tokens({}, tokenizer)
+    model, weights, hf = outline
+    if labels:
+        add_head(model, labels)
+    new = {name for name, parameter in model.named_parameters() if weights.outlines.get(name) is not parameter}
+
+    @torch.no_grad()
+    def read(model: Decoder) -> None:
+        for name, parameter in model.named_parameters():
+            part = local(parameter)
+            part.zero_() if name in new else part.copy_(part_of(weights[name], parameter))
+            if not part.isfinite().all():
+                raise UserError(f"tensor {name} in {config.base} has NaN or infinite elements: get the weights again")
+
+    return model, read, with_tokens(hf, tokenizer)
 
 
 def edits(progress: SavedProgress, config: RunConfig) -> list[str]:

@@ -33,7 +33,7 @@ from onward.training.finetuning.base import adapter_base, base_model, with_merge
 from onward.training.processes import Processes
 from onward.training.run.events import Event, EventLog, Rollback
 from onward.training.run.lock import run_lock
-from onward.training.run.preparation import Prepared, check_options, chosen_base, prepared
+from onward.training.run.preparation import Prepared, check_options, chosen_base, is_outline, prepared
 from onward.training.run.reopening import reopened, resumed_config
 from onward.training.run.run_folder import check_saved, new_folder, record_steps
 from onward.training.run.saved_progress import RunProgress, saved_progress
@@ -65,7 +65,7 @@ class Run(Shown):
         self.config, self.tokenizer, self.inputs, self.hf = p.config, p.tokenizer, p.inputs, p.hf
         self.fresh, self.choice, self.budget, self.progress = p.fresh, p.choice, p.budget, progress
         self.folder, self.processes = Path(p.config.out), processes
-        self.trainer = build_trainer(p.config, p.model, self.processes, p.loss)
+        self.trainer = build_trainer(p.config, p.model, self.processes, p.loss, p.fill)
         self.model: Decoder = self.trainer.model
         self.device, context_length = self.model.device, self.model.config.context_length
         self.planner = Planner(p.config, p.inputs.windows(p.config, context_length), self.device, self.processes)
@@ -117,21 +117,21 @@ class Run(Shown):
             run.fresh = processes.sum([0.0]) == [1.0]
             return run
         with new_folder(folder):
-            config, model, hf = chosen_base(with_merged_base(config, folder), model)
+            config, model, hf = chosen_base(with_merged_base(config, folder), model, processes)
             check_options(config, processes)
             parts, seconds = prepared(config, folder, model, hf, loss, sample, progress, began)
-            run = cls(parts, RunProgress(seconds=seconds), Processes())
-            write_json(folder / "run.json", fields.plain(run.config))
-            run.save()
-            run.saver.finish()
-            if failure := run.saver.pop_failure():
-                raise failure
-        if processes.count > 1:  # all begin from the save
-            fresh, choice, model = run.fresh, run.choice, None
-            del run, parts
-            processes.wait()
-            run = cls.resume(folder, loss=loss)
-            run.fresh, run.choice = processes.sum([fresh]) == [1.0], choice
+            write_json(folder / "run.json", fields.plain(parts.config))
+            fresh, choice = parts.fresh, parts.choice
+            if not is_outline(parts.model):
+                run = cls(parts, RunProgress(seconds=seconds), Processes())
+                run.save_first()
+                if processes.count == 1:
+                    return run
+                del run
+        del parts, model
+        processes.wait()  # all begin from the save, or make it together
+        run = cls.resume(folder, loss=loss)
+        run.fresh, run.choice = processes.sum([fresh]) == [1.0], choice
         return run
 
     @classmethod
@@ -147,9 +147,13 @@ class Run(Shown):
             config, processes = resumed_config(folder, processes, mesh)
             with nullcontext() if processes.rank else run_lock(folder):
                 parts, state = reopened(config, folder, loss, processes)
-        run = cls(parts, saved_progress(state).reached, processes.connected(choose_device(config.device)))
-        run.trainer.load_state(state)
+        reached = saved_progress(state).reached if state else RunProgress()
+        run = cls(parts, reached, processes.connected(choose_device(config.device)))
+        if state:
+            run.trainer.load_state(state)
         with nullcontext() if processes.rank else run_lock(folder):
+            if state is None:
+                run.save_first()
             run.log.resume(run.step)
         return run
 
@@ -211,6 +215,13 @@ class Run(Shown):
                     if stopping or self.ended:
                         break
 
+    def save_first(self) -> None:
+        """Save step 0. Raises a UserError if that fails."""
+        self.save()
+        self.saver.finish()
+        if failure := self.saver.pop_failure():
+            raise failure
+
     def train_step(self, plan: StepPlan) -> Step:
         """Make an optimizer step; see `Trainer.train_step`. The step also fails if a save is due and its weights are
         not finite."""
@@ -262,7 +273,8 @@ class Run(Shown):
         self.saver.finish()
         with self.processes.first_before_others():  # it moves damaged saves aside
             base = base_model(self.folder, self.config, self.inputs.labels)
-            state = newest_state(self.folder, torch.device("cpu"), spoiled, base)
+            lazy = self.processes.mesh.divides
+            state = newest_state(self.folder, torch.device("cpu"), spoiled, base, lazy=lazy)
             self.trainer.load_state(state)
         saved = saved_progress(state).reached
         begin = saved.position if spoiled is not None and self.step < spoiled else plan.numbers[0]

@@ -23,18 +23,23 @@ from onward.transforms.lora import adapter_names, raised
 
 
 def build_trainer(
-    config: RunConfig, model: Decoder, processes: Processes | None = None, loss: Loss | None = None
+    config: RunConfig,
+    model: Decoder,
+    processes: Processes | None = None,
+    loss: Loss | None = None,
+    fill: Callable[[Decoder], object] = lambda model: None,
 ) -> Trainer:
     """Build a trainer for the trainable parameters of a model. `loss` defaults to the configured cross-entropy.
 
     Sets the backend of the model's experts, and parallelizes the model over the mesh of `processes`, in place: compiles
-    its blocks, makes them recompute activations, and divides its parameters, as configured.
+    its blocks, makes them recompute activations, and divides its parameters, as configured. `fill` sets
+    the weights of a model on the meta device, once it is divided.
     """
     c, processes = config, processes or Processes()
     peak = c.peak_learning_rate(model.config.d_model)
     choose_backend(model, c.experts)
     place = partial(parallelize, mesh=processes.mesh, devices=processes.devices, precision=c.precision)
-    place(model, compile=c.compile, recompute=c.recompute)
+    place(model, compile=c.compile, recompute=c.recompute, fill=fill)
     loss = loss or CrossEntropy(c.z_loss, c.label_smoothing, c.loss_chunk)
     loss.divide(place)
     share = c.balance_loss / processes.mesh.tensor  # each process of the tensor axis computes the whole auxiliary loss

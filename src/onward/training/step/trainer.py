@@ -236,7 +236,7 @@ class Trainer:
         """Load the state of a trainer that was constructed like this one. Weights are copied into the model in
         place."""
         restore(state.tensors, self.model, self.optimizers)
-        kept = {name.removeprefix(LOSS): t for name, t in state.tensors.items() if name.startswith(LOSS)}
+        kept = {name.removeprefix(LOSS): state.tensors[name] for name in state.tensors if name.startswith(LOSS)}
         self.loss.load_state(kept, self.device)
         self.step, self.spikes.state = state.progress["step"], state.progress["losses"]
         self.scaler.load_state_dict(state.progress["scaler"])

@@ -1,0 +1,87 @@
+"""The weights of a stored model, read one at a time: for a process that keeps only its parts of them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.checkpoint.load import add_stored_head, open_source
+from onward.checkpoint.names import common_dtype, find, rows, to_ours, to_theirs
+from onward.checkpoint.source import Outline
+from onward.checkpoint.weights import FLOATS
+from onward.errors import UserError
+from onward.model.decoder import Decoder
+
+
+class LazyTensors(Mapping[str, Tensor]):
+    """Tensors by name, each read when it is looked up, and not kept."""
+
+    def __init__(self, reads: Mapping[str, Callable[[], Tensor]]) -> None:
+        self.reads = reads
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.reads[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.reads)
+
+    def __len__(self) -> int:
+        return len(self.reads)
+
+
+class StoredWeights(Mapping[str, Tensor]):
+    """The weights of a stored model, by the names of Decoder's parameters, on the CPU. Each is read when it is looked
+    up: memory-mapped if it needs no change, and otherwise together with the tensors that the files store as one with
+    it. Whether elements are finite is not checked."""
+
+    def __init__(self, outline: Outline, dtype: torch.dtype | None) -> None:
+        self.family, self.config = outline.names, outline.config
+        self.outlines = dict(outline.model.named_parameters())
+        wanted = dict(to_theirs(self.family, self.config, self.outlines))
+        self.stored = find(self.family, self.config, wanted, outline.stored)
+        self.rows: dict[str, tuple[list[str], list[str]]] = {}
+        for their, ours, _, _ in rows(self.family, self.config, self.outlines):
+            self.rows |= dict.fromkeys(ours, (their if isinstance(their, list) else [their], ours))
+        trained = {piece for name, p in self.outlines.items() if p.requires_grad for piece in self.rows[name][0]}
+        self.dtype, self.common = dtype, dtype or common_dtype({name: self.stored[name] for name in trained})
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the dtype of a weight."""
+        if self.dtype or self.outlines[name].requires_grad:
+            return self.common
+        return FLOATS[self.stored[self.rows[name][0][0]].dtype]
+
+    def __getitem__(self, name: str) -> Tensor:
+        pieces, ours = self.rows[name]
+        read, _ = to_ours(
+            self.family,
+            self.config,
+            {piece: self.stored[piece] for piece in pieces},
+            {one: self.outlines[one] for one in ours},
+            dtype=self.dtype_of(name),
+            device=torch.device("cpu"),
+            allow_nonfinite=True,
+            precisions={},
+        )
+        return read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def load_outline(path: Path, dtype: torch.dtype | None = None) -> tuple[Decoder, StoredWeights, dict[str, Any]]:
+    """Return the decoder in a folder or a GGUF file on the meta device, its weights, and its config.json; reads headers
+    only. `dtype` as for `load_model`. Raises a UserError for quantized weights, and as `load_model` does."""
+    outline = open_source(path).outline()
+    if any(tensor.quantized for tensor in outline.stored.values()):
+        raise UserError(f"{path} has quantized weights, which processes cannot divide: use replicas only")
+    add_stored_head(outline.model, outline.stored, outline.hf)
+    weights = StoredWeights(outline, dtype)
+    for name, parameter in outline.model.named_parameters():
+        parameter.data = parameter.data.to(weights.dtype_of(name))
+    return outline.model.eval(), weights, outline.hf

@@ -1,0 +1,62 @@
+"""New weights for a decoder that no process holds whole: the values that `Decoder(config)` draws in one process.
+
+Every process draws each matrix in turn and keeps its part of it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onward.config.decoder import DecoderConfig
+from onward.model.decoder import Decoder
+from onward.model.initialize import initialize
+from onward.parallel.parts import local, part_of
+
+ALLOCATIONS = [getattr(torch.ops.aten, name) for name in ("empty", "zeros", "ones", "full")]
+
+
+class MatricesOnMeta(TorchDispatchMode):
+    """A context in which new matrices and stacks are on the meta device. Values for them are drawn and dropped, so that
+    the random generator moves on as it would."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.overloadpacket in ALLOCATIONS and len(args[0]) >= 2:
+            kwargs = kwargs | {"device": torch.device("meta")}
+        elif torch.Tag.nondeterministic_seeded in func.tags and isinstance(args[0], Tensor) and args[0].is_meta:
+            func(torch.empty(args[0].shape, dtype=args[0].dtype, device="cpu"), *args[1:], **kwargs)
+            return args[0]
+        return func(*args, **kwargs)
+
+
+class DrawnWhole(TorchFunctionMode):
+    """A context in which the values of a divided parameter are those of the whole one, drawn on the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is not nn.init.normal_:
+            return func(*args, **kwargs)
+        parameter = kwargs.pop("tensor")
+        full = nn.init.normal_(torch.empty(parameter.shape, dtype=parameter.dtype), **kwargs)
+        local(parameter).copy_(part_of(full, parameter))
+        return parameter
+
+
+def new_decoder(config: DecoderConfig, seed: int) -> tuple[Decoder, Callable[[Decoder], None]]:
+    """Return a decoder with its matrices on the meta device, and a function that gives it new weights once they are
+    allocated, divided or not: those of `torch.manual_seed(seed); Decoder(config)`."""
+    torch.manual_seed(seed)
+    with MatricesOnMeta():
+        model = Decoder(config)
+    generator = torch.get_rng_state()
+
+    def draw(model: Decoder) -> None:
+        torch.set_rng_state(generator)
+        with torch.no_grad(), DrawnWhole():
+            initialize(model, config)
+
+    return model, draw

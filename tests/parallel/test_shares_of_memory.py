@@ -1,0 +1,56 @@
+"""No process of a divided run holds the whole model."""
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from onward.model.decoder import Decoder
+from onward.text.tokenizer import Tokenizer
+from onward.training.config import RunConfig
+from onward.training.run.run import Run
+
+from support.heap import HeapPeak
+from support.ranks import Ranks
+
+SIZES = {"d_model": 256, "n_layers": 12, "n_heads": 4, "context_length": 8}
+SETTINGS: dict[str, Any] = {"steps": 100, "batch_size": 1, "accumulation": 2, "precision": "fp32", "device": "cpu"}
+SETTINGS |= {"tokenizer": "char", "model": SIZES}
+STATE = 4  # of a weight: itself, its gradient, and its moments
+
+
+def peaks(begin: Callable[..., Run], *arguments: Any) -> tuple[int, int]:
+    """The most bytes that a run has allocated at once, when it has begun and after its second step."""
+    gc.collect()
+    with HeapPeak() as heap:
+        run = begin(*arguments)
+        begun = heap.bytes
+        gc.collect()
+        events = run.train()
+        while run.step < 2:
+            next(events)
+    return begun, heap.bytes
+
+
+@pytest.mark.parametrize(
+    ("mesh", "preset"),
+    [
+        ("shard=2", "gpt2"),  # matrices are stored transposed, and queries, keys and values as one
+        pytest.param("shard=2", "mini", marks=pytest.mark.long),
+        pytest.param("tensor=2", "gpt2", marks=pytest.mark.long),
+    ],
+)
+def test_process_has_its_share_of_the_state_and_that_of_two_blocks(
+    mesh: str, preset: str, story_file: Path, two: Ranks, tmp_path: Path
+) -> None:
+    config = RunConfig(**SETTINGS, preset=preset, sources=(str(story_file),), out=str(tmp_path / "run"), mesh=mesh)
+    of_ranks = [*two.run(peaks, Run.start, config), *two.run(peaks, Run.resume, tmp_path / "run")]
+    with torch.device("meta"):
+        model = Decoder(config.decoder(Tokenizer.load(tmp_path / "run").vocab_size))
+    weights, block = (sum(p.nbytes for p in module.parameters()) for module in (model, model.blocks[0]))
+    for begun, trained in of_ranks:
+        assert begun <= weights + STATE * 2 * block, "its share of the weights, and a copy to save"
+        assert trained <= STATE * (weights / 2 + 2 * block)
