@@ -28,7 +28,7 @@ PATTERNS = [
 def test_a_match_is_that_of_python(pattern: str, text: str) -> None:
     python = re.compile(pattern, re.DOTALL)
     assert matches(pattern, text) == (python.fullmatch(text) is not None)
-    assert matches(pattern, text, whole=False) == (python.search(text) is not None)
+    assert matches(pattern, text, full=False) == (python.search(text) is not None)
 
 
 def test_a_match_that_takes_too_long_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
