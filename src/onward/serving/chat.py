@@ -73,7 +73,7 @@ async def chat_completions(body: ChatRequest, http: Request) -> Any:
     reply = Reply(body, served, job, tools)
     if body.stream:
         return service.stream(job, reply.events)
-    return await service.respond(http, job, reply.full_reply)
+    return await service.respond(http, job, reply.as_json)
 
 
 async def begin(
@@ -183,7 +183,7 @@ def template_of(served: Served) -> str:
 
 
 class Reply:
-    """Makes the reply to a request of /v1/chat/completions from the updates of its answers: one JSON object (`full_reply`)
+    """Makes the reply to a request of /v1/chat/completions from the updates of its answers: one JSON object (`as_json`)
     or, for a stream, server-sent events (`events`)."""
 
     def __init__(self, body: ChatRequest, served: Served, job: Job, tools: Tools) -> None:
@@ -203,7 +203,7 @@ class Reply:
         called = self.num_calls[update.index] and not self.tools.named
         return "tool_calls" if called and update.finish_reason == "stop" else update.finish_reason or None
 
-    def full_reply(self, updates: list[Update]) -> dict[str, Any]:
+    def as_json(self, updates: list[Update]) -> dict[str, Any]:
         """Return the whole reply as one JSON object, from all updates."""
         choices = []
         for index, text in enumerate(self.texts):

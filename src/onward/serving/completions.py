@@ -50,7 +50,7 @@ async def completions(body: CompletionRequest, http: Request) -> Any:
         await reply.read_prompts(service)
     if body.stream:
         return service.stream(job, reply.events)
-    return await service.respond(http, job, reply.full_reply)
+    return await service.respond(http, job, reply.as_json)
 
 
 def tokens_of(body: CompletionRequest, served: Served) -> list[list[int]]:
@@ -99,7 +99,7 @@ class Choice:
 
 
 class Reply:
-    """Makes the reply to a request of /v1/completions from the updates of its answers: one JSON object (`full_reply`) or,
+    """Makes the reply to a request of /v1/completions from the updates of its answers: one JSON object (`as_json`) or,
     for a stream, server-sent events (`events`)."""
 
     def __init__(self, body: CompletionRequest, served: Served, job: Job, choices: Sequence[Choice]) -> None:
@@ -122,7 +122,7 @@ class Reply:
         for choice in self.choices:
             choice.prompt_logprobs = await service.in_engine(lambda prompt=choice.prompt: read(prompt))  # type: ignore[misc]
 
-    def full_reply(self, updates: list[Update]) -> dict[str, Any]:
+    def as_json(self, updates: list[Update]) -> dict[str, Any]:
         """Return the whole reply as one JSON object, from all updates."""
         joined = [merged([update for update in updates if update.index == i]) for i in range(len(self.choices))]
         choices = [choice.piece(i, update) for i, (choice, update) in enumerate(zip(self.choices, joined))]

@@ -50,7 +50,7 @@ async def responses(body: ResponsesRequest, http: Request) -> Any:
     reply = Reply(body, served, job, tools)
     if body.stream:
         return service.stream(job, reply.events)
-    return await service.respond(http, job, reply.full_reply)
+    return await service.respond(http, job, reply.as_json)
 
 
 def response_format_of(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -89,8 +89,8 @@ def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
 
 
 class Reply:
-    """Makes the reply to a request of /v1/responses from the updates of its answer: one JSON object (`full_reply`) or, for a
-    stream, server-sent events (`events`). `items` are the output so far: a message, then calls."""
+    """Makes the reply to a request of /v1/responses from the updates of its answer: one JSON object (`as_json`) or, for
+    a stream, server-sent events (`events`). `items` are the output so far: a message, then calls."""
 
     def __init__(self, body: ResponsesRequest, served: Served, job: Job, tools: Tools) -> None:
         self.body, self.served, self.job, self.tools = body, served, job, tools
@@ -146,7 +146,7 @@ class Reply:
         """Return the text of the message as a part of its content, a JSON object of the Responses API."""
         return {"type": "output_text", "text": self.content, "annotations": [], "logprobs": []}
 
-    def full_reply(self, updates: list[Update]) -> dict[str, Any]:
+    def as_json(self, updates: list[Update]) -> dict[str, Any]:
         """Return the whole reply as one JSON object, from all updates."""
         update = merged(updates)
         first, rest = self.text.push(update.text), self.text.finish()
