@@ -157,7 +157,7 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Tokenizer.textless": (tokenizer.textless, {"size": 9}),
         "Tokens": (onward.Tokens, {"spans": []}),
         "Tokens.of": (onward.Tokens.of, {"ids": np.arange(9)}),
-        "Tokens.join": (onward.Tokens.join, {"several": [text]}),
+        "Tokens.join": (onward.Tokens.join, {"parts": [text]}),
         "Tokens.part": (text.part, {"start": 0, "stop": 9}),
         "Tokens.starts": (text.starts, {"start": 0, "stop": 9}),
         "Trainer": (onward.Trainer, {"model": model, "optimizers": optimizers, "learning_rate": lambda step: 0.0}),
@@ -193,9 +193,9 @@ def public() -> Iterator[str]:
 def parameters(function: Callable[..., Any]) -> list[str]:
     """The names of the arguments of a function, those of a TypedDict for its `**keywords` included."""
     found = inspect.signature(function).parameters.values()
-    several = [p.name for p in found if p.kind is p.VAR_KEYWORD]
-    keywords = [key for one in several for key in get_args(get_type_hints(function)[one])[0].__annotations__]
-    return [p.name for p in found if p.name not in several] + keywords
+    parts = [p.name for p in found if p.kind is p.VAR_KEYWORD]
+    keywords = [key for one in parts for key in get_args(get_type_hints(function)[one])[0].__annotations__]
+    return [p.name for p in found if p.name not in parts] + keywords
 
 
 CALLS = made_by_hand()

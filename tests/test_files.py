@@ -60,7 +60,7 @@ def test_a_place_where_nothing_can_be_written_is_one_sentence(place: str, tmp_pa
     (tmp_path / "file").write_text("x")
     (tmp_path / "folder" / "full").mkdir(parents=True)
     with pytest.raises(
-        UserError, match="cannot write .*: .*; " + ("its former" if place == "folder" else "nothing of")
+        UserError, match="cannot write .*: .*; " + ("its former" if place == "folder" else "no part of")
     ):
         write_json(tmp_path / place, {})
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["file", "folder", "full"]

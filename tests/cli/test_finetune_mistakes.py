@@ -136,7 +136,7 @@ METHODS: dict[str, Case] = {
     "a field that it lacks": (PAIR, "--method dpo(bet=1)", "method.dpo.bet is not a known option: did you mean beta"),
     "a value without a name": (PAIR, "--method dpo(0.1)", "--method is 'dpo(0.1)': write it as name"),
     "code": (PAIR, "--method dpo(beta=__import__('os').getpid())", "write it as name, name(field=value)"),
-    "a field twice": (PAIR, "--method dpo(beta=1) --beta 2", "--beta is given beside the method and inside it"),
+    "a field twice": (PAIR, "--method dpo(beta=1) --beta 2", "--beta is given both as an option and inside the method"),
     "a sum of unlike losses": (PAIR, "--method dpo+kto", "--method has the term kto, which is not a loss of pairs"),
     "a sum with an online method": (
         PAIR,
@@ -218,7 +218,7 @@ REWARDS: dict[str, Case] = {
 }
 OTHERS: dict[str, Case] = {
     "no such target": (TEXT, "--lora lora(rank=2,targets=('attn.qq',))", "did you mean attn.q?"),
-    "an unknown beginning": (TEXT, "--lora lora(init=pisa)", "no known kind of Initialization: did you mean pissa?"),
+    "an unknown beginning": (TEXT, "--lora lora(init=pisa)", "not a known kind of Initialization: did you mean pissa?"),
     "weights that move backwards": (TEXT, "--weights ramp(begin=0.9,end=0.1)", "begin is 0.9 and end is 0.1: give"),
     "rank 0": (TEXT, "--lora 0", "rank is 0: it must be a whole number from 1"),
     "a rank of text": (TEXT, "--lora big", "--lora is 'big', which is not a known kind of Adapters"),

@@ -195,7 +195,11 @@ def test_a_run_with_a_librarys_optimizer_is_resumed_only_with_its_import(
 
 @pytest.mark.parametrize(
     ("module", "said"),
-    [("no_such", "there is no module no_such"), ("own_parts.py", "there is no module own_parts.py"), ("", "no name")],
+    [
+        ("no_such", "there is no module no_such"),
+        ("own_parts.py", "there is no module own_parts.py"),
+        ("", "not the name"),
+    ],
 )
 def test_an_import_that_cannot_be_is_one_sentence(module: str, said: str, own_module: str) -> None:
     with pytest.raises(UserError, match=said):

@@ -53,7 +53,7 @@ def step(story: Story, title: str) -> Any:
 def test_numbers_of_the_steps_are_those_of_the_model() -> None:
     model, tokens, story = told(position=7, layer=1)
     maps = attention_maps(model, tokens)
-    for layer, title in enumerate(["Block 0 (of 0 to 1)", "Block 1 (of 0 to 1): weights"]):
+    for layer, title in enumerate(["Block 0 (of 0 to 1)", "Block 1 (of 0 to 1): attention weights"]):
         values = torch.tensor(step(story, title).panels[0].data["values"])
         assert torch.allclose(values, maps[layer][:, 7, :8], atol=1e-4)
     with trace(model, "embed", "blocks.1.mlp.post", "logits") as t:
@@ -95,10 +95,12 @@ def test_no_text_is_written_with_a_number_from_1() -> None:
 def test_arithmetic_that_is_written_out_is_right(config: dict[str, Any]) -> None:
     story = explain(*model_and_tokenizer(**config), "to be, or not")
     dot, scale, score = map(
-        float, re.search(r"give (\S+), times (\S+) is (\S+)\.", step(story, "scores").text).groups()
+        float, re.search(r"is (\S+); times (\S+), it is (\S+)\.", step(story, "scores").text).groups()
     )
     assert dot * scale == pytest.approx(score, abs=2e-3)
-    head, key = re.search(r"In head (\d+), the query and the key of “(.*?)”", step(story, "scores").text).groups()
+    head, key = re.search(
+        r"In head (\d+), the product of the query and the key of “(.*?)”", step(story, "scores").text
+    ).groups()
     panel = step(story, "scores").panels[0].data
     assert round(score, 2) in [
         round(value, 2) for value, name in zip(panel["values"][int(head)], panel["columns"]) if name == key
@@ -119,7 +121,7 @@ def test_decoders_of_all_kinds_are_told(kind: str) -> None:
     titles = [one.title for one in story.steps]
     assert titles[:2] == ["From text to tokens", "From id to vector"]
     assert ("Adding the position" in titles) == (kind == "gpt2")
-    assert any("which experts" in title for title in titles) == (kind == "experts with alibi")
+    assert any("choice of experts" in title for title in titles) == (kind == "experts with alibi")
     assert any("rotation" in title for title in titles) == (kind in ("latent", "post-norm"))
     assert any("latent" in title for title in titles) == (kind == "latent")
     assert ("The positions add a bias" in story.text()) == (kind == "experts with alibi")

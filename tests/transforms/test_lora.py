@@ -144,7 +144,7 @@ def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
         (lambda: add_lora(model, LoRA(targets=("attn.qq",))), "target 'attn.qq' names nothing .* did you mean attn.q?"),
         (lambda: add_lora(model, LoRA(targets=("o_proj",))), "did you mean .*out?"),
         (lambda: add_lora(model, LoRA(full=("heads",))), "full 'heads' names nothing .* did you mean head?"),
-        (lambda: use_adapter(model, "poems"), "there is no adapter named 'poems'"),
+        (lambda: use_adapter(model, "poems"), "there is no adapter with the name 'poems'"),
         (lambda: add_lora(model, LoRA(tokens=(3, 900))), "tokens has 900, and the vocabulary has"),
         (
             lambda: add_lora(model, LoRA(targets=("embed",), tokens=(3,))),

@@ -245,7 +245,7 @@ def check_adapter(name: str, known: Sequence[str]) -> None:
     """Raise a UserError if `name` is not among the `known` adapters; "" stands for no adapter."""
     if name and name not in known:
         hint = nearest(name, known) if known else "the model has none: load one with adapter"
-        raise UserError(f"there is no adapter named {name!r}: {hint}")
+        raise UserError(f"there is no adapter with the name {name!r}: {hint}")
 
 
 @torch.no_grad()
