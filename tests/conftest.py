@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="hub-")  # the cache of the hub is empty
@@ -19,6 +20,7 @@ import torch
 from hypothesis import settings
 
 from support import SHARED, devices
+from support.browser import chromium
 from support.ranks import Ranks
 
 settings.register_profile("onward", deadline=None, derandomize=True, max_examples=60)
@@ -70,6 +72,13 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"needs the data in {SHARED}")
     return SHARED
+
+
+@pytest.fixture(scope="module")  # playwright's event loop bars others until it ends
+def browser() -> Iterator[Any]:
+    """Chromium; tests that use it skip where it is absent."""
+    with chromium() as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,6 @@
 """The documentation as a site: all links hold, every command and public name has a page, and a browser shows it."""
 
 import re
-import shutil
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -57,16 +55,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build.build(tmp_path_factory.mktemp("site") / "site").parent
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-    chromium = shutil.which("chromium")
-    if not chromium:
-        pytest.skip("needs chromium")
-    with playwright.sync_playwright() as started:
-        yield started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-
-
 def test_every_command_and_public_name_has_a_page(staged: Path) -> None:
     assert {path.stem for path in (staged / "commands").glob("*.md")} == {*COMMANDS}
     assert {path.stem for path in (staged / "python").glob("*.md")} == {*onward.__all__}
@@ -84,6 +72,13 @@ def test_no_page_shows_an_address_of_an_object(staged: Path) -> None:
 def test_the_glossary_page_has_every_term(staged: Path) -> None:
     text = (staged / "glossary.md").read_text("utf-8")
     assert re.findall(r"^### (.*)$", text, re.MULTILINE) == [entry.name for entry in glossary()]
+
+
+def test_every_chapter_leads_to_its_notebook(staged: Path) -> None:
+    for chapter in chapters():
+        page = staged / "learn" / chapter.path.name
+        assert f"[Notebook]({page.stem}.ipynb)" in page.read_text("utf-8")
+        assert page.with_suffix(".ipynb").is_file()
 
 
 def test_a_link_to_no_file_is_refused(staged: Path, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Build the site: python -m docs.site.build [FOLDER]. Needs the extra `docs`.
 
-The pages of docs/ are copied, pages of commands, public names and the glossary are written, and zensical makes HTML of
-them. Links to files outside docs/ lead to pages with their text, so that the site needs no network.
+The pages of docs/ are copied, chapters of the course also as notebooks; pages of commands, public names and the
+glossary are written, and zensical makes HTML of all. Links to files outside docs/ lead to pages with their text, so
+that the site needs no network.
 """
 
 import json
@@ -14,11 +15,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from docs.site.reference import command_pages, glossary_page, name_pages
-from onward.learn.chapters import chapters
+from onward.learn.chapters import HEADING, chapters
+from onward.learn.notebook import notebook
 
 ROOT = Path(__file__).parents[2]
 SITE = Path(__file__).parent
-LEARN = ("tutorial-mistakes",)  # pages of Learn beside the chapters
+OUTSIDE = {"CONTRIBUTING.md": "CONTRIBUTING.md", "examples.md": "examples/README.md"}  # pages of files outside docs/
+LEARN = ("tutorial-mistakes", "examples")  # pages of Learn beside the chapters
+WORDS_A_MINUTE = 200
+SECONDS = (7, 3, 6, 2, 26, 32, 3, 16, 5, 3, 4, 12, 10, 10, 14, 41, 40)  # that `onward learn N --run` took on two cores
 USE = (
     "commands",
     "training",
@@ -98,7 +103,8 @@ def zensical() -> str | None:
 def stage(pages: Path) -> list[dict[str, object]]:
     """Write all pages in Markdown; return the navigation."""
     shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("site", "__pycache__"))
-    shutil.copy(ROOT / "CONTRIBUTING.md", pages)
+    for page, file in OUTSIDE.items():
+        shutil.copy(ROOT / file, pages / page)
     shutil.copy(SITE / "site.css", pages)
     written = {
         "learn/index.md": learn_page(),
@@ -108,8 +114,13 @@ def stage(pages: Path) -> list[dict[str, object]]:
     }
     named = {path.stem: path.name for path in sorted(pages.glob("*.md"))}
     for path in sorted(pages.rglob("*.md")):
-        source = ROOT / path.name if path.name == "CONTRIBUTING.md" else ROOT / "docs" / path.relative_to(pages)
+        page = str(path.relative_to(pages))
+        source = ROOT / OUTSIDE.get(page, f"docs/{page}")
         written |= linked(path, source, pages)
+    for chapter in chapters():
+        page, file = f"learn/{chapter.path.name}", f"{chapter.path.stem}.ipynb"
+        written[page] = HEADING.sub(rf"\g<0>\n\n[Notebook]({file}){{ .badge download }}", written[page], count=1)
+        written[f"learn/{file}"] = notebook(chapter)
     for name, text in written.items():
         (pages / name).parent.mkdir(parents=True, exist_ok=True)
         (pages / name).write_text(text, encoding="utf-8")
@@ -136,15 +147,24 @@ def stage(pages: Path) -> list[dict[str, object]]:
 
 
 def learn_page() -> str:
-    """Return the list of the chapters."""
-    rows = [f"| {one.number} | [{one.title}]({one.path.name}) | {one.about} |" for one in chapters()]
+    """Return the list of the chapters, with the minutes of reading and the seconds of running."""
+    minutes = [len(one.text.split()) / WORDS_A_MINUTE for one in chapters()]
+    rows = [
+        f"| {one.number} | [{one.title}]({one.path.name}) | {one.about} | {read:.0f} min | {ran} s |"
+        for one, read, ran in zip(chapters(), minutes, SECONDS, strict=True)
+    ]
     return "\n".join(
         [
             "# The course\n",
-            "Each chapter takes 10 to 20 minutes on a laptop without a GPU. Copy its code into a file or a notebook, "
-            "or let `onward learn 4 --run` run it; `onward learn 4` shows a chapter in the terminal.\n",
-            "| | chapter | about |\n| --- | --- | --- |",
+            "Each chapter takes 10 to 20 minutes with its exercises, on a laptop without a GPU. Copy its code into a "
+            "file, open its notebook (linked below its title, or `onward learn 4 --notebook attention.ipynb`), or let "
+            "`onward learn 4 --run` run it. `onward learn 4` shows a chapter in the terminal.\n",
+            "| | chapter | about | reading | running |\n| --- | --- | --- | --- | --- |",
             *rows,
+            "",
+            f"Reading takes {sum(minutes):.0f} minutes at {WORDS_A_MINUTE} words a minute. Running takes "
+            f"{sum(SECONDS) / 60:.0f} minutes: `onward learn N --run` for each chapter in order in a fresh clone, on "
+            "two cores.",
             "",
         ]
     )
@@ -154,6 +174,7 @@ def linked(path: Path, source: Path, pages: Path) -> Mapping[str, str]:
     """Return a page with links that hold in the site, and pages with the text of the files it links to. `source` is the
     page in the repository."""
     found: dict[str, str] = {}
+    staged_outside = {file: page for page, file in OUTSIDE.items()} | {"README.md": "index.md"}
 
     def link(match: re.Match[str]) -> str:
         target = Path(os.path.normpath(source.parent / match[1]))
@@ -163,10 +184,8 @@ def linked(path: Path, source: Path, pages: Path) -> Mapping[str, str]:
         place = target.relative_to(ROOT)
         if place.parts[0] == "docs":
             staged = pages / place.relative_to("docs")
-        elif place.name == "CONTRIBUTING.md":
-            staged = pages / place
-        elif place.name == "README.md":
-            staged = pages / "index.md"
+        elif str(place) in staged_outside:
+            staged = pages / staged_outside[str(place)]
         else:
             staged, anchor = pages / "code" / f"{place}.md", ""
             language = {".py": "python", ".toml": "toml"}.get(target.suffix, "text")

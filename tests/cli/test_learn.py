@@ -1,5 +1,6 @@
 """onward learn and onward help."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,22 +40,31 @@ def test_a_chapter_becomes_a_page_that_needs_no_other_file(tmp_path: Path) -> No
     assert ".svg" not in text.replace("--out 01-tokens.svg", "")
 
 
-def test_run_shows_each_block_and_its_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "01-small.md").write_text(
-        "# 1. Small\n\nA page.\n\n```python\nprint(6 * 7)\n```\n\n```sh\nonward help softmax\n```\n", encoding="utf-8"
-    )
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file of the only chapter of a course, in the folder in which it runs."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("onward.learn.chapters.PAGES", tmp_path)
     chapters.cache_clear()
-    try:
-        assert main(["learn", "1", "--run"]) == 0
-    finally:
-        chapters.cache_clear()
+    yield tmp_path / "01-small.md"
+    chapters.cache_clear()
+
+
+def test_run_shows_each_block_and_its_output(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page.write_text("# 1. Small\n\n```python\nprint(6 * 7)\n```\n\n```sh\nonward help softmax\n```\n", "utf-8")
+    assert main(["learn", "1", "--run"]) == 0
     out = capsys.readouterr().out
     assert "print(6 * 7)" in out
     assert "\n42\n" in out
     assert "probabilities" in out
+
+
+def test_run_stops_at_a_command_that_is_refused(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page.write_text("# 1. Small\n\n```sh\nonward report no\n```\n\n```python\nprint(6 * 7)\n```\n", "utf-8")
+    assert main(["learn", "1", "--run"]) == 2
+    out, err = capsys.readouterr()
+    assert "42" not in out
+    assert "chapter 1 stops here" in err
 
 
 @pytest.mark.parametrize(
@@ -63,7 +73,8 @@ def test_run_shows_each_block_and_its_output(
         ("learn 99", "there is no chapter 99: choose 1"),
         ("learn one", "--chapter"),
         ("learn --run", "run is read only with chapter"),
-        ("learn 1 --run --web a.html", "--run and --web are both given"),
+        ("learn 1 --run --web a.html", "--run and --web are given together: choose one"),
+        ("learn 1 --run --web a.html --notebook a.ipynb", "--run and --web and --notebook are given together"),
         ("help nuclues", "'nuclues' is not in the glossary: did you mean nucleus"),
         ("help qqqqqq", "onward learn lists the chapters"),
     ],

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from onward.kernels import norm, rules
+from onward.kernels.gate import gate
 from onward.kernels.rotation import rotate
 from onward.model.decoder import Decoder
 from onward.model.feedforward import GatedFeedForwardModule
@@ -59,8 +60,8 @@ def test_kernels_equal_the_operations_that_they_replace(dtype: torch.dtype) -> N
             assert_kernels_change_nothing(layer, x, 2 * DTYPES[dtype], layer.weight)
             with kernels(used=True):
                 assert "RMSNorm" in type(layer(x).grad_fn).__name__
-    for d_head, half in (6, 3), (70, 17), (64, 32):
-        x, angles = torch.randn(2, 5, 3, d_head).to(dtype), torch.randn(2, 5, 1, half)
+    for (d_head, half), rows in product(((6, 3), (70, 17), (64, 32)), (1, 2)):
+        x, angles = torch.randn(2, 5, 3, d_head).to(dtype), torch.randn(rows, 5, 1, half)
         turn = partial(rotate, cos=angles.cos(), sin=angles.sin())
         assert_kernels_change_nothing(turn, x, 2 * DTYPES[dtype])
         with kernels(used=True):
@@ -68,6 +69,11 @@ def test_kernels_equal_the_operations_that_they_replace(dtype: torch.dtype) -> N
     for activation in "relu", "gelu", "gelu_tanh", "silu":
         mlp = GatedFeedForwardModule(24, 37, activation, False, 0.0).to(dtype)  # type: ignore[arg-type]
         assert_kernels_change_nothing(mlp, torch.randn(2, 5, 24).to(dtype), 4 * DTYPES[dtype])
+        x, y = torch.linspace(-30, 30, 301).to(dtype), torch.randn(301).to(dtype).requires_grad_()
+        gated = partial(gate, y=y, activation=activation)  # type: ignore[arg-type]
+        assert_kernels_change_nothing(gated, x, 4 * DTYPES[dtype], y)
+        with kernels(used=True):
+            assert "Gate" in type(gated(x).grad_fn).__name__
 
 
 def test_norm_under_autocast_has_its_dtype_and_equals_the_operation() -> None:

@@ -217,18 +217,20 @@ def test_norms_take_only_operands_that_fit(gradients: bool) -> None:
 
 
 def test_rotations_take_only_operands_that_fit() -> None:
-    for operands in nearly((2, 3, 2, 8), (2, 3, 1, 4), (2, 3, 1, 4)):
-        for tables in operands[1:], [t.float() for t in operands[1:]]:
-            assert_left_to_pytorch(rotate, operands[0], *tables)
+    for table in (2, 3, 1, 4), (1, 3, 1, 4):
+        for operands in nearly((2, 3, 2, 8), table, table):
+            for tables in operands[1:], [t.float() for t in operands[1:]]:
+                assert_left_to_pytorch(rotate, operands[0], *tables)
 
 
-@torch.no_grad()
-def test_gates_take_only_operands_that_fit() -> None:
+@pytest.mark.parametrize("gradients", [False, True])
+def test_gates_take_only_operands_that_fit(gradients: bool) -> None:
     for x, *weights in nearly((3, 8), (12, 8), (12, 8), (8, 12)):
         mlp = GatedFeedForwardModule(8, 12, "silu", False, 0.0)
         for layer, weight in zip((mlp.gate, mlp.up, mlp.down), weights):
             layer.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
-        assert_left_to_pytorch(mlp, x)
+        with torch.set_grad_enabled(gradients):
+            assert_left_to_pytorch(mlp, x)
 
 
 def test_cross_entropies_take_only_operands_that_fit() -> None:

@@ -21,6 +21,7 @@ from support.decoders import DECODERS, assert_close
 from support.devices import device
 
 PACKED = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 3, 0, 1, 2, 0, 1]])
+BRANCHED = torch.tensor([[0, 1, 2, 3, 4, 2, 3, 3, 4], [0, 1, 2, 1, 0, 1, 2, 1, 2]])  # of prompts, several completions
 LAYERS = [
     (name, layer)
     for name, config in DECODERS.items()
@@ -47,7 +48,7 @@ def vectors(config: DecoderConfig, tokens: int, rows: int = 2) -> list[Tensor]:
 
 @QUIET
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("positions", [PACKED, None], ids=["packed", "plain"])
+@pytest.mark.parametrize("positions", [PACKED, BRANCHED, None], ids=["packed", "branched", "plain"])
 @torch.inference_mode()
 def test_backend_equals_the_reference_without_a_cache(backend: str, positions: Tensor | None) -> None:
     for name, layer in LAYERS:
@@ -143,7 +144,7 @@ def test_long_packed_rows_never_make_their_whole_bias() -> None:
 
 
 def test_chosen_backend_has_the_gradients_of_the_reference() -> None:
-    for positions in PACKED, torch.arange(9)[None]:
+    for positions in PACKED, BRANCHED, torch.arange(9)[None]:
         results = []
         chosen: list[Callable[..., Tensor]] = [
             backends.reference,

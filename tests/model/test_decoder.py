@@ -14,6 +14,7 @@ from onward.config.decoder import DecoderConfig, Experts, at
 from onward.config.routing import Routing
 from onward.config.scaling import Scaling
 from onward.model.cache import KVCache, LayerCache
+from onward.model.mask import Segments
 
 from support.decoders import DECODERS, LENGTH, decoder, token_ids
 from support.ways import WAYS, assert_equals_the_plain_run
@@ -82,7 +83,14 @@ def test_every_way_to_run_gives_the_logits_of_the_plain_run(config: DecoderConfi
 
 
 MUTANTS: dict[str, tuple[str, Any, str, str]] = {  # what is broken: its place, what it becomes, where it must show
-    "documents see each other": ("context.segment_ids", lambda p: torch.zeros_like(p), "llama", "packed"),
+    "documents see each other": ("mask.Segments.of", lambda p: Segments(*[torch.zeros_like(p)] * 3), "llama", "packed"),
+    "branches see each other": ("mask.Segments.visible", lambda *_: torch.tensor(True), "llama", "branched"),
+    "branches see all of their document": (
+        "mask.Segments.visible",
+        lambda s, q, k, _: (s.ids[q] == s.ids[k]) | (s.documents[q] == s.ids[k]),
+        "llama",
+        "branched",
+    ),
     "a window forgets its last token": (
         "cache.slot_positions",
         lambda slots, last: last - (last - torch.arange(slots)) % slots - 1,

@@ -12,7 +12,7 @@ import pytest
 
 from onward.cli import main
 from onward.errors import UserError
-from onward.planning.fits import Run, Unreliable, fit_frontier, fit_loss, fit_power, parabolas
+from onward.planning.fits import LossFit, Run, Unreliable, fit_frontier, fit_loss, fit_power, parabolas
 from onward.planning.laws import LAWS, Loss, flops_for, smaller_models
 from onward.planning.tables import amount, read_table
 
@@ -171,6 +171,13 @@ def test_forecast_has_an_interval_that_holds_the_truth() -> None:
     assert forecast.low < LAW.loss(*LAW.optimum(1e22)) < forecast.high
     assert forecast.low < forecast.loss < forecast.high
     assert forecast.high - forecast.low < 0.1
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_resampled_law_without_bounds_leaves_the_forecast_its_interval() -> None:
+    wild = Loss(1.0, math.inf, 1.0, alpha=400.0, beta=1.0)  # inf / inf
+    forecast = LossFit(LAW, 0.0, {}, [0.0], [*[LAW] * 99, wild]).forecast(1e5, 1e6)
+    assert forecast.low == forecast.loss == forecast.high
 
 
 def test_command_tells_the_optima(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

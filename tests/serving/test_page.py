@@ -1,7 +1,6 @@
 """The page at / in a real browser: texts, conversations, branches, knobs, the inside of the model, shared links."""
 
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,16 +31,6 @@ def server(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     onward.save(onward.LanguageModel(talker, lm.tokenizer), folder)
     with serving([tiny_run, folder], rows=2) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-    chromium = shutil.which("chromium")
-    if not chromium:
-        pytest.skip("needs chromium")
-    with playwright.sync_playwright() as started:
-        yield started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.kernels.attention import plain_attend
 from onward.kernels.cross_entropy import cross_entropy
+from onward.kernels.gate import ACTIVATIONS, gate
 from onward.kernels.linear import linear
 from onward.kernels.llvm.code import LANES
 from onward.kernels.quantized import quantized_linear
@@ -27,7 +28,6 @@ from onward.model import backends
 from onward.model.cache import KVCache
 from onward.model.context import attention_contexts
 from onward.model.decoder import Decoder
-from onward.model.feedforward import ACTIVATIONS, GatedFeedForwardModule
 from onward.model.norms import RMSNormModule
 from onward.model.paged import PagedKVCache
 from onward.training.step.loss import IGNORE_INDEX
@@ -108,17 +108,15 @@ def rotations(memory: Allocator) -> Found:
         yield from ((a, b, 2 * bound) for a, b in zip(*found))
 
 
-@torch.no_grad()
 def gates(memory: Allocator) -> Found:
-    for (dtype, bound), activation in product(DTYPES.items(), ACTIVATIONS):
-        for width in EDGES:
-            mlp = GatedFeedForwardModule(4, width, activation, False, 0.0).to(dtype)
-            for weight in mlp.parameters():
-                weight.data = memory.place(weight.data)
-            x = memory.place(numbers(3, 4, dtype=dtype))
-            with Plain():
-                wanted = mlp(x)
-            yield mlp(x), wanted, 4 * bound
+    for (dtype, bound), activation, width in product(DTYPES.items(), ACTIVATIONS, EDGES):
+        x, y, outer = (memory.place(numbers(3, width, dtype=dtype).requires_grad_()) for _ in range(3))
+        found = []
+        for mode in False, True:
+            with Plain() if mode else torch.enable_grad():
+                z = gate(x, y, activation)
+                found.append([z.detach(), *torch.autograd.grad(z, (x, y), outer)])
+        yield from ((a, b, 4 * bound) for a, b in zip(*found))
 
 
 def cross_entropies(memory: Allocator) -> Found:

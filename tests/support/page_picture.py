@@ -4,13 +4,12 @@ Writes OUT-light.png and OUT-dark.png. Other requests run meanwhile, so that the
 rows that decode and blocks that they share.
 """
 
-import shutil
 import sys
 import threading
 
 import httpx
-from playwright.sync_api import sync_playwright
 
+from support.browser import chromium
 from support.server import Running, serving
 
 PROMPT = "Return a list of"
@@ -31,8 +30,7 @@ def keep_busy(server: Running, stop: threading.Event, seed: int) -> None:
 def main(model: str, out: str) -> None:
     """Take the pictures."""
     stop = threading.Event()
-    with serving(model) as server, sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+    with serving(model) as server, chromium() as browser:
         clients = [threading.Thread(target=keep_busy, args=(server, stop, seed)) for seed in range(4)]
         for client in clients:
             client.start()

@@ -103,6 +103,16 @@ def packed(model: Decoder, tokens: Tensor) -> Tensor:
     return model(tokens.view(1, -1), positions(tokens).reshape(1, -1)).view(2, LENGTH, -1)
 
 
+def branched(model: Decoder, tokens: Tensor) -> Tensor:
+    """Both rows in one: each as a branch, the second, of a document that it shares some tokens with."""
+    where, rows, at = positions(tokens)[0], list[Tensor](), list[Tensor]()
+    for row, cut in zip(tokens, (7, 4)):
+        rows += [row[:cut], row.flip(0)[cut:], row.roll(1)[cut:], row[cut:]]
+        at += [where, where[cut:], where[cut:]]
+    pieces = model(torch.cat(rows)[None], torch.cat(at)[None])[0].split([len(piece) for piece in rows])
+    return torch.stack([torch.cat([pieces[0], pieces[3]]), torch.cat([pieces[4], pieces[7]])])
+
+
 def from_vectors(model: Decoder, tokens: Tensor) -> Tensor:
     return model(model.embed(tokens))
 
@@ -124,6 +134,7 @@ def with_cache(name: str, kind: str) -> Callable[[Decoder, Tensor], Tensor]:
 
 WAYS: dict[str, Callable[[Decoder, Tensor], Tensor]] = {
     "packed": packed,
+    "branched": branched,
     "from vectors": from_vectors,
     **{name: with_cache(name, "contiguous") for name in CACHED},
     **{f"{name}, paged": with_cache(name, "paged") for name in ("one by one", "rolled back", "ragged")},

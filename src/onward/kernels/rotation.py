@@ -15,7 +15,7 @@ from onward.kernels.rules import DTYPES, emitter, is_worth, run
 
 def plain_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first rope_dim elements of each head of x (B, T, H, E), element i with element i + half, by angles
-    with these cosines and sines, each (B, T, 1, half)."""
+    with these cosines and sines, each (B or 1, T, 1, half)."""
     half = cos.size(-1)
     a, b, rest = x.split([half, half, x.size(-1) - 2 * half], -1)
     rotated = [(a * cos - b * sin).type_as(x), (b * cos + a * sin).type_as(x)]
@@ -33,7 +33,8 @@ def takes_kernel(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
     """Return whether the kernel, not PyTorch, rotates x."""
     if x.dim() != 4 or not 0 < 2 * cos.size(-1) <= x.size(-1) or not is_worth("rotation", x):
         return False
-    return all(fits(table, torch.float32, *x.shape[:2], 1, cos.size(-1)) for table in (cos, sin))
+    rows = len(cos) if len(cos) == 1 else len(x)
+    return all(fits(table, torch.float32, rows, x.size(1), 1, cos.size(-1)) for table in (cos, sin))
 
 
 class Rotation(torch.autograd.Function):
@@ -54,4 +55,5 @@ class Rotation(torch.autograd.Function):
 def by_kernel(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate x (B, T, H, E) by the kernel, as `plain_rotate` does, without a gradient."""
     kernel = emitter("fused").rotation(x.size(2), x.size(3), cos.size(-1), DTYPES[x.dtype])
-    return run(kernel, x.contiguous(), cos.contiguous(), sin.contiguous(), items=x.size(0) * x.size(1))
+    tables = (table.expand(len(x), -1, -1, -1).contiguous() for table in (cos, sin))
+    return run(kernel, x.contiguous(), *tables, items=x.size(0) * x.size(1))

@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -42,23 +42,25 @@ class Cell:
         return [line for line in lines if shlex.split(line, comments=True)]
 
 
+def pieces(text: str) -> Iterator[str | Cell]:
+    """Yield the prose and the blocks of code of a Markdown page, in order."""
+    end = 0
+    for match in CELL.finditer(text):
+        yield text[end : match.start()]
+        percent = float(match["percent"] or PERCENT)
+        yield Cell(match["kind"], match["code"], match["output"], percent, bool(match["varies"]))
+        end = match.end()
+    yield text[end:]
+
+
 def cells(text: str) -> list[Cell]:
     """Return the blocks of code of a Markdown page, in order."""
-    return [
-        Cell(
-            match["kind"],
-            match["code"],
-            match["output"],
-            float(match["percent"] or PERCENT),
-            bool(match["varies"]),
-        )
-        for match in CELL.finditer(text)
-    ]
+    return [piece for piece in pieces(text) if isinstance(piece, Cell)]
 
 
 def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
     """Run a block; return the exit status of its last command, 0 for Python. Python blocks share the variables `names`.
-    Of sh, the commands `onward` and `python` are run."""
+    Of sh, the commands `onward` and `python` are run, up to one that is refused."""
     if cell.kind == "python":
         exec(compile(cell.code, "<page>", "exec", dont_inherit=True), names)
         return 0
@@ -71,7 +73,14 @@ def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
                 done = subprocess.run([sys.executable, *words], stdout=subprocess.PIPE, text=True)
                 print(done.stdout, end="")
                 status = done.returncode
+        if status == 2:
+            break
     return status
+
+
+def fails(cell: Cell, status: int) -> bool:
+    """Return whether the exit status of a block is that of a refused command, and its page shows no refusal."""
+    return status == 2 and not cell.output
 
 
 def output(cell: Cell, names: dict[str, object], onward: Command) -> str:
@@ -79,7 +88,7 @@ def output(cell: Cell, names: dict[str, object], onward: Command) -> str:
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         status = run(cell, names, onward)
-    if status == 2 and not cell.output:
+    if fails(cell, status):
         raise RuntimeError(f"{cell.code}{err.getvalue()}")
     lines = (out.getvalue() + (err.getvalue() if status == 2 else "")).splitlines()
     return "".join(f"{line.rstrip()}\n" for line in lines)

@@ -1,16 +1,19 @@
 """The chapters of the course: Markdown files in docs/learn, which travel in the wheel as `learn/pages`."""
 
 import re
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from os.path import normpath
 from pathlib import Path
 
 from onward.errors import UserError
 
 PAGES = Path(__file__).parent / "pages"
 HEADING = re.compile(r"^# (\d+)\. (.+)$", re.MULTILINE)
-SENTENCE = re.compile(r"\n\n\*?([^\n#<`*].*?[.?])(?=[\s*])", re.DOTALL)
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?:(\.\./)|(?=\d))([\w./-]+\.\w+)(?:#[\w-]+)?\)")  # to a file of the repository
+ABOUT = re.compile(r"^\*(.+)\*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,21 @@ class Chapter:
 
     @property
     def about(self) -> str:
-        """The first sentence: the line in italics below the heading."""
-        match = SENTENCE.search(self.text)
-        return " ".join(match[1].split()) if match else ""
+        """The first line in italics, below the heading; "" if there is none."""
+        match = ABOUT.search(self.text)
+        return match[1] if match else ""
+
+    @property
+    def alone(self) -> str:
+        """The Markdown for a reader who has this page only: a link to another file becomes its path, and a link to a
+        chapter plain text."""
+        path = lambda match: f"`{normpath(f'docs/{match[3]}')}`" if match[2] else match[1]
+        return LINK.sub(path, self.text)
+
+    def picture(self, name: str) -> str:
+        """Return a picture of the page, an SVG, as an address that contains it."""
+        content = (self.path.parent / name).read_bytes()
+        return f"data:image/svg+xml;base64,{b64encode(content).decode()}"
 
     @property
     def minutes(self) -> bool:

@@ -1,14 +1,12 @@
 """A chapter as one HTML page that needs no other file."""
 
 import re
-from base64 import b64encode
 from html import escape
 
 from markdown_it import MarkdownIt
 
 from onward.learn.chapters import Chapter
 
-TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 STYLE = """
 :root { color-scheme: light dark }
 body { margin: 0 auto; max-width: 46rem; padding: 2rem 1.25rem 4rem; font: 17px/1.6 system-ui, sans-serif;
@@ -25,13 +23,8 @@ summary { cursor: pointer } a { color: light-dark(#2546b8, #9db4ff) }
 
 def web_page(chapter: Chapter) -> str:
     """Return a chapter as a self-contained HTML page, with its pictures inside."""
-
-    def inlined(match: re.Match[str]) -> str:
-        picture = chapter.path.parent / match[1]
-        return f'src="data:{TYPES[picture.suffix]};base64,{b64encode(picture.read_bytes()).decode()}"'
-
-    body = MarkdownIt("commonmark", {"html": True}).enable("table").render(chapter.text)
-    body = re.sub(r'src="([\w-]+\.(?:svg|png))"', inlined, body)
+    body = MarkdownIt("commonmark", {"html": True}).enable("table").render(chapter.alone)
+    body = re.sub(r'src="([\w-]+\.svg)"', lambda match: f'src="{chapter.picture(match[1])}"', body)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -129,9 +129,12 @@ def sdpa_blocks(
     out = []
     for start in range(0, q.size(1), block):
         end = min(start + block, q.size(1))
-        first = max(0, start - mask.window + 1) if mask.window else 0
-        if mask.segments is not None:  # where the document of the block's first token begins, the least over the rows
-            first = max(first, int((mask.segments[:, : start + 1] < mask.segments[:, start, None]).sum(1).min()))
+        first, branched, s = 0, False, mask.segments
+        if s is not None:  # from where the document of the block's first token begins, in any row
+            first = int((s.ids[:, : start + 1] < s.documents[:, start, None]).sum(1).min())
+            branched = bool((s.ids != s.documents)[:, start:end].any())  # the window reaches back to the document
+        if mask.window and not branched:
+            first = max(first, start - mask.window + 1)
         bias = mask.score_bias(q.dtype, slice(start, end), slice(first, end))
         out.append(biased_sdpa(q[:, start:end], k[:, first:end], v[:, first:end], bias, scale, dropout))
     return torch.cat(out, 1)

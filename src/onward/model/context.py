@@ -13,7 +13,7 @@ from torch import Tensor
 from onward.config.decoder import DecoderConfig, at
 from onward.kernels.rotation import rotate
 from onward.model.cache import CacheEntry, CacheView, LayerCache, SlotIndices
-from onward.model.mask import AttentionMask, segment_ids
+from onward.model.mask import AttentionMask, Segments
 from onward.model.positions import rotation, score_bias
 
 
@@ -46,7 +46,7 @@ def attention_contexts(
     at least fp32; results have the dtype `dtype`."""
     angle_positions = positions.to(torch.promote_types(dtype, torch.float32))
     rope_length = (cache.rope_length.to(angle_positions) if cache else angle_positions.amax(1) + 1)[:, None, None]
-    segments = None if plain or cache else segment_ids(positions)
+    segments = None if plain or cache else Segments.of(positions)
     indices: dict[tuple[int, int], SlotIndices] = {}
     masks: dict[object, AttentionMask] = {}
     rotations: dict[object, tuple[Tensor, Tensor] | None] = {}

@@ -29,7 +29,7 @@ def flex(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float) -> T
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         sees = visible(query_positions[b, i], key_positions[b, j], mask.window)
-        return sees if segments is None else sees & (segments[b, i] == segments[b, j])
+        return sees if segments is None else sees & segments.visible((b, i), (b, j), key_positions[b, j])
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         assert slopes is not None

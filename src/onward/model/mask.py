@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from copy import copy
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,18 +28,41 @@ def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
     return seen & (query - key < window) if window else seen
 
 
-def segment_ids(positions: Tensor) -> Tensor:
-    """Return the index of the packed document of each token, (B, T): a document begins where a position is not the
-    previous one plus one."""
-    begins = positions[:, 1:] != positions[:, :-1] + 1
-    return torch.nn.functional.pad(begins.cumsum(1), (1, 0))
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """The segments of rows, each (B, T): a segment begins where a position is not the previous one plus one.
+
+    A segment that begins at position 0 is a packed document. One that begins at a position s > 0 is a branch of the
+    nearest document before it: it continues the first s tokens of this document, as several completions of one prompt
+    do.
+    """
+
+    ids: Tensor  # the index of the token's segment
+    documents: Tensor  # the index of the document that the segment is or continues
+    starts: Tensor  # the position at which the segment begins
+
+    @staticmethod
+    def of(positions: Tensor) -> Segments:
+        """Return the segments of tokens at positions (B, T)."""
+        begins = torch.nn.functional.pad(positions[:, 1:] != positions[:, :-1] + 1, (1, 0), value=True)
+        ids = begins.cumsum(1) - 1
+        indices = torch.arange(positions.size(1), device=positions.device)
+        starts = positions.gather(1, torch.where(begins, indices, 0).cummax(1).values)
+        documents = torch.where(begins & (positions == 0), ids, 0).cummax(1).values
+        return Segments(ids, documents, starts)
+
+    def visible(self, query: tuple[Any, ...], key: tuple[Any, ...], key_positions: Tensor) -> Tensor:
+        """Return whether tokens at the indices `query` attend to tokens at the indices `key`, at these positions, as
+        far as segments decide."""
+        same = self.ids[query] == self.ids[key]
+        return same | (self.documents[query] == self.ids[key]) & (key_positions < self.starts[query])
 
 
 class AttentionMask:
     """The attention mask of one call: which queries attend to which keys, and the bias of their scores.
 
     Layers with the same window, position part and number of slots share a mask. A mask holds positions, the window,
-    segment ids and slopes; a backend that needs a dense bias calls `dense`, which keeps the bias for the other layers.
+    segments and slopes; a backend that needs a dense bias calls `dense`, which keeps the bias for the other layers.
 
     `plain`: positions are 0, 1, 2, ... in all rows, without a cache.
     """
@@ -48,7 +73,7 @@ class AttentionMask:
         key_positions: Tensor,
         window: int = 0,
         *,
-        segments: Tensor | None = None,
+        segments: Segments | None = None,
         plain: bool = False,
         slopes: Tensor | None = None,
         score_bias: ScoreBias | None = None,
@@ -56,7 +81,7 @@ class AttentionMask:
         self.query_positions = query_positions  # (B or 1, T)
         self.key_positions = key_positions  # (B or 1, S), negative where a cache slot is empty
         self.window = window  # number of positions that a query attends to, itself included; 0: all
-        self.segments = segments  # (B, T), the packed document of each token; None: one document
+        self.segments = segments  # None: each row is one document
         self.slopes = slopes  # (H,), the first argument of `bias_of`; None: no bias
         self.bias_of = score_bias  # (slope, query position, key position) -> bias, elementwise
         self.causal_only = plain and not window and slopes is None  # token t attends to tokens 0 to t, without a bias
@@ -74,7 +99,7 @@ class AttentionMask:
         query, key = self.query_positions[:, queries, None], self.key_positions[:, None, keys]
         seen = visible(query, key, self.window)
         if self.segments is not None:
-            seen = seen & (self.segments[:, queries, None] == self.segments[:, None, keys])
+            seen = seen & self.segments.visible((ALL, queries, None), (ALL, None, keys), key)
         return seen
 
     def score_bias(self, dtype: torch.dtype, queries: slice = ALL, keys: slice = ALL) -> Tensor:

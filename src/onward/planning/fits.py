@@ -6,6 +6,7 @@ N: parameters, D: tokens, L: loss in nats per token, C = 6 N D: floating-point o
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,8 +68,9 @@ class LossFit:
         too."""
         noise = np.random.default_rng(seed).choice(self.residuals, len(self.resampled))
         n, d = np.float64(parameters), np.float64(tokens)
-        with np.errstate(over="ignore"):  # of resampled laws that their runs do not determine
+        with np.errstate(over="ignore", invalid="ignore"):  # of resampled laws that their runs do not determine
             losses = [law.loss(n, d) * np.exp(error) for law, error in zip(self.resampled, noise)]
+            losses = [math.inf if np.isnan(loss) else loss for loss in losses]  # A / N ** alpha is inf / inf
             low, high = np.percentile(losses, [2.5, 97.5], method="nearest") if losses else (np.nan, np.nan)
             return Forecast(parameters, tokens, float(self.law.loss(n, d)), float(low), float(high))
 
@@ -211,7 +213,8 @@ def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFi
 
 def law_of(x: Array) -> Loss:
     """Return the law of a candidate x (5,), see `objective`."""
-    return Loss(*np.exp(x[[2, 0, 1]]).tolist(), *x[3:].tolist())
+    with np.errstate(over="ignore"):  # as in `forecast`
+        return Loss(*np.exp(x[[2, 0, 1]]).tolist(), *x[3:].tolist())
 
 
 def constants(x: Array) -> dict[str, float]:

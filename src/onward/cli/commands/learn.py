@@ -10,6 +10,7 @@ from onward.cli.shared.options import parse
 from onward.cli.shared.output import Output, console, print_next, print_table
 from onward.errors import UserError
 from onward.files import atomic_write
+from onward.learn.chapters import Chapter, chapters, find_chapter
 
 ABOUT = """\
 Read the course on decoder-only Transformers, run its code, change it: a chapter takes 10 to 20 minutes on a laptop.
@@ -19,6 +20,7 @@ examples:
   onward learn 4                        read chapter 4 in the terminal
   onward learn 4 --run                  run its code, block by block, in this folder
   onward learn 4 --web attention.html   the same as a page for a browser
+  onward learn 4 --notebook 4.ipynb     and as a notebook for Jupyter
 """
 
 
@@ -27,49 +29,59 @@ class Options:
     """The options of `onward learn`."""
 
     positional: ClassVar[tuple[str, ...]] = ("chapter",)
-    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"chapter": ("run", "web")}
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"chapter": ("run", "web", "notebook")}
     chapter: int | None = None  # the number of a chapter; none: list the chapters
     run: bool = False  # run the chapter's code; its files go into this folder
     web: str = ""  # write the chapter as a self-contained page, such as attention.html
+    notebook: str = ""  # write the chapter as a notebook for Jupyter, with its outputs, such as attention.ipynb
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward learn`: list the chapters of the course; or print one, run its code, or write it as a page."""
+    """Run `onward learn`: list the chapters of the course; or print one, run its code, or write it as a page or a
+    notebook."""
     options = parse(Options, argv, prog="onward learn", about=ABOUT)
-    from onward.learn.chapters import chapters, find_chapter
-
     if options.chapter is None:
         print_table([{"chapter": one.number, "title": one.title, "about": one.about} for one in chapters()])
         print_next("onward learn 1", "onward learn 1 --run")
         return
     chapter = find_chapter(options.chapter)
-    if options.run and options.web:
-        raise UserError("--run and --web are both given: choose one")
+    ways = [name for name in ("run", "web", "notebook") if getattr(options, name)]
+    if len(ways) > 1:
+        raise UserError(f"{' and '.join(f'--{name}' for name in ways)} are given together: choose one")
     if options.web:
         from onward.learn.web import web_page
 
-        with atomic_write(Path(options.web)) as new:
-            new.write_text(web_page(chapter), encoding="utf-8")
-        console.print(f"page: {options.web}", markup=False, soft_wrap=True)
+        write("page", options.web, web_page(chapter))
+    elif options.notebook:
+        from onward.learn.notebook import notebook
+
+        write("notebook", options.notebook, notebook(chapter))
     elif options.run:
-        run_code(chapter.text)
+        run_code(chapter)
     else:
         from rich.markdown import Markdown
 
         from onward.learn.terminal import for_terminal
 
-        Output(width=None if sys.stdout.isatty() else 100).print(Markdown(for_terminal(chapter.text)))
+        Output(width=None if sys.stdout.isatty() else 100).print(Markdown(for_terminal(chapter.alone)))
 
 
-def run_code(text: str) -> None:
-    """Print and run each block of code of a page."""
+def write(kind: str, name: str, text: str) -> None:
+    """Write a file whole, and print its name."""
+    with atomic_write(Path(name)) as new:
+        new.write_text(text, encoding="utf-8")
+    console.print(f"{kind}: {name}", markup=False, soft_wrap=True)
+
+
+def run_code(chapter: Chapter) -> None:
+    """Print and run each block of code of a chapter. Raises a UserError after a command that is refused."""
     from rich.syntax import Syntax
 
     from onward.cli import main as onward
-    from onward.learn.cells import cells, run
+    from onward.learn.cells import cells, fails, run
 
     names: dict[str, object] = {}
-    for cell in cells(text):
+    for cell in cells(chapter.text):
         code = cell.code.rstrip()
         if sys.stdout.isatty():
             language = "bash" if cell.kind == "sh" else cell.kind
@@ -77,5 +89,6 @@ def run_code(text: str) -> None:
         else:
             print(code)
         print(flush=True)
-        run(cell, names, onward)
+        if fails(cell, run(cell, names, onward)):
+            raise UserError(f"chapter {chapter.number} stops here, since the rest needs the command that was refused")
         print(flush=True)

@@ -261,6 +261,12 @@ def tanh(code: Code, x: Value) -> Value:
     return code.select(code.fcmp_ordered("<", square, like(code, x, 0.01)), near, far)
 
 
+def silu_derivative(code: Code, x: Value) -> Value:
+    """Emit code for s(x) (1 + x (1 - s(x))), s being the sigmoid."""
+    s, one = sigmoid(code, x), like(code, x, 1.0)
+    return code.fmul(s, code.fma(x, code.fsub(one, s), one))
+
+
 def gelu(code: Code, x: Value) -> Value:
     half = code.fmul(x, like(code, x, 0.5))
     inner = code.fmul(x, like(code, x, math.sqrt(0.5)))
@@ -271,6 +277,23 @@ def gelu_tanh(code: Code, x: Value) -> Value:
     cube = code.fmul(code.fmul(x, x), x)
     inner = code.fmul(like(code, x, math.sqrt(2 / math.pi)), code.fma(cube, like(code, x, 0.044715), x))
     return code.fmul(code.fmul(x, like(code, x, 0.5)), code.fadd(like(code, x, 1.0), tanh(code, inner)))
+
+
+def gelu_derivative(code: Code, x: Value) -> Value:
+    """Emit code for P(x) + x p(x), P being the distribution function of the normal distribution and p its density."""
+    inner = code.fmul(x, like(code, x, math.sqrt(0.5)))
+    cumulative = code.fmul(code.fadd(like(code, x, 1.0), by_element(code, "erff", inner)), like(code, x, 0.5))
+    density = code.fmul(exp(code, code.fneg(code.fmul(inner, inner))), like(code, x, 1 / math.sqrt(2 * math.pi)))
+    return code.fma(x, density, cumulative)
+
+
+def gelu_tanh_derivative(code: Code, x: Value) -> Value:
+    """Emit code for (1 + t) / 2 + x (1 - t²) / 2 sqrt(2 / pi) (1 + 3 * 0.044715 x²), t being the tanh in GELU."""
+    square, scale, one = code.fmul(x, x), math.sqrt(2 / math.pi), like(code, x, 1.0)
+    t = tanh(code, code.fmul(x, code.fma(square, like(code, x, 0.044715 * scale), like(code, x, scale))))
+    slope = code.fma(square, like(code, x, 3 * 0.044715 * scale), like(code, x, scale))
+    rest = code.fmul(code.fmul(x, slope), code.fsub(one, code.fmul(t, t)))
+    return code.fmul(code.fadd(code.fadd(one, t), rest), like(code, x, 0.5))
 
 
 def by_element(code: Code, name: str, x: Value) -> Value:

@@ -17,12 +17,15 @@ from onward.kernels.llvm.elementwise import (
     clamp,
     elementwise,
     gelu,
+    gelu_derivative,
     gelu_tanh,
+    gelu_tanh_derivative,
     like,
     operands,
     root,
     row_sum,
     sigmoid,
+    silu_derivative,
     spans,
     total,
 )
@@ -32,11 +35,20 @@ NormArguments = arguments("NormArguments", "out", "factors", "x", "weight")
 NormGradientArguments = arguments("NormGradientArguments", "out", "outer", "x", "weight", "factors")
 NormWeightGradientArguments = arguments("NormWeightGradientArguments", "out", "outer", "x", "factors", "rows")
 RotationArguments = arguments("RotationArguments", "out", "x", "cosines", "sines")
+GateGradientArguments = arguments("GateGradientArguments", "of_x", "of_y", "outer", "x", "y")
 ACTIVATIONS: dict[Activation, Formula] = {
     "relu": lambda code, x: clamp(code, x, 0.0, None),
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "silu": lambda code, x: code.fmul(x, sigmoid(code, x)),
+}
+DERIVATIVES: dict[Activation, Formula] = {
+    "relu": lambda code, x: code.select(
+        code.fcmp_ordered(">", x, like(code, x, 0.0)), like(code, x, 1.0), like(code, x, 0.0)
+    ),
+    "gelu": gelu_derivative,
+    "gelu_tanh": gelu_tanh_derivative,
+    "silu": silu_derivative,
 }
 
 
@@ -174,3 +186,21 @@ def gate(activation: Activation, dtype: str) -> Callable[..., None]:
         return code.fmul(code.rounded(ACTIVATIONS[activation](code, x), dtype), y)
 
     return callable_kernel(operands(2), elementwise(formula, [Layout((1,), (1,), dtype)] * 3))
+
+
+@cache
+def gate_gradient(activation: Activation, dtype: str) -> Callable[..., None]:
+    """Compile the kernel of GateGradientArguments for the gradients of `gate` with respect to x and y, from that of its
+    output, `outer`; an item is a number."""
+
+    def emit(code: Code, given: Values, first: Any, end: Any) -> None:
+        middle = code.sub(end, code.urem(code.sub(end, first), INT(LANES)))
+        for start, stop, step, read in (first, middle, LANES, code.floats), (middle, end, 1, code.scalar):
+            with code.loop(start, stop, step) as (index, _):
+                outer, x, y = (read(each, dtype, index) for each in (given.outer, given.x, given.y))
+                active = code.rounded(ACTIVATIONS[activation](code, x), dtype)
+                inner = code.rounded(code.fmul(outer, y), dtype)
+                code.put(code.fmul(outer, active), given.of_y, dtype, index)
+                code.put(code.fmul(inner, DERIVATIVES[activation](code, x)), given.of_x, dtype, index)
+
+    return callable_kernel(GateGradientArguments, emit)

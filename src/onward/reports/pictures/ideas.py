@@ -14,7 +14,7 @@ from torch import Tensor
 from onward.config.decoder import DecoderConfig, Rotary, SelfAttention, Sinusoidal
 from onward.kernels.rotation import rotate
 from onward.model.cache import KVCache
-from onward.model.mask import AttentionMask, segment_ids
+from onward.model.mask import AttentionMask, Segments
 from onward.model.positions import (
     LearnedPositionModule,
     SinusoidalPositionModule,
@@ -47,7 +47,7 @@ def mask() -> Picture:
     masks = {
         "causal (a decoder)": AttentionMask(order, order),
         "bidirectional (an encoder)": AttentionMask(everywhere, order),
-        "two packed documents": AttentionMask(packed, packed, segments=segment_ids(packed)),
+        "two packed documents": AttentionMask(packed, packed, segments=Segments.of(packed)),
     }
     reading = "{row} (query) on {column} (key): {value}"
     panels = [

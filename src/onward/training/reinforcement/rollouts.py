@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from onward.arguments import named
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder
+from onward.training.reinforcement.shared_prompts import target_states
 from onward.training.step.loss import MAX_LOGITS
 from onward.transforms.heads import VALUE, head_labels, head_of
 
@@ -67,9 +68,8 @@ class PolicyOutputs:
 def policy_outputs(model: Decoder, batch: Batch, temperature: float) -> PolicyOutputs:
     """Return the outputs for the targets of a batch, with logits divided by `temperature`. Logits are computed for
     targets only, in chunks if there are many."""
-    hidden = model.hidden(batch.tokens, batch.positions)
     inside = batch.targets != IGNORE_INDEX
-    states, targets = hidden[inside], batch.targets[inside]
+    states, targets = target_states(model, batch), batch.targets[inside]
 
     def part(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits = model.logits(h[None])[0]

@@ -1,0 +1,72 @@
+"""A chapter as a Jupyter notebook, with the outputs and pictures of its page."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from onward.learn.cells import Cell, pieces
+from onward.learn.chapters import HEADING, Chapter
+
+PICTURE = re.compile(r"^!\[.+\]\(([\w-]+\.svg)\)$", re.MULTILINE)
+COMMENT = re.compile(r"<!--.*?-->\n*")
+FOLD, END = "<details><summary>Answer</summary>", "</details>"
+HIDDEN = {"jupyter": {"source_hidden": True, "outputs_hidden": True}, "collapsed": True}
+ABOUT = "*Chapter {} of `onward learn` as a notebook. Open it where `onward` is installed; its files go beside it.*"
+
+
+def notebook(chapter: Chapter) -> str:
+    """Return a chapter as the text of an .ipynb file. A shell block is a cell of `%%sh`, a picture the output
+    of a cell that shows its file; answers are folded."""
+    cells = [{"id": f"cell-{i}", **cell} for i, cell in enumerate(notebook_cells(chapter))]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}, "title": chapter.title}
+    document = {"nbformat": 4, "nbformat_minor": 5, "metadata": metadata, "cells": cells}
+    return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
+
+
+def notebook_cells(chapter: Chapter) -> Iterator[dict[str, Any]]:
+    """Yield the cells of a chapter, in order."""
+    text = HEADING.sub(lambda heading: f"{heading[0]}\n\n{ABOUT.format(heading[1])}", chapter.alone, count=1)
+    folded = False  # whether an answer is open
+    for piece in pieces(text):
+        if isinstance(piece, Cell):
+            yield block_cell(piece, HIDDEN if folded else {})
+            continue
+        for i, part in enumerate(PICTURE.split(COMMENT.sub("", piece))):  # prose, file of a picture, prose, ...
+            if i % 2:
+                yield picture_cell(part, chapter.picture(part))
+            elif prose := part.strip():
+                if folded:
+                    prose = prose.removeprefix(END).lstrip() if prose.startswith(END) else f"{FOLD}\n\n{prose}"
+                folded = prose.count(FOLD) > prose.count(END)
+                if folded:  # code follows, in a cell of its own
+                    opened = prose.removesuffix(FOLD)
+                    prose = f"{prose}\n\n{END}" if opened == prose else f"{opened}**Answer**"
+                yield {"cell_type": "markdown", "metadata": {}, "source": prose}
+
+
+def block_cell(cell: Cell, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return a block of code with its output."""
+    source = f"%%sh\n{cell.code}" if cell.kind == "sh" else cell.code
+    outputs = [{"output_type": "stream", "name": "stdout", "text": cell.output}] if cell.output else []
+    return code_cell(source, outputs, metadata)
+
+
+def picture_cell(name: str, address: str) -> dict[str, Any]:
+    """Return a cell that shows the file of a picture; its output shows the picture of the page. That output is HTML,
+    since Jupyter shows an SVG only after the cell has run."""
+    data = {"text/html": f'<img src="{address}">', "text/plain": f"<{name}>"}
+    shown = {"output_type": "execute_result", "execution_count": None, "metadata": {}, "data": data}
+    return code_cell(f'from IPython.display import SVG\n\nSVG("{name}")', [shown], {})
+
+
+def code_cell(source: str, outputs: list[dict[str, Any]], metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return a cell of code."""
+    return {
+        "cell_type": "code",
+        "execution_count": None,
+        "metadata": metadata,
+        "source": source.rstrip(),
+        "outputs": outputs,
+    }

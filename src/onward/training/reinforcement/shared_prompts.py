@@ -1,0 +1,77 @@
+"""Hidden states of completions, with a prompt that several of them share computed once.
+
+Shapes: N completions, T tokens of each, R rows that share prompts, S tokens of such a row, M targets, D d_model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from onward.data.windows import IGNORE_INDEX, Batch
+from onward.model.decoder import Decoder
+
+
+def target_states(model: Decoder, batch: Batch) -> Tensor:
+    """Return the hidden states (M, D) at the targets of completions. Consecutive completions of one prompt become
+    branches of a row (`model.mask.Segments`) where this takes less work; the states are equal up to rounding."""
+    inside = batch.targets != IGNORE_INDEX
+    shared = shared_rows(batch, model.config.d_model) if batch.positions is None else None
+    if shared is None:
+        return model.hidden(batch.tokens, batch.positions)[inside]
+    return model.hidden(shared.tokens, shared.positions).flatten(0, 1)[shared.indices[inside]]
+
+
+@dataclass(frozen=True, eq=False)
+class SharedRows:
+    """Rows of a prompt and several of its completions, as input of a model."""
+
+    tokens: Tensor  # (R, S)
+    positions: Tensor  # (R, S)
+    indices: Tensor  # (N, T), where each token of the completions is in the rows, flattened
+
+
+def shared_rows(batch: Batch, width: int) -> SharedRows | None:
+    """Return the completions in rows that share prompts, for a model of this width; None if no sharing pays."""
+    inside = batch.targets != IGNORE_INDEX
+    starts = (inside.int().argmax(1) + 1).tolist()  # of the completions, in their rows
+    ends = (inside.size(1) - inside.flip(1).int().argmax(1)).tolist()
+    texts = batch.tokens.tolist()
+    parts = list[list[int]]()
+    for prompt, group in groupby(range(len(texts)), lambda n: texts[n][: starts[n]]):
+        numbers = list(group)
+        size = branches(len(prompt), max(ends[n] - starts[n] for n in numbers), width)
+        count = math.ceil(len(numbers) / size)
+        parts += [numbers[i * len(numbers) // count : (i + 1) * len(numbers) // count] for i in range(count)]
+    if len(parts) == len(texts):
+        return None
+    longest = max(starts[part[0]] + sum(ends[n] - starts[n] for n in part) for part in parts)
+    longest += 1  # a token at the last position: scaled rotations depend on the length, which sharing must not change
+    tokens, positions = batch.tokens.new_zeros(2, len(parts), longest)
+    positions[:, -1] = batch.tokens.size(1) - 1
+    indices = torch.zeros_like(batch.tokens)
+    for row, part in enumerate(parts):
+        start = end = starts[part[0]]
+        tokens[row, :start] = batch.tokens[part[0], :start]
+        positions[row, :start] = torch.arange(start)
+        for n in part:
+            here = slice(end, end := end + ends[n] - start)
+            tokens[row, here] = batch.tokens[n, start : ends[n]]
+            positions[row, here] = torch.arange(start, ends[n])
+            indices[n, :start] = torch.arange(start) + row * longest
+            indices[n, start : ends[n]] = torch.arange(here.start, here.stop) + row * longest
+    return SharedRows(tokens, positions, indices)
+
+
+def branches(prompt: int, completion: int, width: int) -> int:
+    """Return the number g of completions in a row that takes the least work for each of them.
+
+    With a prompt of L and completions of C tokens a row has S = L + g C. Its products with the weights of a layer take
+    about 24 S D^2 operations, and attention, whose masked scores are computed too, 4 S^2 D; the sum divided by g is
+    least for g = sqrt(L (L + 6 D)) / C.
+    """
+    return max(1, int(math.sqrt(prompt * (prompt + 6 * width)) / max(1, completion)))
