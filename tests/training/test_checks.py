@@ -125,7 +125,7 @@ def test_first_loss_of_fresh_weights_passes_and_of_large_weights_fails(name: str
     given = Batch(ids[:, :-1], ids[:, 1:])
     check = first_loss(model, given)
     assert check.ok, check.sentence
-    assert f"costs {math.log(model.config.vocab_size):.2f}" in check.sentence
+    assert f"tokens is {math.log(model.config.vocab_size):.2f}" in check.sentence
     with torch.no_grad():
         model.head.weight.mul_(60 / model.config.logit_scale)
     assert not first_loss(model, given).ok
