@@ -51,6 +51,7 @@ CASES: dict[str, dict[str, Any]] = {  # fields of a request, and the options of 
 }
 MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # fields that openai's client does not know
     "top_k": ({"top_k": 3}, {"top_k": 3}),
+    "no top_k": ({"top_k": -1}, {}),
     "min_p": ({"min_p": 0.2}, {"min_p": 0.2}),
     "typical_p": ({"typical_p": 0.8}, {"typical_p": 0.8}),
     "repeat_penalty": ({"repeat_penalty": 1.5}, {"repetition_penalty": 1.5}),

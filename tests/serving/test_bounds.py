@@ -153,6 +153,34 @@ def test_sigterm_lets_a_running_stream_finish(tiny_run: Path) -> None:
     assert process.wait(20) == 0
 
 
+def test_a_second_sigterm_ends_the_server_at_once(tiny_run: Path) -> None:
+    process, url = started(str(tiny_run), "--drain", "60", "--rows", "1")
+    with (
+        suppress(httpx.RemoteProtocolError),  # the answers are cut
+        httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "n": 64, "stream": True}, timeout=30) as reply,
+    ):
+        lines = reply.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(1) == 128 + signal.SIGTERM
+        assert "data: [DONE]" not in lines
+
+
+def test_only_named_sites_may_call_from_a_browser(tiny_run: Path) -> None:
+    with serving(tiny_run, origins=["https://good.example"]) as running:
+        for site, allowed in ("https://good.example", "https://good.example"), ("https://evil.example", None):
+            reply = httpx.get(f"{running.url}/v1/models", headers={"Origin": site})
+            assert reply.headers.get("Access-Control-Allow-Origin") == allowed
+
+
+def test_no_site_may_call_from_a_browser_unless_named(server: Running) -> None:
+    reply = httpx.get(f"{server.url}/health", headers={"Origin": "https://good.example"})
+    assert not [name for name in reply.headers if name.startswith("access-control")]
+
+
 WRONG: dict[str, tuple[list[str], str]] = {
     "no model": ([], "there is no model"),
     "an absent model": (["nowhere/at-all"], "nowhere/at-all"),

@@ -158,8 +158,9 @@ class SamplingFields(BaseModel):
         for name, own in OTHER_NAMES.items():
             if (value := getattr(self, name, None)) is not None and values.setdefault(own, value) != value:
                 raise ApiError(f"{name} and {own} are both given and differ: leave one out", param=name)
-        if values.get("max_new_tokens") == -1:  # llama.cpp: no limit
-            del values["max_new_tokens"]
+        for name in "max_new_tokens", "top_k":
+            if values.get(name) == -1:  # no limit
+                del values[name]
         if isinstance(values.get("stop"), list) and len(values["stop"]) > WORKABLE_STOPS:
             raise ApiError(f"stop has {len(values['stop'])} texts: give at most {WORKABLE_STOPS}", param="stop")
         if self.structured_outputs is not None:
