@@ -96,20 +96,14 @@ class Product:
         `place` and are the outputs from `output` on."""
         inputs, (begin, stop) = given.inputs, rows
         tiled = code.sub(stop, code.urem(code.sub(stop, begin), INT(TILE)))
-        passes = code.udiv(code.sub(tiled, begin), INT(TILE))
-        passes = code.select(code.icmp_signed("<", passes, INT(1)), INT(1), passes)  # a last block of fewer rows
-        lines = code.udiv(code.add(passes, INT(TILE - 1)), passes)  # all passes together prefetch a tile, or more
-        ahead = code.add(place, code.mul(inputs, INT(outputs * AHEAD)))
         for start, end, size in (begin, tiled, TILE), (tiled, stop, 1):
             with code.loop(start, end, size) as (row, _):
                 x_places = [code.mul(code.add(row, INT(i)), inputs) for i in range(size)]
                 places = [code.add(place, code.mul(INT(i), inputs)) for i in range(outputs)]
                 x = Matrix(given.x, self.dtype)
-                prefetched = None
-                if weight.dtype == self.weight_format and size == outputs == TILE:
-                    passed = code.mul(code.udiv(code.sub(row, begin), INT(TILE)), lines)
-                    prefetched = code.add(ahead, code.mul(passed, inputs)), lines
-                partials = tile(code, self.unit, x, x_places, weight, places, inputs, prefetched)
+                whole = weight.dtype == self.weight_format and size == outputs == TILE
+                ahead = code.add(place, code.mul(inputs, INT(TILE * AHEAD))) if whole else None
+                partials = tile(code, self.unit, x, x_places, weight, places, inputs, ahead)
                 self.store(code, given, partials, row, size, output, outputs)
 
     def store(
@@ -136,15 +130,15 @@ def tile(
     weight: Matrix,
     places: Sequence[Any],
     inputs: Any,
-    prefetched: tuple[Any, Any] | None = None,
+    ahead: Any = None,
     chains: int = 1,
 ) -> list[Any]:
     """Emit code that multiplies rows of x with rows of the weight, which begin at the indices `x_places` and `places`;
     return the vectors of partial sums.
 
-    `prefetched`: the index from which on the weight is prefetched, and the number of vectors to prefetch for each one
-    that is multiplied. An addition waits for the previous one of its sum: where a tile has few sums, each is divided
-    into `chains` sums.
+    `ahead`: the index from which on as much of the weight is prefetched as is multiplied; all passes over the same rows
+    of the weight prefetch the same, since to skip it costs more. An addition waits for the previous one of its sum:
+    where a tile has few sums, each is divided into `chains` sums.
     """
     count = len(x_places) * len(places)
     wide, full_end = (code.sub(inputs, code.urem(inputs, INT(n))) for n in (unit.step * chains, unit.step))
@@ -157,11 +151,10 @@ def tile(
                 totals[i * len(places) + j] = unit.add(code, vector, numbers, totals[i * len(places) + j])
 
     with code.loop(0, wide, unit.step * chains, [ZERO] * (count * chains)) as (index, totals):
-        if prefetched is not None:
-            start, lines = prefetched
-            with code.loop(0, lines) as (line, _):
-                place = code.add(code.mul(index, lines), code.mul(line, INT(unit.step)))
-                code.prefetch(code.at(weight.address, weight.dtype, code.add(start, place)))
+        if ahead is not None:
+            start = code.add(ahead, code.mul(index, INT(len(places))))
+            for line in range(len(places)):
+                code.prefetch(code.at(weight.address, weight.dtype, code.add(start, INT(line * unit.step))))
         for i in range(chains):
             part = totals[i * count : (i + 1) * count]
             add(code.add(index, INT(i * unit.step)), part, None)
