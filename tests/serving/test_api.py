@@ -209,7 +209,7 @@ NAMES = {  # fields of other servers: vLLM 0.32 and llama.cpp b11434
     "include_reasoning media_io_kwargs mm_processor_kwargs return_prompt_text",
     ResponsesRequest: "enable_response_messages previous_input_messages",
 }
-OPENAI = {
+OPENAI: dict[type[SamplingFields], Any] = {
     CompletionRequest: Completions.create,
     ChatRequest: Chat.create,
     ResponsesRequest: Responses.create,

@@ -61,9 +61,9 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
     else:
         messages = [message_of(one.model_dump(), number) for number, one in enumerate(body.messages or [])]
         chat = await service.compute(chat_of, tokenizer)
-        given = {name: value for name in ENDS if (value := getattr(body, name)) is not None}
-        given |= variables_of(body.chat_template_kwargs, Tools.of(body.tools, None, None), served)
-        tokens = await service.compute(lambda: chat.encode(messages, **given))
+        ends = {name: value for name in ENDS if (value := getattr(body, name)) is not None}
+        variables = variables_of(body.chat_template_kwargs, Tools.of(body.tools, None, None), served)
+        tokens = await service.compute(lambda: chat.encode(messages, **ends, **variables))
     result: dict[str, Any] = {"count": len(tokens), "max_model_len": served.engine.length, "tokens": tokens}
     if text is None:
         result["stop"] = list(chat.stop)  # texts that end the answer
