@@ -14,6 +14,8 @@ from onward.kernels.llvm.units import ZERO, Unit, shuffle, sums, unit_for
 
 TILE = 4  # rows of x, and of the weight, in one pass over the inputs: their sums fit into the registers
 AHEAD = 4  # the weight is prefetched this many tiles ahead
+GROUP = 40_000  # bytes of a tile of x, and of the rows of the weight that are multiplied with it in turn
+SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 BLOCK = 1 << 18  # numbers of x that stay in a core's cache while the rows of the weight pass
 ProductArguments = arguments("ProductArguments", "x", "weight", "scales", "bias", "y", "rows", "outputs", "inputs")
 
@@ -54,28 +56,28 @@ class Product:
 
     def many_rows(self, code: Code, given: Values, first: Any, end: Any) -> None:
         """Emit code for the products of `few_rows` in tiles: the rows of x are divided into blocks, and each block is
-        multiplied with all rows of the weight."""
-        rows, inputs, weight = given.rows, given.inputs, Matrix(given.weight, self.weight_format)
+        multiplied with all rows of the weight, a group of which stays in a core's first cache."""
+        rows, inputs, weight, unpacked = given.rows, given.inputs, Matrix(given.weight, self.weight_format), False
         block = code.mul(code.add(code.udiv(INT(BLOCK // TILE), inputs), INT(1)), INT(TILE))
-        if unpacked := self.weight_format in ("int8", "int4"):
-            vectors = code.udiv(code.add(code.mul(inputs, INT(TILE)), INT(2 * self.unit.step)), INT(self.unit.step))
+        tiles = code.udiv(INT(GROUP // (TILE * SIZES[self.unit.dtype])), inputs)  # with that of x
+        group = code.mul(greatest(code, code.sub(tiles, INT(1)), INT(1)), INT(TILE))
+        if self.weight_format in ("int8", "int4"):
+            unpacked = True
+            vectors = code.udiv(code.add(code.mul(inputs, group), INT(2 * self.unit.step)), INT(self.unit.step))
             weight = Matrix(code.ptrtoint(code.alloca(self.unit.vector, size=vectors), INT), self.unit.dtype)
-        full_end = code.sub(end, code.urem(code.sub(end, first), INT(TILE)))
-        with code.loop(0, rows, block) as (begin, _):
-            stop = least(code, code.add(begin, block), rows)
-            for start, to, outputs in (first, full_end, TILE), (full_end, end, 1):
-                with code.loop(start, to, outputs) as (output, _):
-                    if unpacked:
-                        self.unpack(code, given, weight.address, output, outputs)
-                    place = INT(0) if unpacked else code.mul(output, inputs)
-                    self.tiles(code, given, weight, place, (begin, stop), output, outputs)
+        with code.loop(0, rows, block) as (begin, _), code.loop(first, end, group) as (start, _):
+            stop, to = least(code, code.add(begin, block), rows), least(code, code.add(start, group), end)
+            if unpacked:
+                self.unpack(code, given, weight.address, start, code.sub(to, start))
+            base = start if unpacked else INT(0)
+            self.tiles(code, given, weight, base, (begin, stop), (start, to), group)
 
     def unpack(self, code: Code, given: Values, target: Any, output: Any, outputs: int) -> None:
         """Emit code that converts `outputs` rows of an int8 or int4 weight, from row `output` on, to the unit's dtype,
         and writes them at the address `target`."""
         inputs, unit = given.inputs, self.unit
         width = int4.GROUP if self.weight_format == "int4" else unit.step
-        begin, size = code.mul(output, inputs), code.mul(inputs, INT(outputs))
+        begin, size = code.mul(output, inputs), code.mul(inputs, outputs)
         full_end = code.sub(size, code.urem(size, INT(width)))
         for start, end, ragged in (INT(0), full_end, False), (full_end, size, True):
             with code.loop(start, end, width) as (index, _):
@@ -90,21 +92,30 @@ class Product:
                     code.store(vector, code.bitcast(pointer, vector.type.as_pointer()), align=1)
 
     def tiles(
-        self, code: Code, given: Values, weight: Matrix, place: Any, rows: tuple[Any, Any], output: Any, outputs: int
+        self,
+        code: Code,
+        given: Values,
+        weight: Matrix,
+        base: Any,
+        rows: tuple[Any, Any],
+        outputs: tuple[Any, Any],
+        ahead: Any,
     ) -> None:
-        """Emit code that multiplies the rows (begin, end) of x with `outputs` rows of the weight, which begin at index
-        `place` and are the outputs from `output` on."""
-        inputs, (begin, stop) = given.inputs, rows
-        tiled = code.sub(stop, code.urem(code.sub(stop, begin), INT(TILE)))
-        for start, end, size in (begin, tiled, TILE), (tiled, stop, 1):
-            with code.loop(start, end, size) as (row, _):
+        """Emit code that multiplies rows (begin, end) of x with the rows of the weight for outputs (begin, end);
+        `weight` begins with that of output `base`. While a tile is multiplied, the one `ahead` outputs later is
+        prefetched."""
+        inputs, x = given.inputs, Matrix(given.x, self.dtype)
+        for row_start, row_end, size in parts(code, *rows):
+            with code.loop(row_start, row_end, size) as (row, _):
                 x_places = [code.mul(code.add(row, INT(i)), inputs) for i in range(size)]
-                places = [code.add(place, code.mul(INT(i), inputs)) for i in range(outputs)]
-                x = Matrix(given.x, self.dtype)
-                whole = weight.dtype == self.weight_format and size == outputs == TILE
-                ahead = code.add(place, code.mul(inputs, INT(TILE * AHEAD))) if whole else None
-                partials = tile(code, self.unit, x, x_places, weight, places, inputs, ahead)
-                self.store(code, given, partials, row, size, output, outputs)
+                for start, end, width in parts(code, *outputs):
+                    with code.loop(start, end, width) as (output, _):
+                        first = code.sub(output, base)
+                        places = [code.mul(code.add(first, INT(i)), inputs) for i in range(width)]
+                        whole = weight.dtype == self.weight_format and size == width == TILE
+                        later = code.mul(code.add(first, ahead), inputs) if whole else None
+                        partials = tile(code, self.unit, x, x_places, weight, places, inputs, later)
+                        self.store(code, given, partials, row, size, output, width)
 
     def store(
         self, code: Code, given: Values, vectors: Sequence[Any], row: Any, rows: int, output: Any, outputs: int
@@ -170,6 +181,12 @@ def tile(
     return totals
 
 
+def parts(code: Code, begin: Any, end: Any) -> tuple[tuple[Any, Any, int], ...]:
+    """Divide the indices from `begin` to `end` - 1 into tiles and single ones; return (begin, end, step) of both."""
+    middle = code.sub(end, code.urem(code.sub(end, begin), INT(TILE)))
+    return (begin, middle, TILE), (middle, end, 1)
+
+
 def widened(code: Code, x: Matrix, size: Any) -> Any:
     """Emit code that copies the first `size` numbers of x as fp32; return the address of the copy."""
     unit = Unit()
@@ -184,6 +201,10 @@ def repeated(code: Code, address: Any, dtype: str, index: Any, count: int) -> An
     """Emit code that reads `count` numbers from `index` on, and repeats them to fill a vector of LANES."""
     numbers = code.as_floats(code.vector(address, dtype, index, count), dtype)
     return shuffle(code, [i % count for i in range(LANES)], numbers)
+
+
+def greatest(code: Code, a: Any, b: Any) -> Any:
+    return code.select(code.icmp_signed(">", a, b), a, b)
 
 
 def least(code: Code, a: Any, b: Any) -> Any:
