@@ -13,7 +13,7 @@ from onward.kernels.llvm.compiler import Emit, Values, arguments, callable_kerne
 from onward.kernels.llvm.units import ZERO, Unit, shuffle, sums, unit_for
 
 TILE = 4  # rows of x, and of the weight, in one pass over the inputs: their sums fit into the registers
-AHEAD = 4  # the weight is prefetched this many tiles ahead
+PREFETCHED = 48  # rows of x from which prefetching the weight costs more time than it saves
 GROUP = 40_000  # bytes of a tile of x, and of the rows of the weight that are multiplied with it in turn
 SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 BLOCK = 1 << 18  # numbers of x that stay in a core's cache while the rows of the weight pass
@@ -54,15 +54,15 @@ class Product:
                 partials = tile(code, unit, x, places[0], weight, places[1], inputs, chains=chains)
             self.store(code, given, partials, row, 1, output, 1)
 
-    def many_rows(self, code: Code, given: Values, first: Any, end: Any) -> None:
+    def many_rows(self, code: Code, given: Values, first: Any, end: Any, prefetches: bool) -> None:
         """Emit code for the products of `few_rows` in tiles: the rows of x are divided into blocks, and each block is
-        multiplied with all rows of the weight, a group of which stays in a core's first cache."""
-        rows, inputs, weight, unpacked = given.rows, given.inputs, Matrix(given.weight, self.weight_format), False
+        multiplied with all rows of the weight, a group of which stays in a core's first cache. `prefetches`: whether
+        the next group is prefetched meanwhile."""
+        rows, inputs, weight = given.rows, given.inputs, Matrix(given.weight, self.weight_format)
         block = code.mul(code.add(code.udiv(INT(BLOCK // TILE), inputs), INT(1)), INT(TILE))
         tiles = code.udiv(INT(GROUP // (TILE * SIZES[self.unit.dtype])), inputs)  # with that of x
         group = code.mul(greatest(code, code.sub(tiles, INT(1)), INT(1)), INT(TILE))
-        if self.weight_format in ("int8", "int4"):
-            unpacked = True
+        if unpacked := self.weight_format in ("int8", "int4"):
             vectors = code.udiv(code.add(code.mul(inputs, group), INT(2 * self.unit.step)), INT(self.unit.step))
             weight = Matrix(code.ptrtoint(code.alloca(self.unit.vector, size=vectors), INT), self.unit.dtype)
         with code.loop(0, rows, block) as (begin, _), code.loop(first, end, group) as (start, _):
@@ -70,9 +70,10 @@ class Product:
             if unpacked:
                 self.unpack(code, given, weight.address, start, code.sub(to, start))
             base = start if unpacked else INT(0)
-            self.tiles(code, given, weight, base, (begin, stop), (start, to), group)
+            ahead = group if prefetches and not unpacked else None
+            self.tiles(code, given, weight, base, (begin, stop), (start, to), ahead)
 
-    def unpack(self, code: Code, given: Values, target: Any, output: Any, outputs: int) -> None:
+    def unpack(self, code: Code, given: Values, target: Any, output: Any, outputs: Any) -> None:
         """Emit code that converts `outputs` rows of an int8 or int4 weight, from row `output` on, to the unit's dtype,
         and writes them at the address `target`."""
         inputs, unit = given.inputs, self.unit
@@ -103,7 +104,7 @@ class Product:
     ) -> None:
         """Emit code that multiplies rows (begin, end) of x with the rows of the weight for outputs (begin, end);
         `weight` begins with that of output `base`. While a tile is multiplied, the one `ahead` outputs later is
-        prefetched."""
+        prefetched, if that is not None."""
         inputs, x = given.inputs, Matrix(given.x, self.dtype)
         for row_start, row_end, size in parts(code, *rows):
             with code.loop(row_start, row_end, size) as (row, _):
@@ -112,8 +113,9 @@ class Product:
                     with code.loop(start, end, width) as (output, _):
                         first = code.sub(output, base)
                         places = [code.mul(code.add(first, INT(i)), inputs) for i in range(width)]
-                        whole = weight.dtype == self.weight_format and size == width == TILE
-                        later = code.mul(code.add(first, ahead), inputs) if whole else None
+                        later = None
+                        if ahead is not None and size == width == TILE:
+                            later = code.mul(code.add(first, ahead), inputs)
                         partials = tile(code, self.unit, x, x_places, weight, places, inputs, later)
                         self.store(code, given, partials, row, size, output, width)
 
@@ -220,8 +222,10 @@ def emit(weight_format: str, dtype: str, biased: bool, bf16_dots: bool | None = 
         with code.if_else(code.icmp_signed("<", given.rows, INT(TILE))) as (few, many):
             with few:
                 product.few_rows(code, given, first, end)
-            with many:
-                product.many_rows(code, given, first, end)
+            with many, code.if_else(code.icmp_signed("<", given.rows, INT(PREFETCHED))) as (some, more):
+                for part, prefetches in (some, True), (more, False):
+                    with part:
+                        product.many_rows(code, given, first, end, prefetches)
 
     return kernel
 
