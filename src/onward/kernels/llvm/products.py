@@ -63,6 +63,7 @@ class Product:
         tiles = code.udiv(INT(GROUP // (TILE * SIZES[self.unit.dtype])), inputs)  # with that of x
         group = code.mul(greatest(code, code.sub(tiles, INT(1)), INT(1)), INT(TILE))
         if unpacked := self.weight_format in ("int8", "int4"):
+            group = INT(TILE)  # more of them, unpacked at a time, are slower up to 8 rows
             vectors = code.udiv(code.add(code.mul(inputs, group), INT(2 * self.unit.step)), INT(self.unit.step))
             weight = Matrix(code.ptrtoint(code.alloca(self.unit.vector, size=vectors), INT), self.unit.dtype)
         with code.loop(0, rows, block) as (begin, _), code.loop(first, end, group) as (start, _):
