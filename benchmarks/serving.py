@@ -9,9 +9,9 @@ FOLDER` keeps it, so that another server can be started on it. Each client strea
 and begins the next when it has ended. The client's own share of a processor is in the table.
 
 tables:
-  tokens/s of the engine alone and of each server, time to the first token and between tokens
-  users of one system prompt of 400 tokens, all at once
-  the time between tokens of two answers while a prompt of almost the whole context is read
+  speed   tokens/s of the engine alone and of each server, time to the first token and between tokens
+  shared  users of one system prompt of 400 tokens, all at once
+  stall   the time between tokens of two answers while a prompt of almost the whole context is read
 """
 
 import argparse
@@ -29,6 +29,7 @@ from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 
 USERS, SYSTEM = 32, 400  # who share the tokens of a system prompt
+TABLES = "speed", "shared", "stall"
 
 
 @dataclass
@@ -131,6 +132,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--quantize", choices=["int8", "int4"])
+    parser.add_argument("--tables", choices=TABLES, nargs="+", default=TABLES)
     parser.add_argument("--rounds", type=int, default=3, help="of which the median counts")
     parser.add_argument("--threads", type=int, default=2, help="of each server")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the model here")
@@ -204,7 +206,7 @@ def main() -> None:
         cases |= {name: over_http(url, as_text=True) for name, url in (one.split("=", 1) for one in options.text)}
         for run in cases.values():
             run(prompts(2 * rows), 8, rows)  # to warm up
-        for at_a_time in options.concurrency:
+        for at_a_time in options.concurrency if "speed" in options.tables else []:
             found: dict[str, list[Load]] = {name: [] for name in cases}
             for _ in range(options.rounds):
                 for name, run in cases.items():
@@ -214,30 +216,33 @@ def main() -> None:
                 speed = median(load.speed for load in loads)
                 table.rows.append([name, at_a_time, speed, speed / own, *times_of(loads)])
                 print(*table.rows[-1], file=sys.stderr, flush=True)
-        print(table.as_text())
+        if table.rows:
+            print(table.as_text(), flush=True)
         new = max(2, sizes.new // 4)
         shared = Table(
             f"{USERS} users at once, {SYSTEM} equal tokens and {sizes.prompt // 8} of their own, {new} new ones",
             ["server", "tokens/s", "first token, ms", "between tokens, ms", "client"],
         )
         system = prompts(1, SYSTEM)[0]
-        for name, run in cases.items():
+        for name, run in cases.items() if "shared" in options.tables else []:
             loads = [
                 run([system + one for one in prompts(USERS, sizes.prompt // 8)], new, USERS)
                 for _ in range(options.rounds)
             ]
             shared.rows.append([name, median(load.speed for load in loads), *times_of(loads)])
-        print(shared.as_text())
+        if shared.rows:
+            print(shared.as_text(), flush=True)
         second = Table(
             "A prompt of 1,900 tokens beside two answers: median time between their tokens",
             ["server", "before, ms", "meanwhile, ms", "factor"],
         )
-        for name, url in urls.items():
+        for name, url in urls.items() if "stall" in options.tables else []:
             whole = prompt(replace(config, vocab_size=vocabulary), 1900, 7 + seed)
             pair = [asyncio.run(stall(url, prompts(1)[0], whole[i:], folder.name)) for i in range(options.rounds)]
             before, during = (1000 * median(times) for times in zip(*pair))
             second.rows.append([name, before, during, during / before])
-        print(second.as_text())
+        if second.rows:
+            print(second.as_text())
 
 
 if __name__ == "__main__":

@@ -61,6 +61,11 @@ def two_prompts() -> dict:
     return runpy.run_path(str(ROOT / "examples" / "two_prompts.py"))
 
 
+def test_the_list_of_examples_has_a_row_for_each() -> None:
+    text = (ROOT / "examples/README.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| \[(\w+)\.py\]\(\1\.py\)", text, re.MULTILINE)) == EXAMPLES
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_help_contains_the_first_line_of_the_docstring(name: str) -> None:
     text = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")

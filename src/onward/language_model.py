@@ -347,7 +347,7 @@ class LanguageModel(TextModel):
     ) -> tuple[list[list[int]], dict[str, Any]]:
         """Return prompts as token ids, and the arguments by name that both searches take. Raises a UserError for
         options that a search does not take."""
-        for name in "stop", "stop_when", "logprobs", *FORMS:
+        for name in "stop", "include_stop", "stop_when", "logprobs", *FORMS:
             if getattr(options, name) != getattr(GenerationOptions, name):
                 raise UserError(f"{name} is given, but a search does not support it: leave it out")
         prompts = [prompt_tokens(self.text(), one) for one in prompts_of(prompt)]

@@ -40,3 +40,8 @@ def keep_freed_memory() -> None:
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         for option in TRIM_THRESHOLD, MMAP_THRESHOLD:
             mallopt(option, KEPT)
+
+
+def in_bytes(size: int) -> str:
+    """Format bytes in MB or GB."""
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"

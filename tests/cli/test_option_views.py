@@ -29,7 +29,7 @@ REFUSED = {
     "inspect RUN The atention --layer 1": "'atention' is not a view: did you mean attention?",
     "data list STORY": "STORY is one argument too many: onward data list takes no sources",
     "data list --no-exact": "exact is read only by prepare",
-    "data get tinyshakespeare --workers 2": "--workers is read only by prepare, and not by get",
+    "data get tinyshakespeare --workers 2": "--workers is read only by prepare and join, and not by get",
     "tokenizer show RUN The --out x": "--out is read only by train",
     "tokenizer train STORY --out x --ids": "--ids is read only by show",
     "tokenizer train STORY --out x --kind char --vocab-size 9": "--vocab-size is 9, and a char tokenizer has no limit",

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import onward
+from onward.compiled import lowering
 from onward.compiled.interface import NotCompilable
 from onward.compiled.steps import POOLS, StepPool, compile_step
 from onward.config.decoder import DecoderConfig
@@ -146,7 +147,8 @@ def test_traced_decoding_takes_plain_steps_and_says_so():
     assert len(t.calls) >= 10  # every step
 
 
-def test_too_many_rows_of_a_step_do_not_refuse_fewer_rows():
+def test_too_many_rows_of_a_step_do_not_refuse_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowering, "max_rows", lambda dtype: 32)
     config, pool = DECODERS["gpt-oss"], StepPool()
     assert pool.acquire(model_of(LLAMA), KVCache(LLAMA, 40, 8), (40, 1)) is None
     assert not pool.refusal

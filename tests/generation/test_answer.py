@@ -9,26 +9,26 @@ from onward.text.tokenizer import train_tokenizer
 LETTERS = st.text("ab\n", min_size=1, max_size=4)
 
 
-def in_one_sweep(text: str, stops: list[str]) -> str:
-    """Character by character: cut at the stop text that is complete first."""
+def in_one_sweep(text: str, stops: list[str], include: bool) -> str:
+    """Character by character: cut before or, with `include`, after the stop text that is complete first."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
-            return text[: end - max(map(len, found))]
+            return text[: end if include else end - max(map(len, found))]
     return text
 
 
-@given(pieces=st.lists(st.text("ab\n", max_size=5), max_size=8), stops=st.lists(LETTERS, max_size=3))
-def test_pieces_join_to_the_text_up_to_the_first_stop(pieces: list[str], stops: list[str]) -> None:
-    stream, said = StopText(stops), ""
+@given(st.lists(st.text("ab\n", max_size=5), max_size=8), st.lists(LETTERS, max_size=3), st.booleans())
+def test_pieces_join_to_the_text_up_to_the_first_stop(pieces: list[str], stops: list[str], include: bool) -> None:
+    stream, said = StopText(stops, include), ""
     for piece in pieces:
         said += stream.push(piece)
-        whole = in_one_sweep("".join(pieces), stops)
+        whole = in_one_sweep("".join(pieces), stops, include)
         assert whole.startswith(said)  # nothing was said that had to be taken back
         if stream.stopped:
             break
     said += "" if stream.stopped else stream.finish()
-    assert said == in_one_sweep("".join(pieces), stops)
+    assert said == in_one_sweep("".join(pieces), stops, include)
 
 
 @given(pieces=st.lists(st.text("ab\n", max_size=5), max_size=8), stops=st.lists(LETTERS, max_size=3))

@@ -179,6 +179,20 @@ def test_prompts_of_like_lengths_are_prefilled_together() -> None:
     assert [piece for _, piece in script.step().prefill] == [[3, 3]]
 
 
+def test_prompts_within_the_budget_are_prefilled_together_beside_others() -> None:
+    scheduler = Scheduler(PrefixCache(Lists(4, 99)), 4, LENGTH, prefill_budget=1)
+    decoding = [Request([number] * 2, Sampling(), 8) for number in (1, 2)]
+    for request in decoding:
+        scheduler.add(request)
+    scheduler.prefilled(scheduler.schedule())
+    for request in decoding:
+        request.tokens.append(1)
+        request.num_cached += 1
+    for prompt in [3], [4]:
+        scheduler.add(Request(prompt, Sampling(), 8))
+    assert [piece for _, piece in scheduler.schedule().prefill] == [[3], [4]]
+
+
 @pytest.mark.parametrize("prompts", [1, 2, 3])
 def test_pieces_grow_with_the_prompts_for_each_request_that_decodes(prompts: int) -> None:
     scheduler = Scheduler(PrefixCache(Lists(4, 99)), 4, LENGTH, prefill_budget=1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from onward.config.decoder import DecoderConfig, SelfAttention, at
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.manager import CacheManager
-from onward.kernels import attention
+from onward.kernels import attention, rules
 from onward.model import backends
 from onward.model.cache import KVCache
 from onward.model.context import AttentionContext, attention_contexts
@@ -108,6 +108,8 @@ def test_kernel_in_the_cache_equals_the_reference(
     dtype: torch.dtype, bound: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "MIN_WORK", 1)
+    monkeypatch.setattr(rules, "MIN_PARALLEL", 1)
+    monkeypatch.setattr(rules, "COMPILED_AFTER", 0)
     sizes = {"vocab_size": 9, "d_model": 40, "n_layers": 1, "n_heads": 10, "n_kv_heads": 2, "d_head": 36}
     options: dict[str, Any] = {"scale": 0.3, "softcap": 2.0, "sinks": torch.randn(10).to(dtype)}
     for window, given in (0, options), (3, {"scale": 0.3}):
@@ -120,6 +122,16 @@ def test_kernel_in_the_cache_equals_the_reference(
             wanted = backends.reference(q, k, v, context.mask, **given)
             given = {"softcap": None, "sinks": None, **given}
             assert_close(k.attend(q, v, context.mask, **given), wanted, bound)
+        q, k, v = (t.to(dtype) for t in vectors(config, 9))
+        mask = attention_contexts(config, dtype, torch.arange(9)[None], None, plain=True)[0].mask
+        y = backends.without_gathering(q, k, v, mask, **given)
+        assert y is not None
+        assert_close(y, backends.reference(q, k, v, mask, **given), bound)
+        for limit in 0, 1 << 30:  # biased and packed rows, and many keys, are left to other backends
+            monkeypatch.setattr(backends, "MAX_KEYS", limit)
+            packed = attention_contexts(config, dtype, PACKED, None, plain=False)[0].mask
+            others = [mask.with_slopes(torch.ones(10)), packed, *[mask] * (not limit)]
+            assert not any(backends.without_gathering(q, k, v, other, **given) is not None for other in others)
 
 
 @torch.inference_mode()

@@ -1,5 +1,6 @@
 """The API of the server, as clients see it: equal to what `generate` and `complete` return."""
 
+import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,9 +9,18 @@ from typing import Any
 import openai
 import pytest
 import torch
+from openai.resources.chat.completions import Completions as Chat
+from openai.resources.completions import Completions
+from openai.resources.responses import Responses
 
 import onward
 from onward.language_model import LanguageModel
+from onward.serving.chat import ChatRequest
+from onward.serving.completions import CompletionRequest
+from onward.serving.errors import ApiError
+from onward.serving.fields import HARMLESS, NEUTRAL, SamplingFields, check_others
+from onward.serving.fields import REFUSED as REFUSED_FIELDS
+from onward.serving.responses import ResponsesRequest
 
 from support.server import Running, serving
 
@@ -41,12 +51,19 @@ CASES: dict[str, dict[str, Any]] = {  # fields of a request, and the options of 
 }
 MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # fields that openai's client does not know
     "top_k": ({"top_k": 3}, {"top_k": 3}),
+    "no top_k": ({"top_k": -1}, {}),
     "min_p": ({"min_p": 0.2}, {"min_p": 0.2}),
     "typical_p": ({"typical_p": 0.8}, {"typical_p": 0.8}),
     "repeat_penalty": ({"repeat_penalty": 1.5}, {"repetition_penalty": 1.5}),
     "min_tokens": ({"min_tokens": 4}, {"min_new_tokens": 4}),
     "regex": ({"regex": "[a-z ]{4}"}, {"regex": "[a-z ]{4}"}),
     "choice": ({"structured_outputs": {"choice": ["cat", "dog"]}}, {"regex": "(cat)|(dog)"}),
+    "include_stop": (
+        {"stop": "e", "include_stop_str_in_output": True},
+        {"stop": "e", "include_stop": True},
+    ),
+    "gbnf": ({"grammar": 'root ::= "a" | "b"'}, {"grammar": 'root ::= "a" | "b"'}),
+    "n_cmpl": ({"n_cmpl": 2}, {"n": 2}),
     "grammar": ({"structured_outputs": {"grammar": 'start: "a" | "b"'}}, {"grammar": 'start: "a" | "b"'}),
 }
 
@@ -56,10 +73,10 @@ def test_a_completion_is_what_generate_returns(name: str, client: openai.OpenAI,
     fields = CASES.get(name, {"seed": 1})
     extra, options = MORE.get(name, ({}, fields))
     reply = client.completions.create(model="", prompt="The cat", max_tokens=8, **fields, extra_body=extra)
-    expected = lm.complete("The cat", 8, **{"temperature": 1.0, **fields, **options})[0][0]
-    assert reply.choices[0].text == expected.text
-    assert reply.choices[0].finish_reason == expected.finish_reason
-    assert reply.usage.completion_tokens == len(expected.tokens)
+    (expected,) = lm.complete("The cat", 8, **{"temperature": 1.0, **fields, **options})
+    assert [choice.text for choice in reply.choices] == [one.text for one in expected]
+    assert [choice.finish_reason for choice in reply.choices] == [one.finish_reason for one in expected]
+    assert reply.usage.completion_tokens == sum(len(one.tokens) for one in expected)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -117,6 +134,24 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "a long request": ("completions", {"prompt": "a", "max_tokens": 999}, 400, "999 new ones are more than the model"),
     "two limits": ("completions", {"prompt": "a", "max_tokens": 3, "max_new_tokens": 4}, 400, "both given and differ"),
     "two forms": ("completions", {"prompt": "a", "regex": "a", "json_schema": {}}, 400, "both given"),
+    "an older form": ("completions", {"prompt": "a", "guided_regex": "a"}, 400, "use structured_outputs.regex"),
+    "text without limits": ("completions", {"prompt": "a", "skip_special_tokens": False}, 400, "skip_special_tokens"),
+    "a large grammar": ("completions", {"prompt": "a", "grammar": "x" * 100_001}, 400, "grammar has more than 100,000"),
+    "a large schema": (
+        "chat/completions",
+        {
+            "messages": [{"role": "user", "content": "a"}],
+            "response_format": {"type": "json_object", "schema": {"title": "x" * 100_000}},
+        },
+        400,
+        "json_schema has more than 100,000",
+    ),
+    "alternatives of nothing": (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2},
+        400,
+        "top_logprobs is given without logprobs",
+    ),
     "a wrong regex": ("completions", {"prompt": "a", "regex": "("}, 400, "regex cannot be used"),
     "tokens": ("completions", {"prompt": [99999]}, 400, "99999"),
     "too many answers": ("completions", {"prompt": ["a"] * 100, "n": 128}, 400, "ask for fewer"),
@@ -151,6 +186,55 @@ def test_a_request_that_cannot_be_met_is_refused_by_name(name: str, server: Runn
     assert message in error["message"]
     assert error["message"].count("\n") == 0
     assert set(error) == {"message", "type", "param", "code"}
+
+
+NAMES = {  # fields of other servers: vLLM 0.32 and llama.cpp b11434
+    CompletionRequest: "add_special_tokens allowed_token_ids bad_words cache_salt echo ec_transfer_params ignore_eos "
+    "frequency_penalty include_stop_str_in_output kv_transfer_params length_penalty logit_bias logprob_token_ids "
+    "logprobs max_tokens min_p min_tokens mm_payload n presence_penalty priority prompt prompt_embeds prompt_logprobs "
+    "repetition_detection repetition_penalty request_id response_format return_mm_kwargs return_token_ids "
+    "return_token_offsets return_tokens_as_token_ids routed_experts_prompt_start seed session_id skip_special_tokens "
+    "spaces_between_special_tokens stop stop_token_ids stream stream_interval stream_options structured_outputs suffix "
+    "temperature thinking_token_budget top_k top_p truncate_prompt_tokens truncation_side use_beam_search user "
+    "vllm_xargs watermarking adaptive_decay adaptive_target backend_sampling cache_prompt chat_format chat_parser "
+    "dry_allowed_length dry_base dry_multiplier dry_penalty_last_n dry_sequence_breakers dynatemp_exponent "
+    "dynatemp_range generation_prompt grammar grammar_lazy grammar_triggers id_slot json_schema lora max_tokens "
+    "min_keep mirostat mirostat_eta mirostat_tau n_cache_reuse n_cmpl n_discard n_indent n_keep n_predict n_probs "
+    "parse_tool_calls post_sampling_probs preserved_tokens reasoning_budget_end_tag reasoning_budget_end_tags "
+    "reasoning_budget_message reasoning_budget_start_tag reasoning_budget_tokens reasoning_control reasoning_format "
+    "repeat_last_n repeat_penalty response_fields return_progress return_tokens samplers speculative.n_max "
+    "speculative.n_min speculative.ngram_min_hits speculative.ngram_size_m speculative.ngram_size_n speculative.p_min "
+    "speculative.type t_max_predict_ms timings_per_token top_n_sigma typical_p xtc_probability xtc_threshold",
+    ChatRequest: "add_generation_prompt chat_template chat_template_kwargs continue_final_message documents "
+    "include_reasoning media_io_kwargs mm_processor_kwargs return_prompt_text",
+    ResponsesRequest: "enable_response_messages previous_input_messages",
+}
+OPENAI: dict[type[SamplingFields], Any] = {
+    CompletionRequest: Completions.create,
+    ChatRequest: Chat.create,
+    ResponsesRequest: Responses.create,
+}
+OF_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}  # parameters that are not sent
+
+
+@pytest.mark.parametrize("body", NAMES, ids=lambda body: body.__name__)
+def test_no_field_of_another_server_is_ignored_silently(body: type[SamplingFields]) -> None:
+    names = {*NAMES[body].split(), *inspect.signature(OPENAI[body]).parameters} - OF_CLIENT
+    assert names - {*body.model_fields} - REFUSED_FIELDS - {*NEUTRAL} - HARMLESS == set()
+
+
+@pytest.mark.parametrize("name", sorted([*REFUSED_FIELDS, *NEUTRAL]))
+def test_a_field_without_meaning_here_is_refused_unless_it_changes_nothing(name: str) -> None:
+    check_others({name: None})
+    check_others({name: NEUTRAL.get(name, False)})
+    with pytest.raises(ApiError, match=f"{name} is not supported by this server: (leave it out|use .+)"):
+        check_others({name: "something else"})
+
+
+def test_an_answer_without_a_limit_ends_with_the_context(server: Running) -> None:
+    prompt = [5] * 28  # of a context of 32
+    reply = server.post("/v1/completions", prompt=prompt, ignore_eos=True).json()
+    assert (reply["usage"]["completion_tokens"], reply["choices"][0]["finish_reason"]) == (4, "length")
 
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # as programs send them: path, and body

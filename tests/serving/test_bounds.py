@@ -129,6 +129,32 @@ def test_a_client_that_goes_away_frees_its_rows(name: str, server: Running, monk
     assert server.idle(within=1.0)  # alone, the answer would take 2.4 s
 
 
+def test_a_client_that_goes_away_while_its_prompt_is_read_frees_its_row(
+    tiny_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tiny_run, rows=2, prefill_budget=1) as running:
+        step, scheduler = running.served[0].engine.step, running.served[0].engine.scheduler
+        sizes = list[int]()  # rows in use at each step
+
+        def slow() -> Any:
+            sizes.append(len(scheduler.active))
+            time.sleep(0.05)  # the prompt of 31 pieces takes 1.5 s
+            return step()
+
+        monkeypatch.setattr(running.served[0].engine, "step", slow)
+        url = f"{running.url}/v1/completions"
+        with httpx.stream("POST", url, json={**LONG, "max_tokens": 30, "stream": True}, timeout=30) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            with suppress(httpx.ReadTimeout):
+                httpx.post(url, json={"prompt": [5] * 31, "max_tokens": 1}, timeout=httpx.Timeout(5, read=0.4))
+            assert scheduler.num_decoding == 1
+            time.sleep(0.3)
+            assert 2 in sizes
+            assert sizes[-1] == 1
+            assert next(lines) == "", "the other stream goes on"
+
+
 def test_answers_are_refused_while_the_server_loads_and_drains(server: Running) -> None:
     states: list[Any] = ["loading", "draining"]
     try:
@@ -151,6 +177,34 @@ def test_sigterm_lets_a_running_stream_finish(tiny_run: Path) -> None:
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
     assert process.wait(20) == 0
+
+
+def test_a_second_sigterm_ends_the_server_at_once(tiny_run: Path) -> None:
+    process, url = started(str(tiny_run), "--drain", "60", "--rows", "1")
+    with (
+        suppress(httpx.RemoteProtocolError),  # the answers are cut
+        httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "n": 64, "stream": True}, timeout=30) as reply,
+    ):
+        lines = reply.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(1) == 128 + signal.SIGTERM
+        assert "data: [DONE]" not in lines
+
+
+def test_only_named_sites_may_call_from_a_browser(tiny_run: Path) -> None:
+    with serving(tiny_run, origins=["https://good.example"]) as running:
+        for site, allowed in ("https://good.example", "https://good.example"), ("https://evil.example", None):
+            reply = httpx.get(f"{running.url}/v1/models", headers={"Origin": site})
+            assert reply.headers.get("Access-Control-Allow-Origin") == allowed
+
+
+def test_no_site_may_call_from_a_browser_unless_named(server: Running) -> None:
+    reply = httpx.get(f"{server.url}/health", headers={"Origin": "https://good.example"})
+    assert not [name for name in reply.headers if name.startswith("access-control")]
 
 
 WRONG: dict[str, tuple[list[str], str]] = {

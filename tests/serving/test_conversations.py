@@ -172,12 +172,44 @@ def test_earlier_calls_and_variables_reach_the_template(server: Running, lm: Lan
 
 
 def test_tokens_are_those_of_the_template(server: Running, lm: LanguageModel) -> None:
-    assert server.post("/tokenize", messages=ASK).json()["tokens"] == chat_of(lm.text()).encode(ASK)
+    chat = chat_of(lm.text())
+    assert server.post("/tokenize", messages=ASK).json()["tokens"] == chat.encode(ASK)
+    variables: dict[str, Any] = {"tools": TOOLS, "chat_template_kwargs": {"mood": "!"}}
+    given = server.post("/tokenize", messages=ASK, add_generation_prompt=False, **variables).json()
+    assert given["tokens"] == chat.encode(ASK, False, tools=TOOLS, mood="!")
+    messages = [*ASK, {"role": "assistant", "content": "Sun"}]
+    begun = server.post("/tokenize", messages=messages, continue_final_message=True, add_generation_prompt=False)
+    assert begun.json()["tokens"] == chat.encode(messages, continue_final_message=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_has_the_log_probabilities_of_the_chat(stream: bool, client: openai.OpenAI) -> None:
+    chat = client.chat.completions.create(
+        model="caller", messages=ASK, max_tokens=6, temperature=0, logprobs=True, top_logprobs=2
+    )
+    given: dict[str, Any] = {"model": "caller", "input": ASK, "max_output_tokens": 6, "temperature": 0}
+    given |= {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    if stream:
+        events = [*client.responses.create(**given, stream=True)]
+        found = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
+        assert [one.token for one in events[-1].response.output[0].content[0].logprobs] == [one.token for one in found]
+    else:
+        found = client.responses.create(**given).output[0].content[0].logprobs
+    expected = chat.choices[0].logprobs.content
+    assert [one.token for one in found] == [one.token for one in expected]
+    assert [one.logprob for one in found] == pytest.approx([one.logprob for one in expected], abs=1e-4)
+    assert {len(one.top_logprobs) for one in found} == {2}
 
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a stored response": ("responses", {"input": "a", "previous_response_id": "resp_1"}, "previous_response_id is not"),
     "an image": ("responses", {"input": [{"type": "image"}]}, "input[0] has the type 'image'"),
+    "an image in a message": (
+        "responses",
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        "input[0] has content of the type 'input_image'",
+    ),
+    "alternatives of nothing": ("responses", {"input": "a", "top_logprobs": 2}, "include lacks message.output_text"),
     "two answers": ("responses", {"input": "a", "n": 2}, "n is 2"),
     "no schema": ("chat/completions", {"messages": ASK, "response_format": {"type": "json_schema"}}, "has no schema"),
     "another form": ("chat/completions", {"messages": ASK, "response_format": {"type": "xml"}}, "the type 'xml'"),

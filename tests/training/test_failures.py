@@ -16,12 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from onward.config.mesh import Mesh
 from onward.errors import UserError
+from onward.training import processes
 from onward.training.failures import one_report
 from onward.training.processes import Processes
 from onward.training.run.run import Run
 
-from support.ranks import run_ranks
+from support.ranks import Ranks, run_ranks
 from support.runs import config, metrics
 
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -175,3 +177,41 @@ def test_port_in_use_is_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert f"the processes cannot meet at 127.0.0.1:{place['MASTER_PORT']}" in done.stderr
+
+
+def join_alone(rank: int) -> None:
+    """Join as one of two processes, of which the other does not come."""
+    processes.PATIENCE = 0.2
+    if rank == int(os.environ["RANK"]):
+        Processes.join()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_process_that_does_not_answer_is_named(rank: int) -> None:
+    outcome = run_ranks(join_alone, rank)[rank]
+    assert isinstance(outcome, UserError)
+    assert str(outcome).startswith(f"rank {1 - rank} has not answered within 0.2 seconds: look at its node")
+
+
+FACTS = {
+    "data": "rank 1 differs from rank 0 in data; give all ranks one run folder, on a shared disk",
+    "version of torch": "rank 1 differs from rank 0 in version of torch (0, 1); install the same on all",
+}
+
+
+def compare(fact: str) -> None:
+    joined = Processes.join()
+    joined.check_same({"step": 3, fact: joined.rank})
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_ranks_with_different_data_or_versions_are_named(fact: str, two: Ranks) -> None:
+    with pytest.raises(UserError) as error:
+        two.run(compare, fact)
+    assert str(error.value) == f"the ranks hold different runs: {FACTS[fact]}"
+
+
+def test_processes_without_a_window_each_are_refused() -> None:
+    Processes(count=4, mesh=Mesh(replicate=2, tensor=2)).check_windows(2)
+    with pytest.raises(UserError, match="3 windows for 4 processes with windows of their own: start fewer"):
+        Processes(count=4, mesh=Mesh(shard=4)).check_windows(3)

@@ -142,14 +142,18 @@ def test_one_bad_variant_is_one_sentence_and_nothing_is_trained(
     assert not [*tmp_path.rglob("seed-*")]
 
 
-@pytest.mark.parametrize("command", ["compare a.txt", "sweep a.txt", "scaling run a.txt"])
+@pytest.mark.parametrize("command", ["compare a.txt", "sweep a.txt", "scaling run a.txt", "evaluate runs/a"])
 def test_several_processes_are_refused(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(command.split()) == 2
-    expected = f"onward {command.removesuffix(' a.txt')} trains in one process, and torchrun started 2"
-    assert expected in capsys.readouterr().err
+    for rank, expected in (
+        ("0", f"onward {command.split()[0]} runs in one process, and torchrun started 2: "),
+        ("1", ""),
+    ):
+        monkeypatch.setenv("RANK", rank)
+        assert main(command.split()) == 2
+        assert capsys.readouterr().err.startswith("onward: " * bool(expected) + expected)
 
 
 def test_interval_of_paired_differences_is_that_of_student() -> None:

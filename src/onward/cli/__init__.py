@@ -62,6 +62,7 @@ GROUPS = {
     },
 }
 COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
+IN_PROCESSES = "train", "finetune"  # commands that torchrun may start in several processes
 SYNONYMS = {  # names of commands elsewhere -> ours
     **dict.fromkeys(("talk", "ask", "repl"), "chat"),
     **dict.fromkeys(("server", "api", "host"), "serve"),
@@ -177,6 +178,14 @@ def dispatch(words: list[str]) -> int:
         meant = SYNONYMS.get(words[0].lower())
         advice = f"did you mean {meant}?" if meant else nearest(words[0], COMMANDS)
         raise UserError(f"{words[0]!r} is not a command: {advice}")
+    if words[0] not in IN_PROCESSES and (count := os.environ.get("WORLD_SIZE", "1")) != "1":
+        from onward.errors import UserError
+
+        if os.environ.get("RANK", "0") != "0":  # one rank says it
+            return 2
+        raise UserError(
+            f"onward {words[0]} runs in one process, and torchrun started {count}: call it without torchrun"
+        )
     with warnings.catch_warnings():
         warnings.showwarning = partial(show_warning, warnings.showwarning)
         try:

@@ -22,7 +22,7 @@ from onward.data.sources import (
     pieces,
     provenance,
 )
-from onward.data.tokens import encode
+from onward.data.tokens import encode, id_dtype
 from onward.errors import UserError
 from onward.files import atomic_write, file_sha256, write_json
 from onward.text.fast import Encoder, named_encoder
@@ -136,9 +136,7 @@ class Preparation:
                 if unit.begins and len(entry["samples"]) < SAMPLES:
                     entry["samples"].append({"file": name, "text": text[:SAMPLE_CHARS]})
         kept = [document for document, verdict in zip(documents, verdicts) if verdict == KEPT]
-        ids, ends = encode(self.tokenizer, (text for _, text in kept), self.encoder[1])
-        if kept and not unit.ends:
-            ids, ends = ids[: len(ids) - (self.tokenizer.eos_id is not None)], ends[:0]
+        ids, ends = self.kept_of_encoded(unit, verdicts == KEPT) or self.encoded(unit, [text for _, text in kept])
         encoded = perf_counter()
         shard: dict[str, Any] = {"file": f"{unit.number:05}.bin", "tokens": len(ids), "documents": len(ends)}
         for array, suffix, name in (ids, ".bin", "sha256"), (ends, ".ends", "ends_sha256"):
@@ -161,6 +159,26 @@ class Preparation:
             name, text = kept[at := int(lengths.argmax())]
             record["longest"] = {"tokens": int(lengths[at]), "file": name, "text": text[:SAMPLE_CHARS]}
         write_json(self.part(unit, ".json"), record)
+
+    def encoded(self, unit: Unit, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the token ids of a unit's kept documents, and the ends of those that end in it."""
+        ids, ends = encode(self.tokenizer, texts, self.encoder[1])
+        if texts and not unit.ends:
+            ids, ends = ids[: len(ids) - (self.tokenizer.eos_id is not None)], ends[:0]
+        return ids, ends
+
+    def kept_of_encoded(self, unit: Unit, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the same, for the documents `kept` (N,) of a unit that was encoded before its duplicates were known:
+        cut from the files .whole.npz of its ids, ends and kept documents. None without these files."""
+        path = self.part(unit, ".whole.npz")
+        if not path.exists():
+            return None
+        with np.load(path) as encoded:
+            ids, ends, kept = encoded["ids"], encoded["ends"], kept[encoded["kept"]]
+        if not unit.ends:  # a part of one document
+            return ids[: len(ids) * kept.all()], ends
+        lengths = np.diff(ends, prepend=np.uint64(0))
+        return ids[np.repeat(kept, lengths.astype(np.int64))], np.cumsum(lengths[kept], dtype=np.uint64)
 
     def index(self, records: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
         """Return the content of data.json: the settings, and from the records of all units their shards and a
@@ -188,8 +206,11 @@ class Preparation:
                 total["documents"] += entry["documents"]
                 total["samples"] = (total["samples"] + entry["samples"])[:SAMPLES]
         report["dropped"] = {reason: dropped[reason] for reason in REASONS if reason in dropped}
-        dtype = "uint16" if self.tokenizer.vocab_size <= 1 << 16 else "uint32"
-        header = {"version": VERSION, "dtype": dtype, "tokenizer": file_sha256(self.folder / "tokenizer.json")}
+        header = {
+            "version": VERSION,
+            "dtype": id_dtype(self.tokenizer),
+            "tokenizer": file_sha256(self.folder / "tokenizer.json"),
+        }
         return header | {"sources": sources, "report": report, "settings": settings}
 
     def problem(self, records: list[dict[str, Any]], index: dict[str, Any]) -> str:

@@ -8,9 +8,11 @@ them. If documents can be dropped, there are two passes: the first inspects all 
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -38,6 +40,29 @@ from onward.files import flush, read_json, remove_leftovers, write_json
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 EXACT = Cleaning()  # drops exact duplicates
+
+
+@dataclass(frozen=True)
+class Part:
+    """Every `of`-th unit of a preparation, from unit `number - 1` on: what one of several machines prepares."""
+
+    number: int = 1
+    of: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> "Part":
+        """Parse a text such as "3/16". Raises a UserError for any other text."""
+        match = re.fullmatch("([0-9]{1,5})/([0-9]{1,5})", text)
+        if not match or not 1 <= int(match[1]) <= int(match[2]):
+            raise UserError(f"part is {text!r}: give its number, from 1, and the number of parts, such as 3/16")
+        return cls(int(match[1]), int(match[2]))
+
+    def has(self, unit: int) -> bool:
+        """Return whether a unit is in this part."""
+        return unit % self.of == self.number - 1
+
+
+ALL_UNITS = Part()
 
 
 def prepare(
@@ -71,14 +96,7 @@ def prepare(
     download_corpora(sources, progress)
     folder = Path(folder)
     work = folder.parent / f"{folder.name}.unfinished"
-    settings = {
-        "version": VERSION,
-        "sources": list(map(str, sources)),
-        "tokenizer": tokenizer if isinstance(tokenizer, str) else digest(tokenizer),
-        "field": field,
-        "encoding": encoding,
-        **asdict(cleaning),
-    }
+    settings = settings_of(sources, tokenizer, field, encoding, cleaning)
     if is_prepared(folder) and not any(map(is_stream, sources)):
         check_settings(load_tokens(folder).index.settings, with_content(settings, sources), folder)
     else:
@@ -103,6 +121,20 @@ def prepare(
         flush(folder.parent)
     shutil.rmtree(folder / "parts", ignore_errors=True)
     return load_tokens(folder)
+
+
+def settings_of(
+    sources: Sequence[Source], tokenizer: Tokenizer | str, field: str, encoding: str, cleaning: Cleaning
+) -> dict[str, Any]:
+    """Return the settings of a preparation, by which a folder is recognized."""
+    return {
+        "version": VERSION,
+        "sources": list(map(str, sources)),
+        "tokenizer": tokenizer if isinstance(tokenizer, str) else digest(tokenizer),
+        "field": field,
+        "encoding": encoding,
+        **asdict(cleaning),
+    }
 
 
 def with_content(settings: dict[str, Any], sources: Sequence[Source]) -> dict[str, Any]:
@@ -137,34 +169,7 @@ def run(
     """Encode the remaining units of a preparation in FOLDER.unfinished with `workers` processes, and then write the
     index, which includes the settings. Raises a UserError if the tokens cannot be used; see `Preparation.problem`."""
     folder, resumed, times = preparation.folder, any((preparation.folder / "parts").glob("[0-9]*")), [perf_counter()]
-    total = sum(provenance(source)["size"] for source in preparation.sources)
-    workers = workers if total > preparation.sizes.serial_bytes else 1
-
-    def process(task: str, work: Callable[[Unit], None], suffix: str) -> int:
-        """Call `work` on each unit without a file of this suffix, and return the number of all units."""
-        done, count = 0, 0
-
-        def advance(unit: Unit) -> None:
-            nonlocal done
-            done += unit.size
-            progress(task, done, total)
-
-        def pending() -> Iterator[Unit]:
-            nonlocal count
-            for unit in preparation.units():
-                count = unit.number + 1
-                if preparation.part(unit, suffix).exists():
-                    advance(unit)
-                else:
-                    yield unit
-
-        try:
-            run_tasks(work, pending(), workers, advance)
-        except BaseException:  # the other workers were killed, perhaps while they wrote
-            remove_all_leftovers(folder)
-            raise
-        return count
-
+    process = partial(process_units, preparation, workers, progress)
     if not (folder / "tokenizer_config.json").exists():  # the last file that Tokenizer.save writes
         if isinstance(tokenizer, str):
             progress("learning the tokenizer", 0, 0)
@@ -191,6 +196,41 @@ def run(
         tasks = {task: rest * seconds / sum(own.values()) for task, seconds in own.items()}  # of all processes
         measured.seconds = {"learning the vocabulary": learning, "inspecting": inspecting, **tasks}
         measured.bytes, measured.encoder = index["report"]["bytes"], preparation.encoder[0]
+
+
+def process_units(
+    preparation: Preparation,
+    workers: int,
+    progress: Progress,
+    task: str,
+    work: Callable[[Unit], None],
+    suffix: str,
+    part: Part = ALL_UNITS,
+) -> int:
+    """Call `work` on each unit of a part without a file of this suffix, and return the number of all units."""
+    total = sum(provenance(source)["size"] for source in preparation.sources)
+    done, count = 0, 0
+
+    def advance(unit: Unit) -> None:
+        nonlocal done
+        done += unit.size
+        progress(task, done, total)
+
+    def pending() -> Iterator[Unit]:
+        nonlocal count
+        for unit in preparation.units():
+            count = unit.number + 1
+            if preparation.part(unit, suffix).exists() or not part.has(unit.number):
+                advance(unit)
+            else:
+                yield unit
+
+    try:
+        run_tasks(work, pending(), workers if total > preparation.sizes.serial_bytes else 1, advance)
+    except BaseException:  # the other workers were killed, perhaps while they wrote
+        remove_all_leftovers(preparation.folder)
+        raise
+    return count
 
 
 def check_settings(earlier: Mapping[str, Any], settings: Mapping[str, Any], folder: Path) -> None:

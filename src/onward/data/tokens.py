@@ -181,6 +181,11 @@ class TokenData:
     folder: Path
 
 
+def id_dtype(tokenizer: Tokenizer) -> Literal["uint16", "uint32"]:
+    """Return the dtype of a tokenizer's ids on disk."""
+    return "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
+
+
 def encode(
     tokenizer: Tokenizer, documents: Iterable[str], encode_batch: Encoder | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -191,7 +196,7 @@ def encode(
     `Tokenizer.pieces` is exact. `encode_batch` is by default the encoder of the tokenizer.
     """
     encode_batch = encode_batch or encoder(tokenizer)
-    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+    dtype = np.dtype(id_dtype(tokenizer))
     end = np.array([] if tokenizer.eos_id is None else [tokenizer.eos_id], dtype)
     ids, ends, count = [end[:0]], [], 0
     for group in document_groups(documents):

@@ -18,6 +18,7 @@ from onward.text.tokenizer import Tokenizer
 LARGEST = 1 << 26  # bytes of a file, to which nothing more is added then
 FOLDER = 1 << 28  # bytes of the folder; of more, the files used longest ago are deleted
 ENDING = ".jsonl"
+PACKAGES = "onward", "torch", "tokenizers"  # that compute results
 
 
 class NotKept(UserWarning):
@@ -94,9 +95,9 @@ def kept_for(model: Decoder, tokenizer: Tokenizer, folder: Path) -> Kept:
 
 
 def versions() -> list[str]:
-    """Return the versions of the packages that compute results."""
+    """Return the versions of PACKAGES, "" for a package that is not installed."""
     installed = []
-    for package in "onward", "torch", "tokenizers":
+    for package in PACKAGES:
         try:
             installed.append(version(package))
         except PackageNotFoundError:

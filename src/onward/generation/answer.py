@@ -13,11 +13,11 @@ class StopText:
     """Passes text through up to the first stop text, and delays characters that may begin a stop text.
 
     `stops` are the stop texts. The first stop text is the one that ends first, however the text is split into pieces;
-    of two that end at the same character, the longer one.
+    of two that end at the same character, the longer one. With `include` the text ends with it, else before it.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self.stops, self.pending, self.stopped = stops, "", False
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        self.stops, self.include, self.pending, self.stopped = stops, include, "", False
 
     def push(self, piece: str) -> str:
         """Add a piece of text; returns the text that can no longer become part of a stop text."""
@@ -25,7 +25,7 @@ class StopText:
         ends = [(start + len(stop), start) for stop in self.stops if (start := self.pending.find(stop)) >= 0]
         if ends:
             self.stopped = True
-            safe = min(ends)[1]
+            safe = min(ends)[0 if self.include else 1]
         else:
             safe = len(self.pending) - max((self.beginning(stop) for stop in self.stops), default=0)
         passed, self.pending = self.pending[:safe], "" if self.stopped else self.pending[safe:]
@@ -45,8 +45,8 @@ class Answer:
     """The text of an answer, decoded token by token: a character is added once no later token can change it.
 
     `before` are the tokens that the answer follows; `limit` is the most tokens that it has; `stop` are texts that end
-    the answer and are not part of it; `when` is called with the text so far after each token and returns whether the
-    answer ends.
+    the answer, which ends before them or, with `include_stop`, after them; `when` is called with the text so far after
+    each token and returns whether the answer ends.
     """
 
     @checked
@@ -57,8 +57,9 @@ class Answer:
         stop: Sequence[str] = (),
         when: Callable[[str], bool] | None = None,
         limit: int | None = None,
+        include_stop: bool = False,
     ) -> None:
-        self.stream, self.stop_text, self.when = TextStream(tokenizer, before), StopText(stop), when
+        self.stream, self.stop_text, self.when = TextStream(tokenizer, before), StopText(stop, include_stop), when
         self.text = ""  # all text that no further token can change
         self.remaining = limit  # tokens that may still be pushed
         self.num_taken = 0  # characters that `take` has returned

@@ -26,6 +26,7 @@ class GenerationOptions(Sampling):
     max_new_tokens: SizeOrZero | None = None  # the most tokens of an answer; none: 256, or as many as the context holds
     min_new_tokens: SizeOrZero = 0  # no stop token is generated before this many new tokens
     stop: tuple[str, ...] = ()  # texts that end the answer and are not part of it
+    include_stop: bool = False  # the stop text that ends an answer is part of it
     stop_token_ids: tuple[SizeOrZero, ...] = ()  # token ids that end the answer, in addition to the model's own
     stop_when: StopCondition | None = None  # called with the text after each token; True ends the answer
     regex: str = ""  # the answer matches this regular expression
@@ -65,6 +66,7 @@ class OptionKeywords(SamplingKeywords, total=False):
 
     min_new_tokens: int
     stop: str | Sequence[str]
+    include_stop: bool
     stop_token_ids: Sequence[int]
     stop_when: StopCondition | None
     regex: str

@@ -60,7 +60,7 @@ def requests_for(
         before = tokenizer.decode(tokens[-LOOK_BACK:])
         for _ in range(options.n):
             limit = default_new_tokens(room) if options.max_new_tokens is None else options.max_new_tokens
-            answer = Answer(tokenizer, tokens, options.stop, options.stop_when, limit)
+            answer = Answer(tokenizer, tokens, options.stop, options.stop_when, limit, options.include_stop)
             request = Request(
                 tokens,
                 options,

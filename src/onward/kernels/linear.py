@@ -17,6 +17,8 @@ from onward.kernels.available import unavailable
 from onward.kernels.memory import Unreadable, address, buffer
 from onward.kernels.rules import DTYPES, MIN_PARALLEL, emitter, takes_kernels
 
+ANY = 1 << 62  # rows
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Multiply x (..., I) with a weight (O, I) and add a bias (O,); return (..., O).
@@ -47,7 +49,9 @@ def max_rows(dtype: torch.dtype) -> int:
     without a kernel."""
     cpu = torch.cpu.get_capabilities()
     if dtype == torch.bfloat16 and cpu.get("avx512_bf16"):
-        return 32 if cpu.get("amx_tile") else 1 << 62
+        return 32 if cpu.get("amx_tile") else ANY
+    if dtype == torch.float32 and cpu.get("avx512_f") and str(cpu.get("cpu_name", "")).startswith("AMD"):
+        return ANY  # PyTorch's library (MKL) computes with half of the vectors' width there
     return {torch.float32: 32, torch.bfloat16: 4}.get(dtype, 0)
 
 

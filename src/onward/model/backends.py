@@ -8,17 +8,22 @@ Shapes: B batch, T tokens in this call, S keys, H heads, K key/value heads, G = 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from onward.kernels import attention as kernel
+from onward.kernels.memory import Unreadable
+from onward.kernels.rules import is_worth
 from onward.model.cache import CacheEntry, Keys, to_tensor
 from onward.model.flex import flex
 from onward.model.mask import AttentionMask
 
 MAX_FOLDED = 16  # the most queries per row with which the heads of a group are folded into the query length
 QUERY_BLOCK = 512  # queries per block in `sdpa_blocks`
+MAX_KEYS = 3 << 17  # bytes of a row's keys and values for each query head up to which the kernel is faster than SDPA
 MAX_DENSE = 1 << 21  # the largest T * S for which the bias of a packed or window layer is made as a whole
 
 
@@ -140,6 +145,25 @@ def sdpa_blocks(
     return torch.cat(out, 1)
 
 
+def without_gathering(
+    q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor | None:
+    """Compute attention by the kernel that reads the entries of a cache in its memory, or vectors at positions 0, 1, 2,
+    ... as such entries; None where this is not possible or not faster."""
+    if isinstance(k, CacheEntry) and isinstance(v, CacheEntry):
+        return k.attend(q, v, mask, scale=scale, softcap=softcap, sinks=sinks)
+    if isinstance(k, CacheEntry) or isinstance(v, CacheEntry) or not mask.plain or mask.slopes is not None:
+        return None
+    size = (k[0].numel() + v[0].numel()) * k.element_size()
+    if size > MAX_KEYS * q.size(2) or not kernel.takes_kernel(q, k, v, k.size(1)) or not is_worth("attention", q):
+        return None
+    positions = mask.query_positions.expand(len(q), -1)
+    with suppress(Unreadable):
+        vectors = q, k.contiguous(), v.contiguous(), positions
+        return kernel.attend(*vectors, window=mask.window, scale=scale, softcap=softcap, sinks=sinks)
+    return None
+
+
 def attend(
     q: Tensor,
     k: Keys,
@@ -153,8 +177,8 @@ def attend(
 ) -> Tensor:
     """Compute attention by the fastest backend that supports the options for this shape, dtype and device: q (B, T, H,
     E), k (B, S, K, E) and v (B, S, K, F) -> (B, T, H, F). The options are those of `reference`."""
-    if isinstance(k, CacheEntry) and isinstance(v, CacheEntry):
-        y = k.attend(q, v, mask, scale=scale, softcap=softcap, sinks=sinks)
+    if not dropout:
+        y = without_gathering(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks)
         if y is not None:
             return y
     if softcap is not None or sinks is not None or reference_is_faster(q, k):

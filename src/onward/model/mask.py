@@ -84,6 +84,7 @@ class AttentionMask:
         self.segments = segments  # None: each row is one document
         self.slopes = slopes  # (H,), the first argument of `bias_of`; None: no bias
         self.bias_of = score_bias  # (slope, query position, key position) -> bias, elementwise
+        self.plain = plain
         self.causal_only = plain and not window and slopes is None  # token t attends to tokens 0 to t, without a bias
         self._biases: dict[torch.dtype, Tensor] = {}
 

@@ -68,6 +68,8 @@ async def chat_completions(body: ChatRequest, http: Request) -> Any:
     form = form_of(body.response_format, tools)
     messages = [message_of(message.model_dump(), number) for number, message in enumerate(body.messages)]
     ends = {name: value for name in ENDS if (value := getattr(body, name)) is not None}
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError("top_logprobs is given without logprobs: set it to true", param="top_logprobs")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     job = await begin(service, served, body, messages, tools, "chat", ends, logprobs=num_logprobs, **form)
     reply = Reply(body, served, job, tools)
@@ -89,7 +91,9 @@ async def begin(
     """Start the answer to messages; return its Job, whose text grows as the engine steps. `label` is its name in the
     log. `ends` are the arguments of `Chat.encode` that say how the prompt ends; `options` replace fields of
     GenerationOptions. By default an answer may fill the context."""
-    variables = variables_of(body, tools, served)
+    variables = variables_of(body.chat_template_kwargs, tools, served)
+    if body.reasoning_effort is not None:
+        variables["reasoning_effort"] = body.reasoning_effort
     chat = await service.compute(chat_of, served.lm.text())
     tokens = await service.compute(lambda: chat.encode(messages, **ends or {}, **variables))
     tokens = truncated(tokens, body, served)
@@ -128,9 +132,9 @@ def form_of(response_format: Mapping[str, Any] | None, tools: Tools) -> dict[str
     return {"json_schema": given}
 
 
-def message_of(message: Mapping[str, Any], number: int) -> dict[str, Any]:
+def message_of(message: Mapping[str, Any], number: int, field: str = "messages") -> dict[str, Any]:
     """Return a message as chat templates expect it: its content as text, and the arguments of calls as tables. Raises
-    an ApiError, which names message `number`, for content other than text."""
+    an ApiError, which names item `number` of the `field` that holds the message, for content other than text."""
     result = {name: value for name, value in message.items() if value is not None}
     content = message.get("content")
     if isinstance(content, list):
@@ -138,8 +142,7 @@ def message_of(message: Mapping[str, Any], number: int) -> dict[str, Any]:
             if part.get("type") not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
                 kind = part.get("type")
                 raise ApiError(
-                    f"messages[{number}] has content of the type {kind!r:.100}: this model reads text only",
-                    param="messages",
+                    f"{field}[{number}] has content of the type {kind!r:.100}: this model reads text only", param=field
                 )
         result["content"] = "".join(part["text"] for part in content)
     if isinstance(calls := message.get("tool_calls"), list):
@@ -161,14 +164,12 @@ def with_table(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def variables_of(body: ChatFields, tools: Tools, served: Served) -> dict[str, Any]:
-    """Return the variables for the chat template by name. Raises an ApiError if tools are given that the template does
-    not show."""
-    variables = dict(body.chat_template_kwargs or {})
+def variables_of(given: Mapping[str, Any] | None, tools: Tools, served: Served) -> dict[str, Any]:
+    """Return the variables for the chat template by name: those `given`, and the tools. Raises an ApiError for a
+    variable with the name of a field, and for tools that the template does not show."""
+    variables = dict(given or {})
     if clash := variables.keys() & {"messages", "tools", "add_generation_prompt", "continue_final_message"}:
         raise ApiError(f"chat_template_kwargs holds {min(clash)}, which is a field of the request: give it there")
-    if body.reasoning_effort is not None:
-        variables["reasoning_effort"] = body.reasoning_effort
     if tools.choice != "none":
         if "tools" not in template_of(served):
             raise ApiError(f"the chat template of {served.name} does not show tools to the model", param="tools")

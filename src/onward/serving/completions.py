@@ -22,7 +22,7 @@ from onward.serving.usage import of_completion, usage_of
 from onward.transforms.lora import use_adapter
 
 router = APIRouter(tags=["OpenAI"])
-DEFAULT_TOKENS = 16  # of an answer, as OpenAI's API has it
+DEFAULT_TOKENS = 16  # of an answer, as OpenAI's API has it, or as many as the context has room for
 MOST_LOGPROBS = 100
 
 
@@ -42,8 +42,9 @@ async def completions(body: CompletionRequest, http: Request) -> Any:
     for a stream, as server-sent events."""
     service = service_of(http)
     served = service.model(body.model)
-    options = body.options(DEFAULT_TOKENS, logprobs=body.logprobs)
     prompts = await service.compute(tokens_of, body, served)
+    room = served.engine.length - max(map(len, prompts), default=0)
+    options = body.options(max(1, min(DEFAULT_TOKENS, room)), logprobs=body.logprobs)
     job = await service.submit(served, prompts, options, "completions", body.edits)
     reply = Reply(body, served, job, [Choice(body, served, prompt) for prompt in prompts for _ in range(options.n)])
     if body.echo and body.logprobs is not None:

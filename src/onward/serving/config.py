@@ -22,7 +22,7 @@ class EngineOptions:
     rows: Annotated[int, Range(1, 4096)] = 16  # answers that are generated at a time; others wait
     context: Size | None = None  # the most tokens of a prompt and its answer; none: the model's context
     cache_memory: str = ""  # for keys and values, such as 2GB; none: rows x context, or half of the free memory
-    prefill_budget: Annotated[int, Range(1, 1 << 20)] = 32  # tokens of a prompt per step while others get theirs
+    prefill_budget: Annotated[int, Range(1, 1 << 20)] = 128  # tokens of one prompt per step while others get theirs
     draft: str = ""  # folder of a smaller model with the same tokenizer, which drafts tokens
     lookup: int = 0  # draft this many tokens from text after an earlier occurrence of the last tokens; 0: none
     prompt_cache: str = ""  # a folder that keeps the keys and values of prompts for the next start

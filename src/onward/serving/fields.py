@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from onward.generation.options import GenerationOptions
+from onward.generation.options import FORMS, GenerationOptions
 from onward.serving.edits import Edits
 from onward.serving.errors import ApiError
 
@@ -22,7 +22,7 @@ LOG = logging.getLogger("onward.serving")
 SAME = (  # fields of GenerationOptions under their own names
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty"),
     *("presence_penalty", "no_repeat_ngram_size", "logit_bias", "suppress_tokens", "forced_tokens", "stop", "seed"),
-    *("stop_token_ids", "n", "regex", "json_schema", "min_new_tokens", "max_new_tokens"),
+    *("stop_token_ids", "n", "regex", "json_schema", "grammar", "min_new_tokens", "max_new_tokens"),
 )
 OTHER_NAMES = {  # a field of GenerationOptions by the name that another server gives it
     "repeat_penalty": "repetition_penalty",
@@ -31,47 +31,64 @@ OTHER_NAMES = {  # a field of GenerationOptions by the name that another server 
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
     "max_output_tokens": "max_new_tokens",
+    "n_cmpl": "n",
+    "include_stop_str_in_output": "include_stop",
 }
-HARMLESS = {  # fields that change no answer
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id", "priority"),
-    *("cache_prompt", "verbosity", "prompt_cache_retention", "include_reasoning", "include", "truncation"),
+HARMLESS = {  # fields that change no answer, or that only another, refused field makes use of
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "request_id", "session_id", "priority"),
+    *("cache_prompt", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "n_cache_reuse", "id_slot"),
+    *("include_reasoning", "verbosity", "stream_interval", "backend_sampling", "n_keep", "n_discard", "min_keep"),
+    *("speculative.n_max", "speculative.n_min", "speculative.p_min", "speculative.type", "speculative.ngram_size_n"),
+    *("speculative.ngram_size_m", "speculative.ngram_min_hits", "xtc_threshold", "dynatemp_exponent"),
+    *("adaptive_decay", "mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+    *("dry_sequence_breakers", "reasoning_control", "reasoning_budget_message"),
 }
-REFUSED = {  # fields whose meaning the server lacks, and the values that change nothing
-    "suffix": (None, ""),
-    "best_of": (None, 1),
-    "use_beam_search": (None, False),
-    "length_penalty": (None, 1, 1.0),
-    "include_stop_str_in_output": (None, False),
-    "skip_special_tokens": (None, True),
-    "spaces_between_special_tokens": (None, True),
-    "bad_words": (None, []),
-    "logits_processors": (None, []),
-    "prompt_logprobs": (None,),
-    "mirostat": (None, 0),
-    "dynatemp_range": (None, 0, 0.0),
-    "dry_multiplier": (None, 0, 0.0),
-    "xtc_probability": (None, 0, 0.0),
-    "tfs_z": (None, 1, 1.0),
-    "modalities": (None, ["text"]),
-    "audio": (None,),
-    "prediction": (None,),
-    "web_search_options": (None,),
-    "functions": (None, []),
-    "function_call": (None, "none"),
-    "documents": (None, []),
-    "chat_template": (None,),
-    "allowed_token_ids": (None,),
-    "image_data": (None, []),
-    "samplers": (None,),
-    "lora": (None, []),
-    "previous_response_id": (None,),
-    "conversation": (None,),
-    "background": (None, False),
-    "max_tool_calls": (None,),
-    "logits_bias": (None,),
+REFUSED = {  # fields whose meaning the server lacks, unless they are null, false, 0 or empty
+    *("suffix", "use_beam_search", "bad_words", "logits_processors", "allowed_token_ids", "samplers", "mirostat"),
+    *("dynatemp_range", "dry_multiplier", "xtc_probability", "n_probs", "post_sampling_probs", "t_max_predict_ms"),
+    *("lora", "documents", "chat_template", "chat_format", "chat_parser", "generation_prompt", "preserved_tokens"),
+    *("grammar_lazy", "grammar_triggers", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("functions", "max_tool_calls", "web_search_options", "prediction", "audio", "image", "image_data"),
+    *("previous_response_id", "conversation", "background", "background_options", "context_management", "prompt"),
+    *("previous_input_messages", "enable_response_messages", "moderation", "access_programs", "echo", "top_logprobs"),
+    *("reasoning_budget_start_tag", "reasoning_budget_end_tag", "reasoning_budget_end_tags", "response_fields"),
+    *("return_tokens", "return_progress", "return_token_offsets", "return_tokens_as_token_ids", "return_prompt_text"),
+    *("timings_per_token", "n_indent", "add_special_tokens", "logprob_token_ids", "repetition_detection"),
+    *("prompt_embeds", "cache_salt", "watermarking", "vllm_xargs", "kv_transfer_params", "ec_transfer_params"),
+    *("routed_experts_prompt_start", "return_mm_kwargs", "mm_payload", "mm_processor_kwargs", "media_io_kwargs"),
+}
+NEUTRAL: dict[str, Any] = {  # likewise, unless they are null or have this value
+    "best_of": 1,
+    "length_penalty": 1,
+    "tfs_z": 1,
+    "top_n_sigma": -1,
+    "adaptive_target": -1,
+    "repeat_last_n": -1,
+    "reasoning_budget_tokens": -1,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "parse_tool_calls": True,
+    "modalities": ["text"],
+    "function_call": "none",
+    "reasoning_format": "auto",
+    "response_format": {"type": "text"},
+    "truncation_side": "left",
+    "truncation": "disabled",
+    "prompt_logprobs": None,
+    "thinking_token_budget": None,
+    "parse_special": None,
+}
+INSTEAD = {  # of a refused field: the field with its meaning
+    **{f"guided_{form}": f"structured_outputs.{form}" for form in ("json", "regex", "choice", "grammar")},
+    "response_format": "structured_outputs",
+    "n_probs": "logprobs",
+    "top_logprobs": "logprobs",
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "prompt_logprobs": "echo with logprobs",
 }
 WORKABLE_STOPS = 64  # stop texts of a request
-SCHEMA_CHARACTERS = 100_000  # of a regular expression, grammar or schema, as JSON
+FORM_CHARACTERS = 100_000  # of a regular expression, grammar or schema, as JSON
 unknown_fields: set[str] = set()  # those that the log has named
 
 
@@ -111,10 +128,12 @@ class SamplingFields(BaseModel):
     suppress_tokens: list[int] | None = None
     forced_tokens: list[int] | None = None
     stop: str | list[str] | None = Field(None, description="Texts that end an answer and are not part of it.")
+    include_stop_str_in_output: bool | None = Field(None, description="The stop text is part of the answer.")
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = Field(None, description="Never generate a stop token.")
     seed: int | None = Field(None, description="Equal seeds give equal answers.")
-    n: int | None = Field(None, description="Answers for each prompt.")
+    n: int | None = Field(None, description="Answers for each prompt. Also as n_cmpl.")
+    n_cmpl: int | None = None
     max_tokens: int | None = Field(None, description="Also as max_completion_tokens, max_new_tokens, n_predict.")
     max_completion_tokens: int | None = None
     max_new_tokens: int | None = None
@@ -124,6 +143,7 @@ class SamplingFields(BaseModel):
     repeat_penalty: float | None = None
     regex: str | None = None
     json_schema: dict[str, Any] | None = None
+    grammar: str | None = Field(None, description="In GBNF, or in Lark's syntax as llguidance reads it.")
     structured_outputs: Structured | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -138,8 +158,9 @@ class SamplingFields(BaseModel):
         for name, own in OTHER_NAMES.items():
             if (value := getattr(self, name, None)) is not None and values.setdefault(own, value) != value:
                 raise ApiError(f"{name} and {own} are both given and differ: leave one out", param=name)
-        if values.get("max_new_tokens") == -1:  # llama.cpp: no limit
-            del values["max_new_tokens"]
+        for name in "max_new_tokens", "top_k":
+            if values.get(name) == -1:  # no limit
+                del values[name]
         if isinstance(values.get("stop"), list) and len(values["stop"]) > WORKABLE_STOPS:
             raise ApiError(f"stop has {len(values['stop'])} texts: give at most {WORKABLE_STOPS}", param="stop")
         if self.structured_outputs is not None:
@@ -147,9 +168,6 @@ class SamplingFields(BaseModel):
             if both := {"regex", "json_schema", "grammar"} & values.keys() & form.keys():
                 raise ApiError(f"{min(both)} and structured_outputs are both given: choose one", param=min(both))
             values |= form
-        for name in "regex", "json_schema":
-            if len(json.dumps(values.get(name, ""))) > SCHEMA_CHARACTERS:
-                raise ApiError(f"{name} has more than {SCHEMA_CHARACTERS:,} characters: shorten it", param=name)
         return values
 
     def options(self, limit: int | None, **changes: Any) -> GenerationOptions:
@@ -160,6 +178,9 @@ class SamplingFields(BaseModel):
             values["stop"] = (values["stop"],) if isinstance(values["stop"], str) else tuple(values["stop"])
         for name in "stop_token_ids", "suppress_tokens", "forced_tokens":
             values[name] = tuple(values.get(name, ()))
+        for name in FORMS:
+            if len(json.dumps(values.get(name, ""))) > FORM_CHARACTERS:
+                raise ApiError(f"{name} has more than {FORM_CHARACTERS:,} characters: shorten it", param=name)
         options = GenerationOptions(**values)
         if self.ignore_eos:
             return GenerationOptions(**{**values, "min_new_tokens": options.max_new_tokens or 0})
@@ -175,9 +196,10 @@ def check_others(extra: Mapping[str, Any]) -> None:
     """Raise an ApiError for a field of a request that the server cannot honor; log fields that it does not know, once
     each."""
     for name, value in extra.items():
-        if name in REFUSED and value not in REFUSED[name]:
-            raise ApiError(f"{name} is not supported by this server: leave it out", param=name)
-    unknown = {*extra} - {*REFUSED} - HARMLESS - unknown_fields
+        if (name in REFUSED and value) or (name in NEUTRAL and value not in (None, NEUTRAL[name])):
+            instead = f"use {INSTEAD[name]}" if name in INSTEAD else "leave it out"
+            raise ApiError(f"{name} is not supported by this server: {instead}", param=name)
+    unknown = {*extra} - REFUSED - {*NEUTRAL} - HARMLESS - unknown_fields
     if unknown and len(unknown_fields) < 1000:
         unknown_fields.update(unknown)
         LOG.warning("unknown fields are ignored: %s", ", ".join(sorted(repr(name)[:100] for name in unknown)))

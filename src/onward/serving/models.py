@@ -17,7 +17,7 @@ from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.growing import CHUNK
 from onward.generation.engine.engine import Engine
 from onward.language_model import LanguageModel
-from onward.limits import memory_size
+from onward.limits import in_bytes, memory_size
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
 from onward.planning.memory import cache_bytes, weight_bytes
@@ -100,7 +100,7 @@ def check_weights(folders: Sequence[Path], dtype: torch.dtype | None, quantize: 
     if size and total > size:
         names = ", ".join(folder.name for folder in folders)
         raise UserError(
-            f"the weights of {names} need {total / GIB:.3g} GiB, and this machine has {size / GIB:.3g} GiB of memory: "
+            f"the weights of {names} need {in_bytes(total)}, and this machine has {in_bytes(size)} of memory: "
             "serve a smaller model, or set --quantize int4"
         )
 
@@ -154,8 +154,8 @@ def num_blocks(config: DecoderConfig, rows: int, length: int, chunk: int, dtype:
     if blocks < one_row:
         least = one_row * block
         raise UserError(
-            f"the cache has room for {blocks * BLOCK:,} tokens ({room / GIB:.2f} GiB), and a context of {length:,} "
-            f"needs {least / GIB:.2f} GiB: set --context lower or --cache-memory higher"
+            f"the cache has room for {blocks * BLOCK:,} tokens ({in_bytes(room)}), and a context of {length:,} "
+            f"needs {in_bytes(least)}: set --context lower or --cache-memory higher"
         )
     return blocks
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 
 from onward.serving.chat import ChatFields, begin, form_of, message_of, template_of
+from onward.serving.completions import MOST_LOGPROBS
 from onward.serving.errors import ApiError, body_of
 from onward.serving.jobs import Job, Update, merged
 from onward.serving.models import Served
 from onward.serving.service import service_of
 from onward.serving.streams import event
 from onward.serving.tools import ToolCall, Tools, ToolText, markers_of
-from onward.serving.usage import usage_of
+from onward.serving.usage import of_chat, usage_of
 
 router = APIRouter(tags=["OpenAI"])
+LOGPROBS = "message.output_text.logprobs"  # in the field include
 
 
 class ResponsesRequest(ChatFields):
@@ -30,6 +32,18 @@ class ResponsesRequest(ChatFields):
     max_output_tokens: int | None = None
     text: dict[str, Any] | None = Field(None, description="format: text, json_object or json_schema.")
     reasoning: dict[str, Any] | None = Field(None, description="effort: a variable for the chat template.")
+    include: list[str] | None = Field(None, description=f"{LOGPROBS}: the log-probabilities of tokens.")
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """The number of alternatives per token whose log-probabilities are returned; None: no log-probabilities.
+        Raises an ApiError if it is given and `include` does not ask for them."""
+        if LOGPROBS in (self.include or ()):
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise ApiError(f"top_logprobs is given, and include lacks {LOGPROBS}: add it", param="top_logprobs")
+        return None
 
 
 @router.post("/v1/responses", response_model=None)
@@ -46,7 +60,7 @@ async def responses(body: ResponsesRequest, http: Request) -> Any:
     if body.reasoning and body.reasoning.get("effort") is not None:
         body.reasoning_effort = str(body.reasoning["effort"])
     form = form_of(response_format_of(body.text), tools)
-    job = await begin(service, served, body, messages_of(body), tools, "responses", **form)
+    job = await begin(service, served, body, messages_of(body), tools, "responses", logprobs=body.num_logprobs, **form)
     reply = Reply(body, served, job, tools)
     if body.stream:
         return service.stream(job, reply.events)
@@ -73,16 +87,16 @@ def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
     for number, item in enumerate(body.input):
         match item.get("type", "message"):
             case "message" if isinstance(item.get("role"), str):
-                messages.append(message_of({"role": item["role"], "content": item.get("content")}, number))
+                messages.append(message_of({"role": item["role"], "content": item.get("content")}, number, "input"))
             case "function_call":
                 function = {"name": item.get("name"), "arguments": item.get("arguments")}
                 call = {"id": item.get("call_id"), "type": "function", "function": function}
-                messages.append(message_of({"role": "assistant", "content": "", "tool_calls": [call]}, number))
+                messages.append(message_of({"role": "assistant", "content": "", "tool_calls": [call]}, number, "input"))
             case "function_call_output":
                 answer = {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
-                messages.append(message_of(answer, number))
+                messages.append(message_of(answer, number, "input"))
             case "reasoning":
-                pass  # the reasoning of earlier turns is not shown to the model again
+                pass  # what a model thought in an earlier turn is not shown to it again
             case kind:
                 raise ApiError(f"input[{number}] has the type {kind!r:.99}: give messages and calls", param="input")
     return messages
@@ -90,7 +104,8 @@ def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
 
 class Reply:
     """Makes the reply to a request of /v1/responses from the updates of its answer: one JSON object (`as_json`) or, for
-    a stream, server-sent events (`events`). `items` are the output so far: a message, then calls."""
+    a stream, server-sent events (`events`). `items` are the output so far: a message, then calls. `logprobs` are
+    those of the message's tokens, of which the last event has the first `num_sent`."""
 
     def __init__(self, body: ResponsesRequest, served: Served, job: Job, tools: Tools) -> None:
         self.body, self.served, self.job, self.tools = body, served, job, tools
@@ -98,6 +113,7 @@ class Reply:
         self.text = ToolText(tools, markers_of(template_of(served)))
         self.content, self.message_id = "", f"msg_{secrets.token_hex(12)}"
         self.items: list[dict[str, Any]] = []
+        self.logprobs, self.num_sent = list[dict[str, Any]](), 0
         self.number = -1  # of the last event
 
     def response(self, status: str, finish_reason: str = "") -> dict[str, Any]:
@@ -144,11 +160,17 @@ class Reply:
 
     def part(self) -> dict[str, Any]:
         """Return the text of the message as a part of its content, a JSON object of the Responses API."""
-        return {"type": "output_text", "text": self.content, "annotations": [], "logprobs": []}
+        return {"type": "output_text", "text": self.content, "annotations": [], "logprobs": [*self.logprobs]}
+
+    def add_logprobs(self, update: Update) -> None:
+        """Add the log-probabilities of the tokens of an update, if the request asks for them, to the message's."""
+        if (top := self.body.num_logprobs) is not None:
+            self.logprobs += of_chat(self.served.lm.text(), update.logprobs, top)["content"]
 
     def as_json(self, updates: list[Update]) -> dict[str, Any]:
         """Return the whole reply as one JSON object, from all updates."""
         update = merged(updates)
+        self.add_logprobs(update)
         first, rest = self.text.push(update.text), self.text.finish()
         self.content, calls = first[0] + rest[0], [*first[1], *rest[1]]
         if self.content or not calls:
@@ -169,6 +191,7 @@ class Reply:
         reason = ""
         try:
             async for updates in batches:
+                self.add_logprobs(updates[0])
                 content, calls = self.text.push(updates[0].text)
                 if reason := updates[0].finish_reason:
                     rest, more = self.text.finish()
@@ -198,12 +221,13 @@ class Reply:
     def opened(self) -> list[str]:
         """Begin a message in the output; return the events that say so."""
         self.content, self.message_id = "", f"msg_{secrets.token_hex(12)}"
+        self.logprobs, self.num_sent = self.logprobs[self.num_sent :], 0
         self.items.append(self.message("in_progress"))
         index = len(self.items) - 1
         where = {"item_id": self.message_id, "output_index": index, "content_index": 0}
         return [
             self.event("response.output_item.added", output_index=index, item=self.items[-1]),
-            self.event("response.content_part.added", **where, part=self.part()),
+            self.event("response.content_part.added", **where, part=self.part() | {"logprobs": []}),
         ]
 
     def grown(self, content: str) -> list[str]:
@@ -213,7 +237,8 @@ class Reply:
         events = [] if self.is_open else self.opened()
         where = {"item_id": self.message_id, "output_index": len(self.items) - 1, "content_index": 0}
         self.content += content
-        return [*events, self.event("response.output_text.delta", **where, delta=content, logprobs=[])]
+        new, self.num_sent = self.logprobs[self.num_sent :], len(self.logprobs)
+        return [*events, self.event("response.output_text.delta", **where, delta=content, logprobs=new)]
 
     def closed(self) -> list[str]:
         """End the message, if it is open; return the events."""
@@ -223,7 +248,7 @@ class Reply:
         where = {"item_id": self.message_id, "output_index": index, "content_index": 0}
         self.items[-1] = self.message("completed")
         return [
-            self.event("response.output_text.done", **where, text=self.content, logprobs=[]),
+            self.event("response.output_text.done", **where, text=self.content, logprobs=self.logprobs),
             self.event("response.content_part.done", **where, part=self.part()),
             self.event("response.output_item.done", output_index=index, item=self.items[-1]),
         ]

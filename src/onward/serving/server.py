@@ -20,6 +20,8 @@ from onward.serving.config import Listening
 from onward.serving.models import Served
 from onward.serving.service import Service
 
+LEAVE = 10.0  # seconds that the engine's thread may take for its last step, or a compilation
+
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to a host and port. Raises a UserError if it cannot be."""
@@ -107,5 +109,7 @@ def serve(
     server = Server(config, service)
     with bound:
         server.run(sockets=[bound])
+    if service.worker.is_alive():
+        service.worker.join(LEAVE)  # a thread in machine code crashes while Python ends
     if failures:
         raise failures[0]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from onward.serving.chat import ChatMessage, message_of
+from onward.serving.chat import ENDS, ChatMessage, message_of, variables_of
 from onward.serving.errors import ApiError
+from onward.serving.fields import check_others
 from onward.serving.service import service_of
+from onward.serving.tools import Tools
 from onward.text.chat import chat_of
 
 router = APIRouter(tags=["tokens"])
@@ -18,6 +20,8 @@ router = APIRouter(tags=["tokens"])
 class TokenizeRequest(BaseModel):
     """The body of a request of /tokenize: one of prompt, content and messages."""
 
+    model_config = ConfigDict(extra="allow")
+
     model: str | None = None
     prompt: str | None = None
     content: str | None = Field(None, description="The prompt, as llama.cpp calls it.")
@@ -25,6 +29,9 @@ class TokenizeRequest(BaseModel):
     add_special_tokens: bool | None = Field(None, description="By default true for prompt; also add_special.")
     add_special: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
     with_pieces: bool | None = None
     return_token_strs: bool | None = None
 
@@ -42,6 +49,7 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
     ApiError unless exactly one of them is given."""
     service = service_of(http)
     served = service.model(body.model)
+    check_others(body.model_extra or {})
     tokenizer = served.lm.text()
     text = body.prompt if body.prompt is not None else body.content
     if (text is None) == (body.messages is None):
@@ -53,7 +61,9 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
     else:
         messages = [message_of(one.model_dump(), number) for number, one in enumerate(body.messages or [])]
         chat = await service.compute(chat_of, tokenizer)
-        tokens = await service.compute(chat.encode, messages, body.add_generation_prompt is not False)
+        ends = {name: value for name in ENDS if (value := getattr(body, name)) is not None}
+        variables = variables_of(body.chat_template_kwargs, Tools.of(body.tools, None, None), served)
+        tokens = await service.compute(lambda: chat.encode(messages, **ends, **variables))
     result: dict[str, Any] = {"count": len(tokens), "max_model_len": served.engine.length, "tokens": tokens}
     if text is None:
         result["stop"] = list(chat.stop)  # texts that end the answer

@@ -3,6 +3,7 @@
 import atexit
 import itertools
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from onward.parallel.parallelize import device_mesh, release_replicas
 
 STORES: list[distributed.Store] = []  # of the process group that was joined
 AGREED = itertools.count()  # numbers of the calls of `agreed`, the same in all processes
+PATIENCE = 600.0  # seconds that processes wait for each other when they join
 
 
 def leave() -> None:
@@ -26,6 +28,21 @@ def leave() -> None:
     STORES.clear()
     release_replicas()
     distributed.destroy_process_group()
+
+
+def await_all(store: distributed.Store, rank: int, count: int) -> None:
+    """Wait until all processes have called this function. Raises a UserError, which names a process, if it has not
+    within PATIENCE."""
+    store.set(f"here/{rank}", "")
+    until = time.monotonic() + PATIENCE
+    for other in range(count):
+        left = max(0.001, until - time.monotonic())
+        try:
+            store.wait([f"here/{other}"], timedelta(seconds=left))
+        except RuntimeError:
+            raise UserError(
+                f"rank {other} has not answered within {PATIENCE:g} seconds: look at its node, and start all again"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -41,7 +58,7 @@ class Processes:
     @classmethod
     def join(cls) -> "Processes":
         """Join the process group, if torchrun started several processes: see its RANK and WORLD_SIZE. Raises a
-        UserError if the processes cannot connect."""
+        UserError if the processes cannot connect, or one does not answer."""
         count = int(os.environ.get("WORLD_SIZE", "1"))
         if count == 1:
             return cls()
@@ -55,6 +72,9 @@ class Processes:
             day = timedelta(days=1)
             try:
                 store, rank, count = next(distributed.rendezvous("env://"))
+                # torchrun's store outlives processes that it starts again
+                store = distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+                await_all(store, rank, count)
                 group = distributed.PrefixStore("group", store)
                 distributed.init_process_group(store=group, rank=rank, world_size=count, timeout=day)
             except RuntimeError as error:
@@ -132,6 +152,14 @@ class Processes:
                 f"batches: give --accumulation {more}"
             )
 
+    def check_windows(self, windows: int) -> None:
+        """Raise a UserError if the data have fewer windows than there are processes with windows of their own."""
+        if windows < self.mesh.data:
+            raise UserError(
+                f"the data have {windows:,} windows for {self.mesh.data} processes with windows of their own: start "
+                "fewer processes, give more text, or shorten --model.context-length"
+            )
+
     def check_same(self, facts: dict[str, object], of_part: Collection[str] = ()) -> None:
         """Raise a UserError in all processes if a process has another value for a fact, by name, than rank 0. The facts
         `of_part` are those of the part of the model that a process holds, and compared with the first that holds it."""
@@ -144,9 +172,11 @@ class Processes:
             first = {name: of_ranks[same_part if name in of_part else 0][name] for name in facts}
             if differ := [name for name, value in first.items() if other[name] != value]:
                 known = same_part if {*differ} <= {*of_part} else 0
+                versions = [f"{name} ({first[name]}, {other[name]})" for name in differ if name.startswith("version")]
+                remedy = "install the same on all" if versions else "give all ranks one run folder, on a shared disk"
                 raise UserError(
-                    f"the ranks hold different runs: rank {rank} differs from rank {known} in {' and '.join(differ)}; "
-                    "give all ranks one run folder, on a shared disk"
+                    f"the ranks hold different runs: rank {rank} differs from rank {known} in "
+                    f"{' and '.join(versions or differ)}; {remedy}"
                 )
 
     def sum_tensors(self, tensors: Iterable[Tensor]) -> None:

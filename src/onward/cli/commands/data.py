@@ -4,16 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from shlex import quote
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table, printable
 from onward.cli.shared.sources import announce, skipped_in
 from onward.data import corpora
 from onward.data.cleaning import Cleaning
-from onward.data.progress import Measured
+from onward.data.progress import Measured, Progress
 from onward.errors import UserError
 from onward.fields import part, plain
+
+if TYPE_CHECKING:
+    from onward.data.tokens import TokenData
 
 ABOUT = """\
 Encode texts of any size into token shards on disk, list and download corpora, or show examples for fine-tuning.
@@ -22,6 +25,8 @@ examples:
   onward data prepare mybook.txt notes/ talks.jsonl.gz --field body --out prepared/mine
   onward data prepare 'web/*.parquet' --tokenizer tokenizers/web --gopher --near 0.8 --out prepared/web
   onward data prepare 'hf://user/name?name=config&split=train' --tokenizer bpe:32000 --out prepared/name
+  onward data prepare 'web/*.parquet' --tokenizer tokenizers/web --out prepared/web --part 3/16     on one of 16
+  onward data join prepared/web
   onward train prepared/mine prepared/web --weights 0.3 --weights 0.7
   onward data list
   onward data get tinyshakespeare
@@ -37,7 +42,7 @@ class Options(Cleaning):
     """The options of `onward data`."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "sources")
-    action: Literal["prepare", "list", "get", "show"]  # prepare SOURCES, list, get NAME, or show EXAMPLES
+    action: Literal["prepare", "join", "list", "get", "show"]  # prepare or show SOURCES, join FOLDER, get NAME, list
     sources: tuple[str, ...] = ()  # files, folders, globs, pipes, hf://NAME, - or the name of a corpus
     model: str = ""  # model whose tokens and chat template are shown; "": show texts
     method: str = "sft"  # the method of fine-tuning that reads the examples
@@ -49,12 +54,14 @@ class Options(Cleaning):
     field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
     encoding: str = "utf-8"  # encoding of text files
     workers: int = 0  # number of processes; 0: one per core
+    part: str = ""  # a part of the work, such as 3/16, to be joined with the others: into OUT.part-3-of-16
     json: bool = False  # print the result as JSON
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "prepare": (
             *(one.name for one in fields(Cleaning)),
-            *("sources", "tokenizer", "out", "field", "encoding", "workers", "json"),
+            *("sources", "tokenizer", "out", "field", "encoding", "workers", "part", "json"),
         ),
+        "join": ("sources", "workers", "json"),
         "get": ("sources",),
         "show": ("sources", "model", "method", "template", "columns", "count", "json"),
         "list": ("json",),
@@ -62,14 +69,14 @@ class Options(Cleaning):
 
     @property
     def view(self) -> str:
-        """The action: prepare, list, get or show."""
+        """The action: prepare, join, list, get or show."""
         return self.action
 
 
 def main(argv: Sequence[str]) -> None:
     """Run `onward data`: prepare texts for training, list or download corpora, or print examples."""
     options = parse(Options, argv, prog="onward data", about=ABOUT)
-    {"prepare": prepare, "list": list_corpora, "get": get, "show": show}[options.action](options)
+    {"prepare": prepare, "join": join, "list": list_corpora, "get": get, "show": show}[options.action](options)
 
 
 def prepare(options: Options) -> None:
@@ -81,27 +88,55 @@ def prepare(options: Options) -> None:
         raise UserError("no folder to write to: name one with --out")
     announce(options.sources)
     measured = Measured()
+    own: dict[str, Any] = {"field": options.field, "encoding": options.encoding, "workers": options.workers}
+    own["cleaning"] = Cleaning(**{field.name: getattr(options, field.name) for field in fields(Cleaning)})
     try:
         with progress_bars() as progress:
+            if options.part:
+                prepare_one_part(options, progress, own)
+                return
             data = prepare(
-                options.sources,
-                options.tokenizer,
-                Path(options.out),
-                field=options.field,
-                encoding=options.encoding,
-                cleaning=Cleaning(**{field.name: getattr(options, field.name) for field in fields(Cleaning)}),
-                workers=options.workers,
-                progress=progress,
-                measured=measured,
+                options.sources, options.tokenizer, Path(options.out), progress=progress, measured=measured, **own
             )
     except KeyboardInterrupt:
         console.print("\nstopped; run the same command again to continue")
         raise
+    print_report(options, Path(options.out), data, measured)
+
+
+def prepare_one_part(options: Options, progress: Progress, own: dict[str, Any]) -> None:
+    """Encode a part of the texts, and print its folder."""
+    from onward.data.parts import prepare_part
+    from onward.data.prepare import Part
+
+    part = Part.parse(options.part)
+    folder = prepare_part(options.sources, options.tokenizer, Path(options.out), part, progress=progress, **own)
+    if options.json:
+        print_json({"folder": str(folder), "part": part.number, "parts": part.of})
+    else:
+        print(f"part {part.number} of {part.of} is in {folder}")
+        print_next(f"onward data join {quote(options.out)}")
+
+
+def join(options: Options) -> None:
+    """Join the parts of a preparation, and print the report."""
+    from onward.cli.shared.progress import progress_bars
+    from onward.data.parts import join_parts
+
+    if len(options.sources) != 1:
+        raise UserError("name the folder to join its parts to, such as onward data join prepared/web")
+    with progress_bars() as progress:
+        data = join_parts(Path(options.sources[0]), workers=options.workers, progress=progress)
+    print_report(options, Path(options.sources[0]), data, Measured())
+
+
+def print_report(options: Options, folder: Path, data: "TokenData", measured: Measured) -> None:
+    """Print the report of a preparation into a folder, `measured` if it was measured."""
     report = data.index.report
     sources = [{key: getattr(source, key) for key in COUNTS} for source in data.records]
     if options.json:
         speed = {"speed": plain(measured)} if measured.seconds else {}
-        print_json({"folder": options.out, **plain(report), "sources": sources, **speed})
+        print_json({"folder": str(folder), **plain(report), "sources": sources, **speed})
         return
     rows = [*sources, {"name": "all", **plain(report)}] if len(sources) > 1 else sources
     print_table([{key: row[key] for key in COUNTS} | density(row) for row in rows])
@@ -113,12 +148,12 @@ def prepare(options: Options) -> None:
         print(f"\ndropped as {reason}: {entry.documents:,} documents")
         for sample in entry.samples:
             print(f"  {sample.file}: {first_words(sample.text)}")
-    for source in options.sources:
-        if skipped := skipped_in(source, Path(options.out)):
+    for record in data.records:
+        if skipped := skipped_in(record.name, folder):
             console.print(skipped, markup=False, soft_wrap=True)
     if unknown := report.unknown_characters:
         console.print(f"{unknown:,} characters are unknown to the tokenizer and were encoded as \ufffd")
-    print_next(f"onward train {quote(options.out)} --out runs/{quote(Path(options.out).name)}")
+    print_next(f"onward train {quote(str(folder))} --out runs/{quote(folder.name)}")
 
 
 def in_words(measured: Measured) -> str:

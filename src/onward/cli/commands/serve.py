@@ -69,15 +69,14 @@ def main(argv: Sequence[str]) -> None:
 
 def announce(address: str, served: Sequence[Served]) -> None:
     """Print where the server listens, what it serves, and its memory."""
-    from onward.serving.models import GIB, memory_of
+    from onward.limits import in_bytes
+    from onward.serving.models import memory_of
 
     for one in served:
         what = f"an adapter of {one.base}" if one.base else f"context of {one.engine.length:,} tokens"
         console.print(f"  {one.name}: {what}", markup=False)
     weights, cache = memory_of(served)
-    console.print(
-        f"memory: {weights / GIB:.2f} GiB of weights, at most {cache / GIB:.2f} GiB of keys and values", markup=False
-    )
+    console.print(f"memory: {in_bytes(weights)} of weights, at most {in_bytes(cache)} of keys and values", markup=False)
     where = f"the page: {address}/   the API: {address}/v1   its fields: {address}/docs"
     console.print(where, markup=False, soft_wrap=True)
     name = quote(served[0].name)

@@ -46,6 +46,9 @@ def run_command(config: RunConfig | Path, as_json: bool, mesh: str = "") -> int:
     """Start or resume a run, train it, and print its figures, with `as_json` as JSON; return the exit status. The time
     of a run counts from this call. `mesh` is that of a run to resume, where it changes."""
     began = perf_counter()
+    if (left := after_restart(config)) is None:
+        return 0
+    config = left
     if isinstance(config, RunConfig) and os.environ.get("RANK", "0") == "0":
         announce([*config.sources, config.validation])
     from onward.training.run.run import Run
@@ -62,6 +65,21 @@ def run_command(config: RunConfig | Path, as_json: bool, mesh: str = "") -> int:
         print_json(read_json(run.folder / "result.json"))
     print_next(*next_commands(run))
     return 0
+
+
+def after_restart(config: RunConfig | Path) -> RunConfig | Path | None:
+    """Return, if torchrun has started the processes again, the folder of their run in place of its configuration once
+    it has a save, and None if it has finished; otherwise what was given."""
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+        return config
+    from onward.checkpoint.saves.folder import saves
+    from onward.training.processes import Processes
+
+    folder = Path(config.out) if isinstance(config, RunConfig) else config
+    if Processes.join().agreed(lambda: "finished" if (folder / "result.json").exists() else "") == "finished":
+        return None
+    begun = Processes.join().agreed(lambda: "begun" if saves(folder) else "") == "begun"
+    return folder if begun else config
 
 
 def next_commands(run: "Run") -> list[str]:

@@ -1,6 +1,5 @@
 """Options and progress shared by `onward compare`, `onward sweep` and `onward scaling run`."""
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,16 +39,9 @@ class VariantOptions(RunConfig):
     json: bool = False  # print the result as JSON
 
 
-def in_one_process(command: str) -> None:
-    """Raise a UserError if torchrun has started the command in several processes."""
-    if (count := os.environ.get("WORLD_SIZE", "1")) != "1":
-        raise UserError(f"{command} trains in one process, and torchrun started {count}: call it without torchrun")
-
-
 def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about: str) -> dict[str, Any]:
     """Parse the options from a command line and its TOML file, as plain values."""
     values = read(cls, join_duration(argv), prog=prog, about=about)
-    in_one_process(prog)
     toml = values.pop("config", "")
     shared = from_toml(Path(toml), RunConfig) if toml else {}
     if values.get("sources"):

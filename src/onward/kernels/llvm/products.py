@@ -13,7 +13,9 @@ from onward.kernels.llvm.compiler import Emit, Values, arguments, callable_kerne
 from onward.kernels.llvm.units import ZERO, Unit, shuffle, sums, unit_for
 
 TILE = 4  # rows of x, and of the weight, in one pass over the inputs: their sums fit into the registers
-AHEAD = 4  # the weight is prefetched this many tiles ahead
+PREFETCHED = 48  # rows of x from which prefetching the weight costs more time than it saves
+GROUP = 40_000  # bytes of a tile of x, and of the rows of the weight that are multiplied with it in turn
+SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 BLOCK = 1 << 18  # numbers of x that stay in a core's cache while the rows of the weight pass
 ProductArguments = arguments("ProductArguments", "x", "weight", "scales", "bias", "y", "rows", "outputs", "inputs")
 
@@ -52,30 +54,32 @@ class Product:
                 partials = tile(code, unit, x, indices[0], weight, indices[1], inputs, chains=chains)
             self.store(code, given, partials, row, 1, output, 1)
 
-    def many_rows(self, code: Code, given: Values, first: Any, end: Any) -> None:
+    def many_rows(self, code: Code, given: Values, first: Any, end: Any, prefetches: bool) -> None:
         """Emit code for the products of `few_rows` in tiles: the rows of x are divided into blocks, and each block is
-        multiplied with all rows of the weight."""
+        multiplied with all rows of the weight, a group of which stays in a core's first cache. `prefetches`: whether
+        the next group is prefetched meanwhile."""
         rows, inputs, weight = given.rows, given.inputs, Matrix(given.weight, self.weight_format)
         block = code.mul(code.add(code.udiv(INT(BLOCK // TILE), inputs), INT(1)), INT(TILE))
+        tiles = code.udiv(INT(GROUP // (TILE * SIZES[self.unit.dtype])), inputs)  # with that of x
+        group = code.mul(greatest(code, code.sub(tiles, INT(1)), INT(1)), INT(TILE))
         if unpacked := self.weight_format in ("int8", "int4"):
-            vectors = code.udiv(code.add(code.mul(inputs, INT(TILE)), INT(2 * self.unit.step)), INT(self.unit.step))
+            group = INT(TILE)  # more of them, unpacked at a time, are slower up to 8 rows
+            vectors = code.udiv(code.add(code.mul(inputs, group), INT(2 * self.unit.step)), INT(self.unit.step))
             weight = Matrix(code.ptrtoint(code.alloca(self.unit.vector, size=vectors), INT), self.unit.dtype)
-        full_end = code.sub(end, code.urem(code.sub(end, first), INT(TILE)))
-        with code.loop(0, rows, block) as (begin, _):
-            stop = least(code, code.add(begin, block), rows)
-            for start, to, outputs in (first, full_end, TILE), (full_end, end, 1):
-                with code.loop(start, to, outputs) as (output, _):
-                    if unpacked:
-                        self.unpack(code, given, weight.address, output, outputs)
-                    place = INT(0) if unpacked else code.mul(output, inputs)
-                    self.tiles(code, given, weight, place, (begin, stop), output, outputs)
+        with code.loop(0, rows, block) as (begin, _), code.loop(first, end, group) as (start, _):
+            stop, to = least(code, code.add(begin, block), rows), least(code, code.add(start, group), end)
+            if unpacked:
+                self.unpack(code, given, weight.address, start, code.sub(to, start))
+            base = start if unpacked else INT(0)
+            ahead = group if prefetches and not unpacked else None
+            self.tiles(code, given, weight, base, (begin, stop), (start, to), ahead)
 
-    def unpack(self, code: Code, given: Values, target: Any, output: Any, outputs: int) -> None:
+    def unpack(self, code: Code, given: Values, target: Any, output: Any, outputs: Any) -> None:
         """Emit code that converts `outputs` rows of an int8 or int4 weight, from row `output` on, to the unit's dtype,
         and writes them at the address `target`."""
         inputs, unit = given.inputs, self.unit
         width = int4.GROUP if self.weight_format == "int4" else unit.step
-        begin, size = code.mul(output, inputs), code.mul(inputs, INT(outputs))
+        begin, size = code.mul(output, inputs), code.mul(inputs, outputs)
         full_end = code.sub(size, code.urem(size, INT(width)))
         for start, end, ragged in (INT(0), full_end, False), (full_end, size, True):
             with code.loop(start, end, width) as (index, _):
@@ -90,27 +94,31 @@ class Product:
                     code.store(vector, code.bitcast(pointer, vector.type.as_pointer()), align=1)
 
     def tiles(
-        self, code: Code, given: Values, weight: Matrix, place: Any, rows: tuple[Any, Any], output: Any, outputs: int
+        self,
+        code: Code,
+        given: Values,
+        weight: Matrix,
+        base: Any,
+        rows: tuple[Any, Any],
+        outputs: tuple[Any, Any],
+        ahead: Any,
     ) -> None:
-        """Emit code that multiplies the rows (begin, end) of x with `outputs` rows of the weight, which begin at index
-        `place` and are the outputs from `output` on."""
-        inputs, (begin, stop) = given.inputs, rows
-        tiled = code.sub(stop, code.urem(code.sub(stop, begin), INT(TILE)))
-        passes = code.udiv(code.sub(tiled, begin), INT(TILE))
-        passes = code.select(code.icmp_signed("<", passes, INT(1)), INT(1), passes)  # a last block of fewer rows
-        lines = code.udiv(code.add(passes, INT(TILE - 1)), passes)  # all passes together prefetch a tile, or more
-        ahead = code.add(place, code.mul(inputs, INT(outputs * AHEAD)))
-        for start, end, size in (begin, tiled, TILE), (tiled, stop, 1):
-            with code.loop(start, end, size) as (row, _):
+        """Emit code that multiplies rows (begin, end) of x with the rows of the weight for outputs (begin, end);
+        `weight` begins with that of output `base`. While a tile is multiplied, the one `ahead` outputs later is
+        prefetched, if that is not None."""
+        inputs, x = given.inputs, Matrix(given.x, self.dtype)
+        for row_start, row_end, size in parts(code, *rows):
+            with code.loop(row_start, row_end, size) as (row, _):
                 x_indices = [code.mul(code.add(row, INT(i)), inputs) for i in range(size)]
-                indices = [code.add(place, code.mul(INT(i), inputs)) for i in range(outputs)]
-                x = Matrix(given.x, self.dtype)
-                prefetched = None
-                if weight.dtype == self.weight_format and size == outputs == TILE:
-                    passed = code.mul(code.udiv(code.sub(row, begin), INT(TILE)), lines)
-                    prefetched = code.add(ahead, code.mul(passed, inputs)), lines
-                partials = tile(code, self.unit, x, x_indices, weight, indices, inputs, prefetched)
-                self.store(code, given, partials, row, size, output, outputs)
+                for start, end, width in parts(code, *outputs):
+                    with code.loop(start, end, width) as (output, _):
+                        first = code.sub(output, base)
+                        indices = [code.mul(code.add(first, INT(i)), inputs) for i in range(width)]
+                        later = None
+                        if ahead is not None and size == width == TILE:
+                            later = code.mul(code.add(first, ahead), inputs)
+                        partials = tile(code, self.unit, x, x_indices, weight, indices, inputs, later)
+                        self.store(code, given, partials, row, size, output, width)
 
     def store(
         self, code: Code, given: Values, vectors: Sequence[Any], row: Any, rows: int, output: Any, outputs: int
@@ -136,15 +144,15 @@ def tile(
     weight: Matrix,
     indices: Sequence[Any],
     inputs: Any,
-    prefetched: tuple[Any, Any] | None = None,
+    ahead: Any = None,
     chains: int = 1,
 ) -> list[Any]:
-    """Emit code that multiplies rows of x with rows of the weight, which begin at `x_indices` and `indices`; return
-    the vectors of partial sums.
+    """Emit code that multiplies rows of x with rows of the weight, which begin at `x_indices` and `indices`;
+    return the vectors of partial sums.
 
-    `prefetched`: the index from which on the weight is prefetched, and the number of vectors to prefetch for each one
-    that is multiplied. An addition waits for the previous one of its sum: where a tile has few sums, each is divided
-    into `chains` sums.
+    `ahead`: the index from which on as much of the weight is prefetched as is multiplied; all passes over the same rows
+    of the weight prefetch the same, since to skip it costs more. An addition waits for the previous one of its sum:
+    where a tile has few sums, each is divided into `chains` sums.
     """
     count = len(x_indices) * len(indices)
     wide, full_end = (code.sub(inputs, code.urem(inputs, INT(n))) for n in (unit.step * chains, unit.step))
@@ -157,11 +165,10 @@ def tile(
                 totals[i * len(indices) + j] = unit.add(code, vector, numbers, totals[i * len(indices) + j])
 
     with code.loop(0, wide, unit.step * chains, [ZERO] * (count * chains)) as (index, totals):
-        if prefetched is not None:
-            start, lines = prefetched
-            with code.loop(0, lines) as (line, _):
-                place = code.add(code.mul(index, lines), code.mul(line, INT(unit.step)))
-                code.prefetch(code.at(weight.address, weight.dtype, code.add(start, place)))
+        if ahead is not None:
+            start = code.add(ahead, code.mul(index, INT(len(indices))))
+            for line in range(len(indices)):
+                code.prefetch(code.at(weight.address, weight.dtype, code.add(start, INT(line * unit.step))))
         for i in range(chains):
             part = totals[i * count : (i + 1) * count]
             add(code.add(index, INT(i * unit.step)), part, None)
@@ -175,6 +182,12 @@ def tile(
     with code.loop(full_end, inputs, unit.step, totals) as (index, totals):
         add(index, totals, code.sub(inputs, index))
     return totals
+
+
+def parts(code: Code, begin: Any, end: Any) -> tuple[tuple[Any, Any, int], ...]:
+    """Divide the indices from `begin` to `end` - 1 into tiles and single ones; return (begin, end, step) of both."""
+    middle = code.sub(end, code.urem(code.sub(end, begin), INT(TILE)))
+    return (begin, middle, TILE), (middle, end, 1)
 
 
 def widened(code: Code, x: Matrix, size: Any) -> Any:
@@ -193,6 +206,10 @@ def repeated(code: Code, address: Any, dtype: str, index: Any, count: int) -> An
     return shuffle(code, [i % count for i in range(LANES)], numbers)
 
 
+def greatest(code: Code, a: Any, b: Any) -> Any:
+    return code.select(code.icmp_signed(">", a, b), a, b)
+
+
 def least(code: Code, a: Any, b: Any) -> Any:
     return code.select(code.icmp_signed("<", a, b), a, b)
 
@@ -206,8 +223,10 @@ def emit(weight_format: str, dtype: str, biased: bool, bf16_dots: bool | None = 
         with code.if_else(code.icmp_signed("<", given.rows, INT(TILE))) as (few, many):
             with few:
                 product.few_rows(code, given, first, end)
-            with many:
-                product.many_rows(code, given, first, end)
+            with many, code.if_else(code.icmp_signed("<", given.rows, INT(PREFETCHED))) as (some, more):
+                for part, prefetches in (some, True), (more, False):
+                    with part:
+                        product.many_rows(code, given, first, end, prefetches)
 
     return kernel
 

@@ -10,7 +10,7 @@ from onward.config.decoder import DecoderConfig
 from onward.config.mesh import Mesh
 from onward.device import choose_device
 from onward.errors import UserError
-from onward.limits import memory_size
+from onward.limits import in_bytes, memory_size
 from onward.planning.memory import TrainingMemory
 from onward.planning.mesh import Mesh as PlannedMesh
 from onward.planning.mesh import device_memory, divided
@@ -98,8 +98,3 @@ def in_words(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> str:
     return (
         f"mesh {mesh}: each process needs about {in_bytes(memory.peak)} of {in_bytes(device_bytes(config))} ({named})"
     )
-
-
-def in_bytes(size: int) -> str:
-    """Format bytes in MB or GB."""
-    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"

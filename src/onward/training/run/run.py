@@ -24,6 +24,7 @@ from onward.checkpoint.saves.saver import Saver
 from onward.data.progress import Progress, silent
 from onward.device import choose_device
 from onward.errors import UserError
+from onward.evaluation.kept import PACKAGES, versions
 from onward.files import write_json
 from onward.model.decoder import Decoder
 from onward.notebook import Shown
@@ -69,6 +70,7 @@ class Run(Shown):
         self.model: Decoder = self.trainer.model
         self.device, context_length = self.model.device, self.model.config.context_length
         self.planner = Planner(p.config, p.inputs.windows(p.config, context_length), self.device, self.processes)
+        self.processes.check_windows(len(self.planner.windows))
         self.held_out = p.inputs.validation_windows(p.config, context_length)
         self.held_out_sets = p.inputs.validation_sets(p.config, context_length)
         self.tasks = validation_tasks(p.config, p.inputs, p.tokenizer)
@@ -310,6 +312,7 @@ def check_ranks(run: Run) -> None:
     another disk."""
     if run.processes.count > 1:
         facts = {
+            **{f"version of {package}": number for package, number in zip(PACKAGES, versions())},
             "configuration": fields.plain(replace(run.config, out="")),
             "data": run.inputs.checksums,
             "step": run.step,

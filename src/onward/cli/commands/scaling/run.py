@@ -13,7 +13,7 @@ from onward.cli.shared.options import read
 from onward.cli.shared.output import console, print_json, print_next, print_table
 from onward.cli.shared.progress import progress_bars
 from onward.cli.shared.run_options import default_name, from_toml
-from onward.cli.shared.variants import in_one_process, watched
+from onward.cli.shared.variants import watched
 from onward.config.part_types import SizeOrZero
 from onward.errors import UserError
 from onward.training.config import RunConfig, Tokens, seconds
@@ -63,7 +63,6 @@ def main(argv: Sequence[str]) -> int:
     """Run `onward scaling run`: train a grid of small runs, fit their law and forecast a larger run; returns the exit
     status."""
     values = read(Options, argv, prog="onward scaling run", about=ABOUT)
-    in_one_process("onward scaling run")
     given = {name: values.pop(name, None) for name in ("budget", "grid_flops", "check", "json", "config")}
     if not values.get("sources"):
         raise UserError("no text to train on: name files or folders, or `embedded` for the built-in corpus")

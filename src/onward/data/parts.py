@@ -1,0 +1,196 @@
+"""Prepares texts on several machines: each encodes a part of the units into a folder OUT.part-3-of-16, and the parts
+are joined to the folder that one machine would have written.
+
+A machine cannot know which of its documents are duplicates of those of another. So a part has all documents that pass
+the filters, with their hashes and signatures; what is a duplicate is decided when the parts are joined, and its tokens
+are cut out.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onward import fields
+from onward.data.cleaning import Cleaning
+from onward.data.duplicates import CONTINUED, KEPT, Verdicts, write_array
+from onward.data.formats import SIZES, Sizes
+from onward.data.preparation import Preparation, Unit
+from onward.data.prepare import (
+    EXACT,
+    Part,
+    check_settings,
+    open_work_folder,
+    process_units,
+    run,
+    settings_of,
+    with_content,
+)
+from onward.data.progress import Measured, Progress, silent
+from onward.data.sources import Source, check_named, download_corpora, is_stream
+from onward.data.tokens import TokenData, id_dtype, load_tokens
+from onward.data.workers import available_cores
+from onward.errors import UserError
+from onward.files import atomic_write, file_sha256, flush, read_json, write_json
+from onward.text.tokenizer import Tokenizer, train_tokenizer
+
+PART = "part.json"  # written last
+TOKENIZER = "tokenizer*.json"  # the files of a tokenizer
+
+
+def part_folder(folder: Path, part: Part) -> Path:
+    """Return the folder of a part of the preparation of a folder."""
+    return folder.with_name(f"{folder.name}.part-{part.number}-of-{part.of}")
+
+
+def prepare_part(
+    sources: Sequence[Source],
+    tokenizer: Tokenizer | str,
+    folder: Path,
+    part: Part,
+    *,
+    field: str = "text",
+    encoding: str = "utf-8",
+    cleaning: Cleaning = EXACT,
+    workers: int = 0,
+    progress: Progress = silent,
+    sizes: Sizes = SIZES,
+) -> Path:
+    """Encode a part of the units of a preparation, and return its folder; arguments as of `prepare`, with the folder
+    that the joined parts will have.
+
+    An interrupted part continues if the same arguments are given again. Raises a UserError for a tokenizer that would
+    be learned, and for a stream, which only one machine can read; otherwise as `prepare`.
+    """
+    check_named(sources)
+    if streams := [source for source in sources if is_stream(source)]:
+        raise UserError(f"{streams[0]} is a stream, which is read once: prepare it on one machine, without part")
+    if isinstance(tokenizer, str) and (tokenizer == "char" or tokenizer.startswith("bpe:")):
+        raise UserError(
+            f"tokenizer is {tokenizer!r}, which is learned from all texts: learn it once with onward tokenizer train, "
+            "and name its folder"
+        )
+    download_corpora(sources, progress)
+    target = part_folder(folder, part)
+    work = target.with_name(f"{target.name}.unfinished")
+    settings = with_content(settings_of(sources, tokenizer, field, encoding, cleaning), sources)
+    if (target / PART).exists():
+        check_settings(read_json(target / PART)["settings"], settings, target)
+        return target
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target} exists already: choose another folder, or remove it")
+    open_work_folder(work, settings)
+    if not (work / "tokenizer_config.json").exists():
+        (train_tokenizer(tokenizer, []) if isinstance(tokenizer, str) else tokenizer).save(work)
+    preparation = Preparation(sources, work, field, encoding, cleaning, sizes)
+    process = partial(process_units, preparation, workers or available_cores(), progress, part=part)
+    if cleaning.drops_documents:
+        process("inspecting", partial(inspect, preparation), ".verdicts.npy")
+    units = process("encoding", preparation.encode, ".json")
+    facts = {"settings": settings, "units": units, "sizes": asdict(sizes)}
+    facts["tokenizer"] = file_sha256(work / "tokenizer.json")
+    write_json(work / PART, facts)
+    os.replace(work, target)
+    flush(target.parent)
+    return target
+
+
+def inspect(preparation: Preparation, unit: Unit) -> None:
+    """Inspect a unit, and keep the documents that pass the filters, or continue one of the unit before."""
+    preparation.inspect(unit)
+    with np.load(preparation.part(unit, ".npz")) as arrays:
+        verdicts = arrays["verdicts"]
+    write_array(preparation.part(unit, ".verdicts.npy"), np.where(verdicts == CONTINUED, KEPT, verdicts))
+
+
+def join_parts(folder: Path, *, workers: int = 0, progress: Progress = silent) -> TokenData:
+    """Check the parts of the preparation of a folder, and join them to that folder, which is equal to that of one
+    machine. Returns its tokens, memory-mapped.
+
+    The sources are read again to find the units, but not encoded. Raises a UserError for a part that is missing, was
+    prepared from other sources or settings, or has changed since.
+    """
+    parts, facts = parts_of(folder)
+    settings, units = facts["settings"], facts["units"]
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists already: choose another folder, or remove it")
+    sources = settings["sources"]
+    work = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(work, ignore_errors=True)
+    open_work_folder(work, settings)
+    for path in parts[0].glob(TOKENIZER):
+        shutil.copyfile(path, work / path.name)
+    cleaning = fields.build(Cleaning, {name: settings[name] for name in asdict(EXACT)})
+    preparation = Preparation(sources, work, settings["field"], settings["encoding"], cleaning, Sizes(**facts["sizes"]))
+    for number in range(units):
+        progress("checking", number, units)
+        collect(parts[number % len(parts)], work, number)
+    if cleaning.drops_documents:
+        before = [np.load(work / "parts" / f"{number:05}.verdicts.npy") for number in range(units)]
+        Verdicts(work / "parts", units).drop_duplicates(cleaning.exact, cleaning.near)
+        for number, verdicts in enumerate(before):
+            if not np.array_equal(verdicts, np.load(work / "parts" / f"{number:05}.verdicts.npy")):
+                reopen(work, number, verdicts == KEPT, np.dtype(id_dtype(preparation.tokenizer)))
+        write_json(work / "parts" / "decided.json", {"units": units})
+    run(preparation, preparation.tokenizer, settings, workers, progress, Measured())
+    os.replace(work, folder)
+    flush(folder.parent)
+    shutil.rmtree(folder / "parts")
+    return load_tokens(folder)
+
+
+def parts_of(folder: Path) -> tuple[list[Path], dict[str, Any]]:
+    """Return the folders of all parts of the preparation of a folder, in order, and the content of the first one's
+    part.json. Raises a UserError if a part is missing, or differs from the first."""
+    pattern = re.compile(re.escape(folder.name) + r"\.part-(\d{1,5})-of-(\d{1,5})")
+    names = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
+    numbers = {(int(match[1]), int(match[2])) for match in map(pattern.fullmatch, names) if match}
+    if not numbers:
+        raise UserError(
+            f"{folder} has no parts to join: prepare them with onward data prepare --part 1/2 --out {folder}"
+        )
+    if len(counts := sorted({of for _, of in numbers})) > 1:
+        raise UserError(f"{folder} has parts of {' and of '.join(map(str, counts))}: remove those that are not joined")
+    paths = [part_folder(folder, Part(number, counts[0])) for number in range(1, counts[0] + 1)]
+    if missing := [path.name for path in paths if not (path / PART).exists()]:
+        raise UserError(f"{', '.join(missing[:5])} of {counts[0]} parts is missing or not complete: prepare it first")
+    first, *others = [read_json(path / PART) for path in paths]
+    for path, other in zip(paths[1:], others):
+        check_settings(first["settings"], other["settings"], path)
+        if any(first[fact] != other[fact] for fact in ("units", "sizes", "tokenizer")):
+            raise UserError(f"{path} has another tokenizer or other units than {paths[0].name}: prepare it again")
+    return paths, first
+
+
+def collect(part: Path, work: Path, number: int) -> None:
+    """Link or copy the files of a unit from a part. Raises a UserError if a file is missing or has changed."""
+    record = read_json(part / "parts" / f"{number:05}.json")
+    shard = record["shard"]
+    files = [(f"parts/{path.name}", "") for path in (part / "parts").glob(f"{number:05}.*")]
+    if shard["tokens"]:
+        files += [(f"{number:05}.bin", shard["sha256"]), (f"{number:05}.ends", shard["ends_sha256"])]
+    for name, checksum in files:
+        if not (part / name).is_file() or (checksum and file_sha256(part / name) != checksum):
+            raise UserError(f"{part / name} is missing or has changed since it was written: prepare that part again")
+        try:
+            os.link(part / name, work / name)
+        except OSError:  # another file system
+            shutil.copyfile(part / name, work / name)
+
+
+def reopen(work: Path, number: int, kept: np.ndarray, dtype: np.dtype[Any]) -> None:
+    """Put the tokens of a unit with new duplicates aside, to be cut: those of the documents `kept` (N,)."""
+    ids, ends = (
+        np.fromfile(path, kind) if (path := work / f"{number:05}{suffix}").exists() else np.empty(0, kind)
+        for suffix, kind in ((".bin", dtype), (".ends", np.dtype(np.uint64)))
+    )
+    with atomic_write(work / "parts" / f"{number:05}.whole.npz") as new:
+        np.savez(new, ids=ids, ends=ends, kept=kept)
+    for name in f"{number:05}.bin", f"{number:05}.ends", f"parts/{number:05}.json":
+        (work / name).unlink(missing_ok=True)
