@@ -274,7 +274,7 @@ def test_a_path_wins_over_a_name_and_is_said_where_both_are(tmp_path: Path, monk
     assert said == []
     cache = put_in_cache("org/mine", Path("org/mine"))
     assert locate("org/mine", say=said.append) == Path("org/mine")
-    assert "org/mine is a path here and is used" in said[0]
+    assert "org/mine is a local path, which is used" in said[0]
     cache.joinpath("snapshots", "c" * 40, "config.json").write_text("{}")
     assert cache in locate("hf://org/mine").parents
 
