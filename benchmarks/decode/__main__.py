@@ -11,6 +11,7 @@ llama-cpp-python and gguf are; before they are timed, their logits are compared 
 sections:
   decode       tokens/s at batch 1, bytes read per token, and the share of the bandwidth that was reached
   prefill      tokens/s of prompts
+  parts        where the time of a prompt goes
   batch        16 rows against one
   requests     64 requests of mixed lengths at once, one after the other, and by transformers' continuous batching
   slots        a few tokens in a cache of many slots
@@ -43,14 +44,14 @@ def main() -> None:
 
     import torch
 
-    from benchmarks.decode import memory, serving, speculation, speed, stories, uncached
+    from benchmarks.decode import memory, parts, serving, speculation, speed, stories, uncached
     from benchmarks.decode.bench import Bench
     from benchmarks.decode.models import PRECISIONS, SIZES
     from benchmarks.decode.peers import missing
     from benchmarks.text import machine
 
     compared = speed.decode, speed.prefill, speed.batch, serving.requests, serving.context
-    others = serving.slots, stories.stories, memory.memory, uncached.uncached, speculation.speculation
+    others = parts.parts, serving.slots, stories.stories, memory.memory, uncached.uncached, speculation.speculation
     sections = {function.__name__: function for function in (*compared, *others)}
     chosen, precisions = options.sections or list(sections), options.precisions or list(PRECISIONS)
     for names, known in ((chosen, sections), (precisions, PRECISIONS)):

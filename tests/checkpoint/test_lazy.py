@@ -8,8 +8,16 @@ import torch
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.lazy import load_outline
 from onward.checkpoint.load import load_model
+from onward.checkpoint.saves.newest import newest_state
+from onward.checkpoint.saves.saver import Saver
+from onward.checkpoint.saves.state import restore
+from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.model.decoder import Decoder
+from onward.parallel.parts import allocate
+from onward.training.config import RunConfig
+from onward.training.step.build import build_trainer
+from onward.training.step.trainer import StepPlan
 from onward.transforms.quantize import quantize_model
 
 from support.decoders import DECODERS
@@ -37,3 +45,26 @@ def test_quantized_weights_are_not_read_one_at_a_time(tmp_path: Path) -> None:
     save_model(model, tmp_path)
     with pytest.raises(UserError, match="has quantized weights"):
         load_outline(tmp_path)
+
+
+@pytest.mark.parametrize("average", [0.0, 0.5])
+@pytest.mark.parametrize("name", first(1, ["deepseek", "gpt2", "llama"]))
+def test_lazy_state_is_the_state(name: str, average: float, tmp_path: Path) -> None:
+    """With a bias of routing that is not trained, a frozen matrix, and averages that are finer than the weights."""
+    model = Decoder(DECODERS[name]).bfloat16()
+    model.blocks[0].attn.out.weight.requires_grad_(False)
+    trainer = build_trainer(RunConfig(steps=3, warmup=0, precision="fp32", average=average), model)
+    tokens = torch.randint(model.config.vocab_size, (2, 9))
+    trainer.train_step(StepPlan([Batch(tokens[:, :-1], tokens[:, 1:])]))
+    saver = Saver(tmp_path, keep=1)
+    saver.save(model, trainer.state_dict(), {})
+    saver.finish()
+    eager, lazy = (newest_state(tmp_path, torch.device("cpu"), lazy=is_lazy) for is_lazy in (False, True))
+    assert lazy.progress == eager.progress
+    assert {*eager.tensors} <= {*lazy.tensors}
+    assert all(torch.equal(eager.tensors[key], lazy.tensors[key]) for key in eager.tensors)
+    allocate(lazy.model, "cpu")
+    restore(lazy.tensors, lazy.model, [])
+    for (name, one), other in zip(eager.model.named_parameters(), lazy.model.parameters(), strict=True):
+        assert (one.dtype, one.requires_grad) == (other.dtype, other.requires_grad), name
+        assert torch.equal(one, other), name

@@ -204,6 +204,25 @@ def test_a_wrong_task_file_is_one_sentence_and_loses_no_other(text: str, tiny_ru
     assert "\n" not in message
 
 
+def test_a_task_that_runs_programs_in_no_sandbox_is_refused(tiny_run: Path, tmp_path: Path) -> None:
+    from onward.harness import run_harness
+
+    file = task_file(tmp_path, "programs")
+    file.write_text(file.read_text() + "\nunsafe_code: true\n")
+    found = run_harness(onward.load(tiny_run), [str(file), str(task_file(tmp_path, "good"))], examples=0, limit=2)
+    assert [row["task"] for row in found.rows] == ["good"]
+    assert "ask its questions by --tasks programs:FILE --run-code" in "".join(found.failures.values())
+
+
+def test_without_the_library_its_command_is_named(
+    tiny_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("onward.cli.commands.evaluate.find_spec", lambda name: None)
+    assert main(["evaluate", str(tiny_run), "--tasks", "arc_easy"]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.endswith("(lm-evaluation-harness, with its tasks: pip install 'onward[eval]')")
+
+
 def test_a_broken_task_file_is_one_sentence(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken.yaml").write_text("task: broken\n")
     assert main(["evaluate", str(tiny_run), "--tasks", f"{tmp_path / 'broken.yaml'},copying", "--limit", "2"]) == 2

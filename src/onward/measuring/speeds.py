@@ -47,7 +47,7 @@ def generation_speeds(
     each number of rows, for about `seconds` seconds each. Also returns the limits of the machine. `watch` is called
     with the name of each case before it is measured. A model on the hub is loaded in its `revision`."""
     dtypes = {torch.float32 if precision == "float32" else torch.bfloat16 for precision in precisions}
-    limits = Limits(read_bandwidth(device), {dtype: peak_flops(dtype, device) for dtype in dtypes})
+    limits = Limits(read_bandwidth(device), {dtype: peak_flops(dtype, device, kernels=True) for dtype in dtypes})
     speeds = []
     for precision, decoder in models_in(precisions, model, device, VOCABULARY, revision):
         for batch in batches:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -57,13 +58,15 @@ def read_bandwidth(device: torch.device | None = None, size: int = 0) -> float:
 
 
 @torch.inference_mode()
-def peak_flops(dtype: torch.dtype, device: torch.device | None = None) -> float:
+def peak_flops(dtype: torch.dtype, device: torch.device | None = None, *, kernels: bool = False) -> float:
     """Measure the floating-point operations per second of a square matrix product: the best of several calls, at the
-    largest size whose product is expected to take at most LONG seconds."""
+    largest size whose product is expected to take at most LONG seconds. `kernels`: also by our kernels, which
+    generation uses and training does not."""
     device, best = device or torch.device("cpu"), 0.0
     for side in SIDES:
         a, b = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
-        seconds = best_seconds(lambda a=a, b=b: a @ b, device)  # type: ignore[misc]
+        ways = (torch.matmul, linear) if kernels else (torch.matmul,)
+        seconds = min(best_seconds(partial(way, a, b), device) for way in ways)
         best = max(best, 2 * side**3 / seconds)
         if 8 * seconds > LONG:
             break

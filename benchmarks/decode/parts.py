@@ -1,0 +1,96 @@
+"""Where the time of a prompt goes: the parts of the model and of the engine, each without the time of parts inside."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from time import perf_counter
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+import onward
+from benchmarks.decode.bench import Bench
+from benchmarks.decode.models import prompt
+from benchmarks.decode.peers import Onward
+from benchmarks.decode.tables import Table
+from onward.generation.engine.engine import Engine
+from onward.model import attention, blocks, context, feedforward, norms
+from onward.model.cache import LayerCache
+from onward.model.decoder import Decoder
+from onward.model.linear import Linear
+from onward.planning.machine import peak_flops
+from onward.transforms.quantize import QuantizedLinear
+
+TIMED: dict[str, Sequence[tuple[Any, str]]] = {
+    "products": ((Linear, "forward"), (QuantizedLinear, "forward")),
+    "attention": ((attention, "attend"),),
+    "norms": ((norms, "rms_norm"),),
+    "rotations": ((context, "rotate"),),
+    "gates": ((feedforward, "gate"),),
+    "writes to the cache": ((LayerCache, "update"),),
+    "residuals, modules": ((blocks.PreNormModule, "forward"),),
+    "embedding, head, masks": ((Decoder, "hidden_of_checked"), (Decoder, "logits")),
+    "engine": ((Engine, "step"),),
+}
+
+
+class Timer:
+    """Adds up the seconds of each part, without those of parts that it calls."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(TIMED, 0.0)
+        self.inside = [0.0]  # seconds of parts in each open call
+
+    def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls `function`, and counts its time to a part."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.inside.append(0.0)
+            start = perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                taken = perf_counter() - start
+                self.seconds[part] += taken - self.inside.pop()
+                self.inside[-1] += taken
+
+        return call
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Time the parts inside the `with` block."""
+        patches = [
+            patch.object(owner, name, self.around(part, getattr(owner, name)))
+            for part, places in TIMED.items()
+            for owner, name in places
+        ]
+        for each in patches:
+            each.start()
+        try:
+            yield
+        finally:
+            for each in patches:
+                each.stop()
+
+
+def parts(bench: Bench) -> Table:
+    """The milliseconds of each part of the first token of a prompt, and the arithmetic of its products."""
+    length = bench.sizes.prompt
+    columns = ["precision", *TIMED, "all", "GFLOP/s of the products", "of the peak"]
+    table = Table(f"A prompt of {length} tokens: ms of each part, medians", columns)
+    with torch.device("meta"):
+        layers = onward.Decoder(bench.sizes.config).blocks
+    flops = 2 * length * sum(p.numel() for p in layers.parameters() if p.dim() > 1)
+    for precision in bench.precisions:
+        peer = Onward(bench.files, precision, rows=1)
+        timers: list[Timer] = []
+        for _ in range(2 + bench.rounds):
+            timers.append(timer := Timer())
+            with timer.running():
+                peer.generate([prompt(bench.sizes.config, length)], 1)
+        found = {part: median(timer.seconds[part] for timer in timers[2:]) for part in TIMED}
+        rate, peak = flops / found["products"], peak_flops(peer.model.dtype, kernels=True)
+        row = [1e3 * seconds for seconds in (*found.values(), sum(found.values()))]
+        table.rows.append([precision, *row, rate / 1e9, f"{rate / peak:.0%}"])
+    return table
