@@ -13,7 +13,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed import DeviceMesh
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from onward.config.mesh import Mesh
@@ -74,11 +74,13 @@ def shard(model: Any, mesh: DeviceMesh, precision: str) -> None:
     are summed, not averaged."""
     low: Any = torch.bfloat16 if precision == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=model.dtype, cast_forward_inputs=False)
+    count = mesh.size(-1)
+    placement: Any = lambda parameter: Shard(shard_dim(local(parameter).shape, count))
     for block in model.blocks:
         allocate(block, mesh.device_type)
-        fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=mesh, mp_policy=policy, shard_placement_fn=placement)
     allocate(model, mesh.device_type)
-    fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh, shard_placement_fn=placement)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -88,6 +90,13 @@ def shard(model: Any, mesh: DeviceMesh, precision: str) -> None:
     model.inside = OneForward(model, model.inside)
     for method in "hidden", "logits":
         setattr(model, method, partial(model.inside, getattr(model, method)))
+
+
+def shard_dim(shape: Sequence[int], count: int) -> int:
+    """Return the dimension along which `count` processes divide a tensor: the first one, padded if need be; but of a
+    stack with fewer experts than processes the first that they divide evenly, so that each holds a part of every
+    expert."""
+    return next((dim for dim, size in enumerate(shape) if size >= count and not (dim and size % count)), 0)
 
 
 def call(_: nn.Module, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
