@@ -33,7 +33,7 @@ from onward.planning.memory import (
 )
 from onward.planning.mesh import device_memory
 from onward.planning.parameters import active_parameters, cache_bytes_per_token, parameters
-from onward.planning.traffic import collectives
+from onward.planning.traffic import Collective, collectives
 from onward.reports.plan_lines import Line, memory_lines, number, size, time_lines, traffic_lines
 from onward.training.step.loss import CrossEntropy
 
@@ -217,8 +217,7 @@ class Planned:
             partial(size, section), memory.peak, "largest sum of these and temporary tensors at one time"
         )
         yield Line(section, "windows of a step", windows, f"{windows:,} windows", f"batch x {mesh.data} with their own")
-        sent = collectives(self.config, mesh, self.batch, self.context, **self.mesh_options)
-        yield from traffic_lines(section, sent, mesh)
+        yield from traffic_lines(section, self.sent(mesh), mesh)
         if self.machine.link:
             yield from time_lines(section, self.time(mesh), windows * self.context, mesh.count)
 
@@ -230,6 +229,10 @@ class Planned:
     def mesh_options(self) -> dict[str, Any]:
         """The options of a training step, as keyword arguments of `collectives` and `step_time`."""
         return {"precision": self.precision, "optimizer": self.optimizer, "recompute": self.recompute}
+
+    def sent(self, mesh: Mesh) -> list[Collective]:
+        """List the collectives of a step on a mesh."""
+        return collectives(self.config, mesh, self.batch, self.context, **self.mesh_options)
 
     def time(self, mesh: Mesh) -> StepTime:
         """Estimate the time of a step on a mesh."""
