@@ -27,6 +27,7 @@ SECONDS = (7, 3, 6, 2, 26, 32, 3, 16, 5, 3, 4, 12, 10, 10, 14, 41, 40)  # that `
 USE = (
     "commands",
     "training",
+    "scale",
     "data",
     "finetuning",
     "generation",
