@@ -87,7 +87,9 @@ def shard(model: Any, mesh: DeviceMesh, precision: str) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo has no product and sum in one
     model.inside = MethodType(call, model)
     register_fsdp_forward_method(model, "inside")
-    model.inside = OneForward(model, model.inside)
+    model.inside = OneForward(
+        model, model.inside, partial(torch.autocast, mesh.device_type, low) if low else nullcontext
+    )
     for method in "hidden", "logits":
         setattr(model, method, partial(model.inside, getattr(model, method)))
 
@@ -106,17 +108,21 @@ def call(_: nn.Module, function: Callable[..., Any], *inputs: Any, **options: An
 
 class OneForward:
     """Calls functions inside a forward of a sharded model, in which its weights are gathered; a call inside of another
-    is part of the same forward. Without a backward the gathered weights are freed at its end."""
+    is part of the same forward, in the precision of the gathered weights. Without a backward these are freed at its
+    end."""
 
-    def __init__(self, model: nn.Module, begin: Callable[..., Any]) -> None:
-        self.model, self.begin, self.running = model, begin, False
+    def __init__(
+        self, model: nn.Module, begin: Callable[..., Any], precision: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        self.model, self.begin, self.precision, self.running = model, begin, precision, False
 
     def __call__(self, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         if self.running:
             return function(*inputs, **options)
         self.running = True
         try:
-            return self.begin(function, *inputs, **options)
+            with self.precision():
+                return self.begin(function, *inputs, **options)
         finally:
             self.running = False
             if not torch.is_grad_enabled():
