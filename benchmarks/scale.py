@@ -17,8 +17,8 @@ COLUMNS = (
     "memory, GB",
     "sent, GB",
     "arithmetic",
-    "meanwhile",
-    "waits",
+    "overlapped",
+    "waiting",
     "tokens/s",
 )
 
