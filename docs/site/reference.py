@@ -140,6 +140,7 @@ def glossary_page() -> str:
         if entry.chapter in titles:
             title, file = titles[entry.chapter]
             facts.append(f"Chapter {entry.chapter}: [{title}](learn/{file}).")
+        facts += [f"Guide: [{entry.guide}]({entry.guide}.md)."] if entry.guide else []
         lines.append(" ".join(facts) + "\n")
     return "\n".join(lines)
 

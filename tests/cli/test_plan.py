@@ -101,20 +101,35 @@ def test_plan_says_by_how_much_a_model_does_not_fit(capsys: Any) -> None:
 
 
 def test_plan_of_a_mesh_has_the_memory_and_the_bytes_sent_of_one_device(capsys: Any) -> None:
-    words = ["mini", "--vocab", "64", "--device", "h100", "--batch", "2", "--mesh", "8x4", "--inside", "shards"]
-    found = planned(capsys, *words)
+    mesh = "replicate=8 shard=4"
+    found = planned(capsys, "mini", "--vocab", "64", "--device", "h100", "--batch", "2", "--mesh", mesh)
     count = parameters(decoder_of("mini", 64))
-    device = "one device of 8 groups of 4 (weights"
+    device = f"one device of mesh {mesh}"
     assert found[f"{device}: optimizer"] == 2 * count
     assert found[f"{device}: windows of a step"] == 2 * 32
-    assert found[f"{device}: sent between groups"] == pytest.approx(2 * 7 / 8 * count)
-    assert found["speed: training"] > 0
+    assert found[f"{device}: sent along replicate"] == pytest.approx(2 * 7 / 8 * count)
+    assert found["speed: training"] == pytest.approx(32 * found[f"{device}: tokens per second"])
+
+
+def test_plan_of_devices_proposes_the_fastest_mesh_that_fits(capsys: Any) -> None:
+    words = "llama-3.1-8b", "--context", "8192"
+    found = planned(capsys, *words, "--devices", "64xh100")
+    meshes = {name: speed for name, speed in found.items() if name.startswith("meshes of 64 h100: ")}
+    chosen = next(iter(meshes)).partition(": ")[2]
+    assert found["speed: training"] == meshes[f"meshes of 64 h100: {chosen}"]
+    by_hand = planned(capsys, *words, "--device", "h100", "--mesh", chosen)
+    assert by_hand.items() <= found.items()
+    assert by_hand[f"one device of mesh {chosen}: peak"] < 0.9 * 80e9
+    assert "one device of mesh replicate=64: peak" not in found
 
 
 REFUSED = {
-    "gpt2 --device t4 --mesh 8": "--mesh is '8': write groups x devices of a group, such as 8x4",
-    "gpt2 --device t4 --mesh 8x5": "mesh has 5 devices in a group",
-    "gpt2 --device t4 --mesh 2x2 --count 3": "--count and --mesh both say",
+    "gpt2 --device t4 --mesh 8x4": "--mesh is '8x4', and '8x4' is not an axis of it",
+    "gpt2 --device t4 --mesh tensor=5": "5 does not divide n_heads 12: choose tensor among 1, 2, 3, 4, 6, 12",
+    "gpt2 --device t4 --mesh shard=2 --count 3": "--count and --mesh both say",
+    "gpt2 --devices 8": "--devices is '8': write a number and a device, such as 64xh100",
+    "gpt2 --devices 8xh10": "did you mean h100",
+    "gpt2 --devices 8xh100 --mesh shard=8": "--devices and --mesh are both given: leave out the second",
     "gpt3 --device t4": "did you mean",
     "smal --device t4": "did you mean small?",
     "gpt2 --device cuda:99": "--device is 'cuda:99'",

@@ -179,18 +179,19 @@ def test_prompts_of_like_lengths_are_prefilled_together() -> None:
     assert [piece for _, piece in script.step().prefill] == [[3, 3]]
 
 
-def test_prompts_within_the_budget_are_prefilled_together_beside_others() -> None:
-    scheduler = Scheduler(PrefixCache(Lists(4, 99)), 4, LENGTH, prefill_budget=1)
-    decoding = [Request([number] * 2, Sampling(), 8) for number in (1, 2)]
+def test_short_prompts_have_four_times_the_budget_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("test_scheduler.CHUNK", 16)
+    scheduler = Scheduler(PrefixCache(Lists(16, 999)), 16, LENGTH, prefill_budget=1)
+    decoding = [Request([number], Sampling(), 8) for number in range(8)]
     for request in decoding:
         scheduler.add(request)
     scheduler.prefilled(scheduler.schedule())
     for request in decoding:
         request.tokens.append(1)
         request.num_cached += 1
-    for prompt in [3], [4]:
-        scheduler.add(Request(prompt, Sampling(), 8))
-    assert [piece for _, piece in scheduler.schedule().prefill] == [[3], [4]]
+    for number in range(8):
+        scheduler.add(Request([50 + number], Sampling(), 8))
+    assert [piece for _, piece in scheduler.schedule().prefill] == [[50], [51], [52], [53]]
 
 
 @pytest.mark.parametrize("prompts", [1, 2, 3])

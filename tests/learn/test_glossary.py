@@ -15,6 +15,7 @@ from onward.fields import hints
 from onward.learn.glossary import Entry, find, glossary, nearest_terms, plain
 
 SOURCE = Path(onward.__file__).parent
+DOCS = Path(__file__).parents[2] / "docs"
 READERS = """CausalSelfAttention, Pre-LN, weight tying, few-shot, gradient checkpointing, FSDP, ZeRO, DDP, MoE,
 flash attention, StoppingCriteria, TextStreamer, prompt engineering, KV cache, logits processor, nucleus, n_embd,
 lm_head, GradScaler, past_key_values, block_size, autoregressive, chain rule,
@@ -52,6 +53,7 @@ def test_an_entry_is_one_sentence_with_a_chapter_and_an_existing_name(entry: Ent
     assert len(re.findall(r"[.?!](?= [A-Z])", entry.text)) == 0
     assert 1 <= entry.chapter <= 16
     assert not entry.code or exists(entry.code), entry.code
+    assert not entry.guide or (DOCS / f"{entry.guide}.md").is_file(), entry.guide
 
 
 @pytest.mark.parametrize("name", re.split(r",\s+", READERS))

@@ -19,6 +19,7 @@ class Entry:
     chapter: int  # of the course that teaches it
     code: str = ""  # its name in Onward: a public name, an option, a command or a file; "": it has none
     also: tuple[str, ...] = ()  # other names of the same thing, here and elsewhere
+    guide: str = ""  # a page of docs/ about it, without .md
 
     @property
     def names(self) -> tuple[str, ...]:

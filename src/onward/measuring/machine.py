@@ -43,6 +43,7 @@ def machine_for(
         known = DEVICES[device]
         sheet = same_flops(known.flops, known.fp32 or known.flops / 2)
         machine = Machine(device, "data sheet", known.memory, known.bandwidth, sheet)
+        machine = replace(machine, link=known.link, network=known.network)
     elif device not in HERE:
         raise UserError(f"device is {device!r}: {nearest(device, (*HERE, *DEVICES))}")
     elif memory and bandwidth and flops:

@@ -13,7 +13,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed import DeviceMesh
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from onward.config.mesh import Mesh
@@ -74,20 +74,31 @@ def shard(model: Any, mesh: DeviceMesh, precision: str) -> None:
     are summed, not averaged."""
     low: Any = torch.bfloat16 if precision == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=model.dtype, cast_forward_inputs=False)
+    count = mesh.size(-1)
+    placement: Any = lambda parameter: Shard(shard_dim(local(parameter).shape, count))
     for block in model.blocks:
         allocate(block, mesh.device_type)
-        fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=mesh, mp_policy=policy, shard_placement_fn=placement)
     allocate(model, mesh.device_type)
-    fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh, shard_placement_fn=placement)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no product and sum in one
     model.inside = MethodType(call, model)
     register_fsdp_forward_method(model, "inside")
-    model.inside = OneForward(model, model.inside)
+    model.inside = OneForward(
+        model, model.inside, partial(torch.autocast, mesh.device_type, low) if low else nullcontext
+    )
     for method in "hidden", "logits":
         setattr(model, method, partial(model.inside, getattr(model, method)))
+
+
+def shard_dim(shape: Sequence[int], count: int) -> int:
+    """Return the dimension along which `count` processes divide a tensor: the first one, padded if need be; but of a
+    stack with fewer experts than processes the first that they divide evenly, so that each holds a part of every
+    expert."""
+    return next((dim for dim, size in enumerate(shape) if size >= count and not (dim and size % count)), 0)
 
 
 def call(_: nn.Module, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
@@ -97,17 +108,21 @@ def call(_: nn.Module, function: Callable[..., Any], *inputs: Any, **options: An
 
 class OneForward:
     """Calls functions inside a forward of a sharded model, in which its weights are gathered; a call inside of another
-    is part of the same forward. Without a backward the gathered weights are freed at its end."""
+    is part of the same forward, in the precision of the gathered weights. Without a backward these are freed at its
+    end."""
 
-    def __init__(self, model: nn.Module, begin: Callable[..., Any]) -> None:
-        self.model, self.begin, self.running = model, begin, False
+    def __init__(
+        self, model: nn.Module, begin: Callable[..., Any], precision: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        self.model, self.begin, self.precision, self.running = model, begin, precision, False
 
     def __call__(self, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         if self.running:
             return function(*inputs, **options)
         self.running = True
         try:
-            return self.begin(function, *inputs, **options)
+            with self.precision():
+                return self.begin(function, *inputs, **options)
         finally:
             self.running = False
             if not torch.is_grad_enabled():

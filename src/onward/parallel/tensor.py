@@ -213,17 +213,8 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
     rules: dict[tuple[nn.Module, str], Rule | None] = {}
     inside: set[nn.Module] = set()
     for name, branch in branches.items():
-        if type(branch) not in TABLE or (
-            isinstance(branch, SelfAttentionModule) and isinstance(branch.out, nn.Identity)
-        ):
-            raise UserError(f"{name}, a {type(branch).__name__}, has no rule for tensor parallelism: use tensor=1")
-        for path, owner in branch.named_modules():
-            inside.add(owner)
-            if own_buffers := dict(owner.named_buffers(recurse=False)):
-                kept = f"{name}.{path}.{next(iter(own_buffers))}"
-                raise UserError(f"{kept}, a fixed tensor, has no rule for tensor parallelism: use tensor=1")
-            for own, _ in owner.named_parameters(recurse=False):
-                rules[owner, own] = rule_of(branch, f"{path}.{own}".lstrip("."), n)
+        rules |= rules_of(name, branch, n)
+        inside.update(branch.modules())
     distributed: dict[nn.Parameter, nn.Parameter] = {}  # a head may have the embedding's
     for module in list(model.modules()):
         own = []
@@ -246,6 +237,21 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
         narrow(branch, rules, n)
         normalize_gathered(branch, model, int(path.split(".")[1]), mesh)
         connect(branch, used, mesh)
+
+
+def rules_of(name: str, branch: nn.Module, n: int) -> dict[tuple[nn.Module, str], Rule | None]:
+    """Return the rules for the parameters of a branch, by their module and name, for n processes. Raises a UserError
+    for a part or a parameter without a rule; `name` is the branch's."""
+    if type(branch) not in TABLE or (isinstance(branch, SelfAttentionModule) and isinstance(branch.out, nn.Identity)):
+        raise UserError(f"{name}, a {type(branch).__name__}, has no rule for tensor parallelism: use tensor=1")
+    rules: dict[tuple[nn.Module, str], Rule | None] = {}
+    for path, owner in branch.named_modules():
+        if own_buffers := dict(owner.named_buffers(recurse=False)):
+            kept = f"{name}.{path}.{next(iter(own_buffers))}"
+            raise UserError(f"{kept}, a fixed tensor, has no rule for tensor parallelism: use tensor=1")
+        for own, _ in owner.named_parameters(recurse=False):
+            rules[owner, own] = rule_of(branch, f"{path}.{own}".lstrip("."), n)
+    return rules
 
 
 def as_dtensor(parameter: nn.Parameter, rule: Rule | None, mesh: DeviceMesh) -> nn.Parameter:

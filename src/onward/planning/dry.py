@@ -7,13 +7,14 @@ Only two blocks of each kind are run; the other blocks of a kind allocate as muc
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -101,6 +102,10 @@ class Shortened(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.bincount:
             return EvenSplit(args[0].numel(), (kwargs or {})["minlength"])
+        if func is Tensor.backward:  # recomputes forwards, and a mode is off while it handles a call
+            with Shortened():
+                ones = (torch.ones_like(args[0]),)
+                return _engine_run_backward(args, ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
         result = func(*args, **(kwargs or {}))
         return result[:CHUNKS] if func is Tensor.chunk else result
 
@@ -123,13 +128,35 @@ def reduced(config: DecoderConfig, layers: list[int]) -> DecoderConfig:
     return replace(config, n_layers=len(layers), final_norm=final, **parts)
 
 
-class DryStep(NamedTuple):
-    """The memory used, without the weights, from the start of a step to three points of it. Without a loss the three
-    are equal."""
+def computing_in(dtype: torch.dtype | None, keep_casts: bool = True) -> AbstractContextManager[object]:
+    """Return a context in which a CPU computes matrix products in a dtype; None: in that of the weights."""
+    return torch.autocast("cpu", dtype, cache_enabled=keep_casts) if dtype else nullcontext()
 
-    forward: Segment  # the hidden states
-    loss: Segment  # the loss, and the backward of the head
-    step: Segment  # the entire backward
+
+@dataclass(frozen=True)
+class DryStep:
+    """The memory used, without the weights, section by section. Without a loss there are only the first two."""
+
+    embedding: Segment
+    blocks: list[Segment]  # the forward of each layer
+    head: Segment = Segment(0, 0)  # the last norm, the logits, the loss, and their backward
+    backward: Sequence[Segment] = ()  # of each layer, from the last to the second
+    end: Segment = Segment(0, 0)  # the backward of the first layer and of the embedding
+
+    @property
+    def forward(self) -> Segment:
+        """From the start of the step to the hidden states."""
+        return replay([self.embedding, *self.blocks])
+
+    @property
+    def loss(self) -> Segment:
+        """From the start to the loss and the backward of the head."""
+        return replay([self.forward, self.head])
+
+    @property
+    def step(self) -> Segment:
+        """The entire step."""
+        return replay([self.loss, *self.backward, self.end])
 
 
 def dry_step(
@@ -140,10 +167,13 @@ def dry_step(
     loss: Callable[[Any, Batch], Any] | None = None,
     autocast: torch.dtype | None = None,
     recompute: bool = False,
+    low_blocks: bool = False,
+    keep_casts: bool = True,
 ) -> DryStep:
     """Measure the memory of a step on `rows` texts of `length` tokens in a dry run: the forward or, with a `loss`, the
     forward and backward of a Trainer. Weights are in fp32, matrix products in the dtype `autocast`, if given; with
-    `recompute`, only the inputs of blocks are kept for the backward."""
+    `low_blocks`, the weights of blocks are in that dtype, too. With `recompute`, only the inputs of blocks are kept for
+    the backward. Without `keep_casts`, weights are cast each time that they are used, as parts of weights are."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)
@@ -153,6 +183,9 @@ def dry_step(
     cut: Any = lambda *_: cuts.append(live.cut())
     with fake, SizeLimit(1 << 62):
         model: Any = Decoder(reduced(config, [layer for layer in chosen for _ in range(2)]))
+        for module in model.blocks.modules() if low_blocks else ():
+            for name, p in module._parameters.items():
+                module._parameters[name] = None if p is None else nn.Parameter(p.detach().to(autocast), p.requires_grad)
         for parameter in model.parameters():
             live.add(parameter)
         tokens = torch.zeros(rows, length, dtype=torch.int64)
@@ -166,8 +199,7 @@ def dry_step(
         if loss:
             block.register_full_backward_pre_hook(cut)
     model.hidden = lambda tokens, positions: model.hidden_of_checked(tokens, None, None)
-    precision: AbstractContextManager[Any] = torch.autocast("cpu", autocast) if autocast else nullcontext()
-    with fake, live, Shortened(), precision, torch.set_grad_enabled(loss is not None):
+    with fake, live, Shortened(), computing_in(autocast, keep_casts), torch.set_grad_enabled(loss is not None):
         if loss is None:
             model.hidden(batch.tokens, None)
         else:
@@ -182,10 +214,7 @@ def dry_step(
     first = {kind: cuts[1 + 2 * i] for i, kind in enumerate(chosen)}  # with the masks that layers share
     second = {kind: cuts[2 + 2 * i] for i, kind in enumerate(chosen)}
     layers = [first[kind] if kind == layer else second[kind] for layer, kind in enumerate(kinds)]
-    forward = replay([cuts[0], *layers])
     if not loss:
-        return DryStep(forward, forward, forward)
+        return DryStep(cuts[0], layers)
     backward = {kind: cuts[2 * count - 2 * i] for i, kind in enumerate(chosen)}
-    loss_made = replay([forward, cuts[count + 1]])
-    step = replay([loss_made, *(backward[kind] for kind in reversed(kinds[1:])), cuts[-1]])
-    return DryStep(forward, loss_made, step)
+    return DryStep(cuts[0], layers, cuts[count + 1], [backward[kind] for kind in reversed(kinds[1:])], cuts[-1])

@@ -89,6 +89,8 @@ class Machine:
     training_share: float = 0.4
     prefill_share: float = 0.6
     decode_share: float = 0.8
+    link: float = 0.0  # bytes per second that a device sends to others of its machine; 0: not known
+    network: float = 0.0  # to those of other machines
     step_seconds: float = 0.0  # of a decoding step of the model with few keys, where it was measured
 
     def peak(self, dtype: str) -> float:

@@ -87,6 +87,7 @@ class TrainingMemory:
     at_loss: int  # activations and temporary tensors, until the backward of the blocks begins
     transient: int  # the most of gradients, activations and temporary tensors at a time
     holes: int
+    gathered: int = 0  # of it, weights that shards gather while they compute
 
     @property
     def peak(self) -> int:

@@ -1,97 +1,37 @@
-"""Training on many devices: the memory of one device, and the bytes that it sends in a step.
-
-A mesh "8x4" has 8 groups of 4 devices. The groups are replicas that train on different windows and sum their gradients
-(data parallel). Inside a group, either each matrix is divided by heads and by the width of the feed-forward, and all
-devices work on the same windows (tensor parallel, Shoeybi et al. 2019, Megatron-LM); or weights, gradients and
-optimizer state are divided, each device trains on its own windows, and the weights of a block are gathered when it is
-computed (sharded data parallel, Rajbhandari et al. 2020, ZeRO stage 3; torch's FSDP). These are formulas: nothing here
-runs on several devices.
-
-An all-reduce of x bytes over n devices in a ring sends 2 (n - 1) / n x from each device; a gather or a scatter sends
-half of it.
-"""
+"""Training on many devices: the memory of one device of a mesh; see `config/mesh.py` for its axes, `parallel/` for the
+training, and `traffic.py` for the bytes that are sent."""
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
-from onward.config.decoder import DecoderConfig, Experts, at, each
+from onward.config.decoder import DecoderConfig, Experts, each
+from onward.config.mesh import Mesh
 from onward.data.windows import Batch
-from onward.errors import UserError
-from onward.planning.memory import TrainingMemory, training_memory
-from onward.planning.parameters import modules, parameters, size
-
-Inside = Literal["tensor", "shards"]
-
-
-@dataclass(frozen=True)
-class Mesh:
-    """An arrangement of devices for training: the number of groups, the devices of each group, and how a group divides
-    its work (see the module)."""
-
-    groups: int
-    devices: int
-    inside: Inside = "tensor"
-
-    @classmethod
-    def of(cls, text: str, inside: Inside) -> Mesh:
-        """Parse a text such as 8x4 (groups x devices). Raises a UserError for any other form."""
-        match = re.fullmatch(r"([1-9]\d{0,6})x([1-9]\d{0,6})", text.strip())
-        if not match:
-            raise UserError(f"mesh is {text!r}: write groups x devices of a group, such as 8x4")
-        return cls(int(match[1]), int(match[2]), inside)
-
-    @property
-    def count(self) -> int:
-        """The number of devices in all groups."""
-        return self.groups * self.devices
-
-    @property
-    def batches(self) -> int:
-        """The number of batches with different windows in a step."""
-        return self.groups * (self.devices if self.inside == "shards" else 1)
+from onward.planning.dry import DryStep, Segment, dry_step
+from onward.planning.memory import AUTOCAST, HOLES, ORTHOGONAL, TrainingMemory, training_memory
+from onward.planning.parameters import kinds, modules, parameters, size
+from onward.planning.pieces import Group, groups, matrices_by_shape
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """The bytes that one device sends in a step, with their formulas."""
-
-    inside: float  # to the devices of its group
-    between: float  # to other groups
-    formula_inside: str
-    formula_between: str
-
-
-def divided(config: DecoderConfig, devices: int) -> DecoderConfig:
-    """Return the decoder of one device in a tensor-parallel group: its share of the heads, of the feed-forward and of
-    the vocabulary. Key/value heads are repeated if there are fewer than devices. Raises a UserError if a size is not
-    divisible by `devices`."""
-
-    def share(name: str, number: int) -> int:
-        if number % devices:
-            raise UserError(
-                f"mesh has {devices} devices in a group, which do not divide {name} {number:,}: choose others"
-            )
-        return number // devices
+def narrowed(config: DecoderConfig, tensor: int) -> DecoderConfig:
+    """Return the decoder whose activations are those of one process of a tensor axis: it has its share of the heads and
+    of the feed-forward, and the whole vocabulary. Key/value heads are repeated if there are fewer than processes."""
 
     def experts(part: Any) -> Any:
         if not isinstance(part, Experts):
             return part
-        shared = share("d_shared", part.d_shared) if part.d_shared else 0
-        return replace(part, d_ff=share("d_ff of experts", part.d_ff) if part.d_ff else 0, d_shared=shared)
+        return replace(part, d_ff=part.d_ff // tensor, d_shared=part.d_shared // tensor)
 
-    if config.n_kv_heads % devices and devices % config.n_kv_heads:
-        raise UserError(f"mesh has {devices} devices in a group for {config.n_kv_heads} key/value heads: choose others")
     return replace(
         config,
-        vocab_size=-(-config.vocab_size // devices),  # padded
-        n_heads=share("n_heads", config.n_heads),
-        n_kv_heads=max(1, config.n_kv_heads // devices),
+        n_heads=config.n_heads // tensor,
+        n_kv_heads=max(1, config.n_kv_heads // tensor),
         d_head=config.d_head,
-        d_ff=share("d_ff", config.d_ff),
+        d_ff=config.d_ff // tensor,
         mlp=tuple(map(experts, each(config.mlp))),
     )
 
@@ -104,49 +44,104 @@ def device_memory(
     loss: Callable[[Any, Batch], Any],
     *,
     precision: str = "bf16",
-    **options: Any,
+    optimizer: str = "adamw",
+    recompute: bool = False,
+    holes: float = HOLES,
 ) -> TrainingMemory:
-    """Compute the memory of training on one device, with `rows` windows per group or, if sharded, per device; options
-    as in `training_memory`."""
-    if mesh.inside == "tensor":
-        return training_memory(divided(config, mesh.devices), rows, length, loss, precision=precision, **options)
-    undivided = training_memory(config, rows, length, loss, precision=precision, **options)
-    n = mesh.devices
-    if n == 1:
-        return undivided
-    gathered = (
-        2 * max(size(block) for block, _ in modules(config)[:-1]) * width(precision)
-    )  # the block in use and the next block
-    transient = undivided.at_loss + undivided.gradients // n
+    """Compute the memory of training on the device of a mesh that holds most, with batches of `rows` windows per
+    device; options as in `training_memory`. Raises a UserError for a decoder that the mesh cannot divide."""
+    options: dict[str, Any] = {"precision": precision, "optimizer": optimizer, "recompute": recompute, "holes": holes}
+    if mesh.count == 1:
+        return training_memory(config, rows, length, loss, **options)
+    mesh.check_decoder(config)
+    found, part = groups(config, mesh), narrowed(config, mesh.tensor)
+    sharded = mesh.divides and mesh.data > 1
+    held, trained = (sum(group.count * group.total("held", only) for group in found) for only in (False, True))
+    matrices = sum(group.count * group.matrices for group in found)
+    low = sharded and precision == "bf16"
+    width = 2 if low else 4
+    dry = dry_step(
+        part,
+        rows,
+        length,
+        loss=loss,
+        autocast=AUTOCAST[precision],
+        recompute=recompute,
+        low_blocks=low,
+        keep_casts=mesh.tensor == 1,
+    )
+    activations, gathered = dry.forward.kept, 0
+    if sharded:
+        dry = with_gathers(dry, part, found, width)
+        gathered = dry.forward.kept - activations + 2 * max(width * group.total("gathered") for group in found[:-1])
+    if not mesh.divides:
+        dry = with_buckets(dry, part)
+    transient = dry.step.peak
+    if optimizer == "muon":
+        transient = max(transient, 4 * trained + 2 * matrices + orthogonalizing(found, mesh.count))
+    state = 8 * trained - (4 * matrices if optimizer == "muon" else 0)
     return TrainingMemory(
-        undivided.weights // n + gathered,
-        undivided.gradients // n,
-        undivided.optimizer // n,
-        undivided.activations,
-        undivided.at_loss,
-        transient,
-        undivided.holes * transient // undivided.transient,
+        4 * held, 4 * trained, state, activations, dry.loss.peak, transient, int(holes * transient), gathered
     )
 
 
-def width(precision: str) -> int:
-    """Return the bytes of a number that is sent in this precision."""
-    return 4 if precision == "fp32" else 2
+def orthogonalizing(found: list[Group], count: int) -> int:
+    """Compute the bytes that Muon needs for the matrices of one shape: those that a process orthogonalizes, and one of
+    each process."""
+    return max(
+        ORTHOGONAL * -(-number // count) * math.prod(shape) + 2 * count * math.prod(shape)
+        for shape, number in matrices_by_shape(found).items()
+    )
 
 
-def traffic(config: DecoderConfig, mesh: Mesh, rows: int, length: int, precision: str = "bf16") -> Traffic:
-    """Compute the bytes that a device sends in one step: gradients are summed in fp32, everything else is sent in the
-    precision of the matrix products."""
-    n, share, total = mesh.devices, (mesh.devices - 1) / mesh.devices, 4 * parameters(config)
-    between = 2 * (mesh.groups - 1) / mesh.groups * total / n
-    ring = f"2 ({mesh.groups} - 1) / {mesh.groups} x 4 bytes x parameters / {n}: sum of gradients"
-    if mesh.inside == "shards":
-        inside = share * (2 * parameters(config) * width(precision) + total)
-        return Traffic(
-            inside, between, f"({n} - 1) / {n} x parameters x (2 gathers of {width(precision)} bytes + 4 bytes)", ring
-        )
-    vectors = rows * length * config.d_model * width(precision)
-    additions = sum(at(config.block, layer).additions for layer in range(config.n_layers))
-    inside = 2 * share * vectors * (2 * additions + 2)
-    how = f"2 ({n} - 1) / {n} x hidden states x (2 x {additions} additions to the residual stream + embedding and head)"
-    return Traffic(inside, between, how, ring)
+def with_buckets(dry: DryStep, config: DecoderConfig) -> DryStep:
+    """Make the gradients of a step of plain modules those of replicas, which are in buckets from its beginning on."""
+    made, total, order = (
+        [4 * size(module) for module, _ in modules(config)],
+        4 * parameters(config),
+        kind_of_layers(config),
+    )
+    return replace(
+        dry,
+        embedding=Segment(dry.embedding.kept + total, dry.embedding.peak + total),
+        backward=[Segment(s.kept - made[kind], s.peak) for s, kind in zip(dry.backward, reversed(order[1:]))],
+        end=Segment(dry.end.kept - made[order[0]] - made[-1], dry.end.peak),
+    )
+
+
+def kind_of_layers(config: DecoderConfig) -> list[int]:
+    """Return for each layer the number of its kind, in the order of `modules`."""
+    numbers = {layer: i for i, layers in enumerate(kinds(config)) for layer in layers}
+    return [numbers[layer] for layer in range(config.n_layers)]
+
+
+def with_gathers(dry: DryStep, part: DecoderConfig, found: list[Group], width: int) -> DryStep:
+    """Add the weights that shards gather to a step of plain modules, and the gradients that they reduce. `part` is the
+    decoder of that step, `width` the bytes of a gathered number of a block.
+
+    The embedding, the last norm and the head are gathered in fp32 for the whole step. Of blocks two are there at a
+    time, and in the backward the fp32 gradients of one more, until they are summed.
+    """
+    *blocks, rest = found
+    order = kind_of_layers(part)
+    weights = [width * group.total("gathered") for group in blocks]
+    sums, shards = ([4 * group.total(name, trained=True) for group in found] for name in ("gathered", "held"))
+    made = [width * size(block) for block, _ in modules(part)[:-1]]
+    whole = 4 * rest.total("gathered")
+
+    def forward(segment: Segment, kind: int) -> Segment:
+        return Segment(segment.kept, segment.peak + 2 * weights[kind])
+
+    def backward(segment: Segment, kind: int) -> Segment:
+        kept = segment.kept - made[kind] + shards[kind]
+        return Segment(kept, max(segment.peak + 2 * weights[kind], kept + made[kind]) + sums[kind])
+
+    end = backward(dry.end, order[0])
+    last = end.kept - 4 * size(modules(part)[-1][0]) + shards[-1] - whole
+    return DryStep(
+        Segment(dry.embedding.kept + whole, dry.embedding.peak + 2 * whole),
+        [*map(forward, dry.blocks, order)],
+        Segment(dry.head.kept, dry.head.peak + weights[order[-1]]),
+        [*map(backward, dry.backward, reversed(order[1:]))],
+        Segment(last, max(end.peak, end.kept - whole + sums[-1] + shards[-1])),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from onward.config.decoder import DecoderConfig, at
+from onward.config.mesh import Mesh
 from onward.hub import size_of
+from onward.planning.arrangements import SAFE, StepTime, arrangements, step_time, tensor_sizes
 from onward.planning.flops import (
     attention_flops,
     causal_attention_flops,
@@ -29,8 +31,10 @@ from onward.planning.memory import (
     most,
     training_memory,
 )
-from onward.planning.mesh import Mesh, device_memory, traffic
+from onward.planning.mesh import device_memory
 from onward.planning.parameters import active_parameters, cache_bytes_per_token, parameters
+from onward.planning.traffic import Collective, collectives
+from onward.reports.plan_lines import Line, memory_lines, number, size, time_lines, traffic_lines
 from onward.training.step.loss import CrossEntropy
 
 BATCHES = 1 << 20  # largest batch that the search tries, rows
@@ -38,14 +42,12 @@ ROWS = 4  # windows added to a batch, to measure the memory of a window
 
 
 @dataclass(frozen=True)
-class Line:
-    """One figure of a plan, such as the memory of the weights, with its formula."""
+class Proposal:
+    """A mesh, the memory of a device in it, and the tokens per second of all devices."""
 
-    section: str
-    what: str
-    value: float  # in bytes, operations, tokens, hours, ...
-    text: str  # the value for people
-    by: str  # the formula, or where the figure is from
+    mesh: Mesh
+    memory: TrainingMemory
+    speed: float
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Planned:
     tokens: float = 0.0  # of the entire training
     price: float = 0.0  # of an hour of a machine
     count: int = 1  # machines that train
-    mesh: Mesh | None = None  # their groups
+    mesh: Mesh | None = None  # their arrangement
+    proposed: Sequence[Proposal] = ()  # arrangements to choose from
 
     @property
     def holes(self) -> float:
@@ -86,8 +89,7 @@ class Planned:
     @property
     def step_options(self) -> dict[str, Any]:
         """The options of a training step, as keyword arguments of `training_memory` and `device_memory`."""
-        options = {"precision": self.precision, "optimizer": self.optimizer, "recompute": self.recompute}
-        return {**options, "holes": self.holes}
+        return {**self.mesh_options, "holes": self.holes}
 
     def training(self, batch: int) -> TrainingMemory:
         """Compute the memory of training on `batch` windows of `context` tokens."""
@@ -110,6 +112,7 @@ class Planned:
         yield from self.operations()
         yield from self.generation_lines()
         yield from self.training_lines()
+        yield from self.proposal_lines()
         if self.mesh:
             yield from self.mesh_lines(self.mesh)
         yield from self.speeds()
@@ -199,24 +202,55 @@ class Planned:
                 section, "largest batch", windows, f"{windows:,} windows", f"memory left / {size_of(int(each))} each"
             )
 
+    def proposal_lines(self) -> Iterator[Line]:
+        """Yield a line for each arrangement to choose from: its memory and its speed."""
+        section = f"meshes of {self.count} {self.machine.name}"
+        for one in self.proposed:
+            text = f"{one.speed / self.count:,.0f} tokens/s of each device, {size_of(one.memory.peak)}"
+            beyond = f"does not fit {SAFE:.0%} of {size_of(int(self.machine.memory))}"
+            fits = "fits" if one.memory.peak <= SAFE * self.machine.memory else beyond
+            yield Line(section, str(one.mesh), one.speed, text, fits)
+
     def mesh_lines(self, mesh: Mesh) -> Iterator[Line]:
-        """Yield the lines for the memory of one device of a mesh in training, and the bytes that it sends in a step."""
-        how = "matrices sharded" if mesh.inside == "tensor" else "weights, gradients and state sharded"
-        section = f"one device of {mesh.groups} groups of {mesh.devices} ({how}), training in {self.precision}"
-        line, n, rows = partial(size, section), mesh.devices, self.batch
-        memory = device_memory(self.trained, mesh, rows, self.context, CrossEntropy(), **self.step_options)
-        gathered = " + two gathered blocks" * (mesh.inside == "shards" and n > 1)
-        yield line("weights", memory.weights, f"4 bytes x its share of the parameters, 1 / {n}{gathered}")
-        yield line("gradients", memory.gradients, "4 bytes x its share")
-        yield line("optimizer", memory.optimizer, "state of its share")
-        yield line("activations", memory.activations, "dry run of its share" if mesh.inside == "tensor" else "dry run")
-        yield from self.fit(line, memory.peak, "largest sum of these and temporary tensors at one time")
-        windows = rows * mesh.batches
-        which = f"{mesh.batches} {'devices' if mesh.inside == 'shards' else 'groups'} with different windows"
-        yield Line(section, "windows of a step", windows, f"{windows:,} windows", f"batch x {which}")
-        sent = traffic(self.config, mesh, rows, self.context, self.precision)
-        yield line("sent inside its group", round(sent.inside), sent.formula_inside)
-        yield line("sent between groups", round(sent.between), sent.formula_between)
+        """Yield the lines for one device of a mesh in training: its memory, the bytes that it sends in a step, and its
+        speed."""
+        section = f"one device of mesh {mesh}, training in {self.precision}"
+        memory, windows = self.on_mesh(mesh), self.batch * mesh.data
+        yield from memory_lines(section, memory, mesh)
+        yield from self.fit(
+            partial(size, section), memory.peak, "largest sum of these and temporary tensors at one time"
+        )
+        yield Line(section, "windows of a step", windows, f"{windows:,} windows", f"batch x {mesh.data} with their own")
+        yield from traffic_lines(section, self.sent(mesh), mesh)
+        if self.machine.link:
+            yield from time_lines(section, self.time(mesh), windows * self.context, mesh.count)
+
+    def on_mesh(self, mesh: Mesh) -> TrainingMemory:
+        """Compute the memory of one device of a mesh in training."""
+        return device_memory(self.trained, mesh, self.batch, self.context, CrossEntropy(), **self.step_options)
+
+    @property
+    def mesh_options(self) -> dict[str, Any]:
+        """The options of a training step, as keyword arguments of `collectives` and `step_time`."""
+        return {"precision": self.precision, "optimizer": self.optimizer, "recompute": self.recompute}
+
+    def sent(self, mesh: Mesh) -> list[Collective]:
+        """List the collectives of a step on a mesh."""
+        return collectives(self.config, mesh, self.batch, self.context, **self.mesh_options)
+
+    def time(self, mesh: Mesh) -> StepTime:
+        """Estimate the time of a step on a mesh."""
+        return step_time(self.config, mesh, self.machine, self.batch, self.context, **self.mesh_options)
+
+    def speed(self, mesh: Mesh) -> float:
+        """Estimate the tokens per second of all devices of a mesh."""
+        return self.batch * mesh.data * self.context / self.time(mesh).seconds
+
+    def proposals(self, count: int) -> list[Proposal]:
+        """List the meshes that `count` devices can form, those that fit a device first, then by speed."""
+        sizes = tensor_sizes(self.config, count)
+        found = [Proposal(mesh, self.on_mesh(mesh), self.speed(mesh)) for mesh in arrangements(count, tensor=sizes)]
+        return sorted(found, key=lambda one: (one.memory.peak > SAFE * self.machine.memory, -one.speed))
 
     def speeds(self) -> Iterator[Line]:
         """Yield the lines for the speed of prefill, decoding and training on the machine, and for the hours and cost of
@@ -247,6 +281,8 @@ class Planned:
         how = (
             f"{machine.training_share:.0%} of arithmetic{f' of {self.count}' * (self.count > 1)} / training operations"
         )
+        if self.mesh:
+            trained, how = self.speed(self.mesh), f"tokens / step, on mesh {self.mesh}"
         yield line("training", trained, f"{trained:,.0f} tokens/s", how)
         if self.tokens:
             hours = self.tokens / trained / 3600
@@ -265,13 +301,3 @@ def unread(config: DecoderConfig, dtype: torch.dtype) -> int:
     the experts that the token is not assigned to."""
     table = 0 if config.tied else config.vocab_size * config.d_embed
     return (table + parameters(config) - active_parameters(config)) * dtype.itemsize
-
-
-def number(section: str, what: str, value: float, by: str) -> Line:
-    """Return a line whose value is a plain number. `what` is the name of the figure, `by` its formula."""
-    return Line(section, what, value, f"{value:.4g}" if value >= 1e6 else f"{value:,.0f}", by)
-
-
-def size(section: str, what: str, value: int, by: str) -> Line:
-    """Return a line whose value is a number of bytes. `what` is the name of the figure, `by` its formula."""
-    return Line(section, what, value, size_of(int(value)), by)

@@ -53,6 +53,8 @@ def main(argv: Sequence[str]) -> None:
         out.print(entry.text, markup=False)
         if entry.code:
             out.print(f"in the code: {entry.code}", markup=False)
+        if entry.guide:
+            out.print(f"guide: docs/{entry.guide}.md", markup=False)
         if entry.chapter in titles:
             out.print(f"chapter {entry.chapter}, {titles[entry.chapter]}: onward learn {entry.chapter}", markup=False)
         out.print()

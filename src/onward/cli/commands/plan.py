@@ -1,7 +1,8 @@
 """onward plan: the memory, operations, speed and cost of a decoder before it exists."""
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -9,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from onward.arguments import Range
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, human, print_json, print_next, print_table
+from onward.config.mesh import Mesh
 from onward.config.part_types import Size
 from onward.errors import UserError
 
 if TYPE_CHECKING:
-    from onward.reports.plan import Line, Planned
+    from onward.reports.plan import Planned
+    from onward.reports.plan_lines import Line
 
 ABOUT = """\
 Plan a decoder before it is downloaded, trained or paid for: parameters and operations by part, memory of generation and
@@ -24,7 +27,8 @@ examples:
   onward plan llama-3.1-8b --device h100 --context 8192 --batch 16
   onward plan llama-3.1-8b --memory 24GiB --quantize int4 --quantized-cache
   onward plan gpt2 --device a100 --tokens 10B --price 2.50    hours and cost of a training
-  onward plan llama-3.1-8b --device h100 --mesh 8x4 --context 8192    one of 32 devices, and what it sends in a step
+  onward plan llama-3.1-8b --devices 64xh100 --context 8192      a mesh of 64 devices, with its memory and its speed
+  onward plan llama-3.1-8b --device h100 --mesh "replicate=8 shard=8" --context 8192    one of them, and what it sends
   onward plan small --vocab 4096 --batch 12                   a preset of onward train
   onward plan runs/mybook --json                              a run, a folder, a config.json or a GGUF file
 """
@@ -37,7 +41,6 @@ class Options:
     positional: ClassVar[tuple[str, ...]] = ("model",)
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "a preset of training": ("vocab",),
-        "mesh": ("inside",),
         "tokens": ("price",),
     }
     model: str  # a release, a preset of training, a folder, a config.json, a GGUF file or a name on the hub
@@ -52,8 +55,8 @@ class Options:
     vocab: Annotated[int, Range(2, 1 << 24)] = 4096  # vocabulary size, for the presets tiny, mini, small and medium
     device: str = "auto"  # auto, cpu, cuda, mps: measured here; or b200, h200, h100, mi300x, a100, l40s, v100, rtx4090
     count: Annotated[int, Range(1, 1 << 24)] = 1  # devices that train together
-    mesh: str = ""  # groups of devices that train on different windows x devices of a group, such as 8x4
-    inside: Literal["tensor", "shards"] = "tensor"  # tensor: a group splits each matrix; shards: it gathers weights
+    mesh: str = ""  # mesh of devices that train together, as in onward train: "replicate=2 shard=4 tensor=2"
+    devices: str = ""  # instead of device, count and mesh, such as 64xh100: proposes a mesh
     memory: str = ""  # memory of the device, such as 24GiB
     bandwidth: str = ""  # memory bandwidth, such as 3.35TB/s
     flops: str = ""  # operations per second, such as 989T
@@ -93,16 +96,16 @@ def plan(options: Options) -> "Planned":
     UserError for options that contradict each other."""
     from onward.measuring.decoders import check_context, decoder_of
     from onward.measuring.machine import machine_for
-    from onward.planning.mesh import Mesh, divided
     from onward.planning.tables import amount, byte_count, operations
     from onward.reports.plan import Planned
 
     config = decoder_of(options.model, options.vocab)
     context = options.context or config.context_length
     check_context(config, context)
-    mesh = Mesh.of(options.mesh, options.inside) if options.mesh else None
-    if mesh and mesh.inside == "tensor":
-        divided(config, mesh.devices)  # sizes that do not divide are refused before anything is computed
+    options = of_devices(options)
+    mesh = Mesh.parse(options.mesh) if options.mesh else None
+    if mesh:
+        mesh.check_decoder(config)  # sizes that do not divide are refused before anything is computed
     if mesh and options.count > 1:
         raise UserError(
             f"count and mesh both say how many devices train: the mesh has {mesh.count:,}, leave out --count"
@@ -122,7 +125,7 @@ def plan(options: Options) -> "Planned":
             flops=operations(options.flops, "flops") if options.flops else 0.0,
             share=options.share,
         )
-    return Planned(
+    planned = Planned(
         config,
         machine,
         context,
@@ -138,6 +141,23 @@ def plan(options: Options) -> "Planned":
         mesh.count if mesh else options.count,
         mesh,
     )
+    if not options.devices:
+        return planned
+    proposed = planned.proposals(options.count)
+    return replace(planned, mesh=proposed[0].mesh, proposed=proposed)
+
+
+def of_devices(options: Options) -> Options:
+    """Return the options with the device and the count that `--devices` names. Raises a UserError for another form, and
+    for options that it replaces."""
+    if not options.devices:
+        return options
+    match = re.fullmatch(r"([1-9]\d{0,6})x([a-z]\w*)", options.devices)
+    if not match:
+        raise UserError(f"devices is {options.devices!r}: write a number and a device, such as 64xh100")
+    if given := [name for name in ("device", "count", "mesh") if getattr(options, name) != getattr(Options, name)]:
+        raise UserError(f"devices and {given[0]} are both given: leave out the second")
+    return replace(options, device=match[2], count=int(match[1]))
 
 
 def show(planned: "Planned", lines: "Sequence[Line]") -> None:

@@ -53,9 +53,9 @@ class Engine:
     which by default is contiguous and grows; with a draft its chunk must exceed `draft.num_draft_tokens`.
 
     While requests decode, a prompt of more than `prefill_budget` tokens (None: a chunk of the cache) is prefilled in
-    pieces of as many, and shorter ones together, up to a chunk. Each piece waits until the steps since the one before
-    have taken as long as that: a long prompt at most doubles the mean time between the tokens of others. While more
-    prompts are read than requests decode, pieces are as many times longer, and wait for as many times less.
+    pieces of as many, and shorter ones together, up to 4 times as many. Each piece waits until the steps since the one
+    before have taken as long as that: a long prompt at most doubles the mean time between the tokens of others. While
+    more prompts are read than requests decode, pieces are as many times longer, and wait for as many times less.
 
     A decoding step is compiled after `compile_after` uncompiled steps with as many rows (None: never). On a CPU this
     takes about a second per model; on CUDA the step is captured as a graph.

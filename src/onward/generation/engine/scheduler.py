@@ -14,6 +14,7 @@ from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.prefix_cache import PrefixCache
 from onward.generation.request import Request
 
+TOGETHER = 4  # times the budget of one prompt, which several prompts have together
 PADDING = 1.25  # prompts are prefilled together where padding makes the call at most this much larger
 
 
@@ -53,7 +54,7 @@ class Scheduler:
     `prefixes` allocates rows of the cache, and `draft_manager` those of a draft's cache, with the same indices. At most
     `rows` requests are active. A request whose context exceeds `length` tokens is prefilled again from the later half.
     A request that can never continue fails alone, with its `error` set. `prefill_budget` is the most tokens of one
-    prompt in a step in which others decode; None: a chunk of the cache.
+    prompt in a step in which others decode, and a quarter of the most of several; None: a chunk of the cache.
     """
 
     def __init__(
@@ -144,19 +145,20 @@ class Scheduler:
         while self.num_decoding < len(self.active) and not tokens_to_prefill(self.active[self.num_decoding]):
             self.num_decoding += 1  # a preempted request continues
         start, chunk = self.num_decoding, self.manager.cache.chunk
-        longest = chunk
+        longest = most = chunk  # tokens of one prompt, and of all
         if self.prefill_budget is not None and start:
             if self.pace.debt > 0:
                 return []
             self.pace.crowd = max(1.0, (len(self.active) - start) / start)
             longest = min(chunk, int(self.prefill_budget * self.pace.crowd))
+            most = min(chunk, TOGETHER * longest)
         pieces: list[tuple[Request, list[int]]] = []
         for row, request in enumerate(self.active[start:], start):
             rest = tokens_to_prefill(request)
             piece = rest[:longest]
             width = max(len(p) for _, p in [*pieces, (request, piece)])
             total = sum(len(p) for _, p in pieces) + len(piece)
-            too_wide = width * (len(pieces) + 1) > min(chunk, PADDING * total)
+            too_wide = width * (len(pieces) + 1) > min(most, PADDING * total)
             if not piece or (pieces and (too_wide or len(piece) < len(rest))):
                 break
             if not self.manager.reserve(row, request.num_cached, request.num_cached + len(piece)):

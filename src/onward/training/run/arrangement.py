@@ -11,15 +11,13 @@ from onward.config.mesh import Mesh
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.limits import in_bytes, memory_size
-from onward.planning.memory import TrainingMemory
-from onward.planning.mesh import Mesh as PlannedMesh
-from onward.planning.mesh import device_memory, divided
+from onward.planning.arrangements import SAFE, arrangements
+from onward.planning.memory import HOLES, TrainingMemory
+from onward.planning.mesh import device_memory
 from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.processes import Processes
 from onward.training.step.loss import CrossEntropy
-
-SAFE = 0.9  # the share of a device's memory that a run may plan to use
 
 
 def arranged(config: RunConfig, processes: Processes, vocab_size: int, mesh: str = "") -> Processes:
@@ -64,23 +62,23 @@ def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
 
 
 def chosen(config: RunConfig, decoder: DecoderConfig, count: int) -> Mesh:
-    """Return replicas if a device can hold the whole training in fp32, or else shards."""
-    replicas = Mesh(replicate=count)
-    fits = memory_per_process(replace(config, precision="fp32"), decoder, replicas).peak <= SAFE * device_bytes(config)
-    return replicas if fits or config.time else Mesh(shard=count)
+    """Return replicas if a device can hold the whole training in fp32, or else shards: of the processes of each machine
+    or, if they are too few, of all."""
+    plain, most = replace(config, precision="fp32"), SAFE * device_bytes(config)
+    meshes = arrangements(count, int(os.environ.get("LOCAL_WORLD_SIZE", count)))
+    able = (mesh for mesh in meshes if config.time or memory_per_process(plain, decoder, mesh).peak <= most)
+    return next(able, meshes[-1])
 
 
 def memory_per_process(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> TrainingMemory:
     """Compute the memory of training in one process of a mesh."""
-    planned = PlannedMesh(mesh.replicate, mesh.shard, "shards")
-    part = divided(decoder, mesh.tensor) if mesh.tensor > 1 else decoder
-    precision = {"auto": "fp32"}.get(config.precision, config.precision)
     options: dict[str, Any] = {
         "optimizer": config.optimizer or "adamw",
         "recompute": config.recompute,
-        "precision": precision,
+        "precision": {"auto": "fp32"}.get(config.precision, config.precision),
+        "holes": HOLES if choose_device(config.device).type == "cpu" else 0.0,
     }
-    return device_memory(part, planned, config.batch_size or 8, decoder.context_length, CrossEntropy(), **options)
+    return device_memory(decoder, mesh, config.batch_size or 8, decoder.context_length, CrossEntropy(), **options)
 
 
 def device_bytes(config: RunConfig) -> int:
@@ -93,7 +91,7 @@ def device_bytes(config: RunConfig) -> int:
 def in_words(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> str:
     """Describe a mesh in a sentence: the memory that it needs on each device, by kind."""
     memory = memory_per_process(config, decoder, mesh)
-    kinds = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer", "activations")}
+    kinds = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer", "activations", "gathered")}
     named = ", ".join(f"{name} {in_bytes(size)}" for name, size in kinds.items())
     return (
         f"mesh {mesh}: each process needs about {in_bytes(memory.peak)} of {in_bytes(device_bytes(config))} ({named})"

@@ -9,7 +9,6 @@ import torch
 
 from onward import fields
 from onward.checkpoint.peft.bases import check_base, is_adapter
-from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.saves.newest import SavedState, newest_state
 from onward.device import choose_device
 from onward.errors import UserError
@@ -48,9 +47,9 @@ def resumed_config(folder: Path, processes: Processes, mesh: str = "") -> tuple[
 
 def reopened(
     config: RunConfig, folder: Path, loss: Loss | LossFunction | None, processes: Processes
-) -> tuple[Prepared, SavedState | None]:
-    """Return the parts of a run to resume, and its newest save; None for a new run whose model the processes divide.
-    Raises a UserError if its inputs have changed since it was started."""
+) -> tuple[Prepared, SavedState]:
+    """Return the parts of a run to resume, and its newest save. Raises a UserError if its inputs have changed since it
+    was started."""
     try:
         device = choose_device(config.device)
     except UserError as error:
@@ -61,14 +60,11 @@ def reopened(
     if adapter:
         check_base(folder, weights_folder(config))
     inputs = stage.open(config, folder, "size" if processes.rank else "sha256")
-    trained = as_loss(loss) if loss else stage.loss(config)
-    if processes.mesh.divides and not saves(folder):
-        model, fill, hf = begun(config, tokenizer, inputs.labels)
-        return Prepared(config, model, tokenizer, inputs, hf, trained, None, messages=inputs.notes, fill=fill), None
     where = torch.device("cpu") if processes.mesh.divides else device  # until it is divided
     state = newest_state(folder, where, base=base_model(folder, config, inputs.labels), lazy=processes.mesh.divides)
     progress = saved_progress(state)
     hf = load_base(config)[1] if adapter else read_json(folder / "config.json")
+    trained = as_loss(loss) if loss else stage.loss(config)
     budget = None
     if config.time and progress.costs and not processes.rank:
         budget = Budget.of(seconds(config.time), progress.seconds, progress.costs)
@@ -77,6 +73,17 @@ def reopened(
 
 
 def begun(
+    config: RunConfig, folder: Path, loss: Loss | LossFunction | None, processes: Processes
+) -> tuple[Prepared, None]:
+    """Return the parts of a new run whose model the processes divide; it has no save yet."""
+    tokenizer, stage = Tokenizer.load(folder), stage_of(config)
+    inputs = stage.open(config, folder, "size")
+    model, fill, hf = new_model(config, tokenizer, inputs.labels)
+    trained = as_loss(loss) if loss else stage.loss(config)
+    return Prepared(config, model, tokenizer, inputs, hf, trained, None, messages=inputs.notes, fill=fill), None
+
+
+def new_model(
     config: RunConfig, tokenizer: Tokenizer, labels: Sequence[str]
 ) -> tuple[Decoder, Callable[[Decoder], object], dict[str, Any]]:
     """Return the model of a new run on the meta device, a function that sets its weights once it is divided, and its

@@ -35,7 +35,7 @@ from onward.training.processes import Processes
 from onward.training.run.events import Event, EventLog, Rollback
 from onward.training.run.lock import run_lock
 from onward.training.run.preparation import Prepared, check_options, chosen_base, is_outline, prepared
-from onward.training.run.reopening import reopened, resumed_config
+from onward.training.run.reopening import begun, reopened, resumed_config
 from onward.training.run.run_folder import check_saved, new_folder, record_steps
 from onward.training.run.saved_progress import RunProgress, saved_progress
 from onward.training.run.tasks import validation_tasks
@@ -115,7 +115,7 @@ class Run(Shown):
         folder, processes = Path(config.out), Processes.join()
         if processes.rank:
             processes.wait()
-            run = cls.resume(folder, loss=loss)
+            run = cls.opened(folder, loss, new=processes.agreed(lambda: "") == "new")
             run.fresh = processes.sum([0.0]) == [1.0]
             return run
         with new_folder(folder):
@@ -123,8 +123,8 @@ class Run(Shown):
             check_options(config, processes)
             parts, seconds = prepared(config, folder, model, hf, loss, sample, progress, began)
             write_json(folder / "run.json", fields.plain(parts.config))
-            fresh, choice = parts.fresh, parts.choice
-            if not is_outline(parts.model):
+            fresh, choice, new = parts.fresh, parts.choice, is_outline(parts.model)
+            if not new:
                 run = cls(parts, RunProgress(seconds=seconds), Processes())
                 run.save_first()
                 if processes.count == 1:
@@ -132,7 +132,7 @@ class Run(Shown):
                 del run
         del parts, model
         processes.wait()  # all begin from the save, or make it together
-        run = cls.resume(folder, loss=loss)
+        run = cls.opened(folder, loss, new=processes.agreed(lambda: "new" * new) == "new")
         run.fresh, run.choice = processes.sum([fresh]) == [1.0], choice
         return run
 
@@ -144,11 +144,17 @@ class Run(Shown):
         The user's own modules that the run was started with must be imported before. `mesh` replaces the configured
         one: the save of any mesh can be resumed on any other, and results then differ by rounding.
         """
-        folder, processes = Path(folder), Processes.join()
+        return cls.opened(Path(folder), loss, mesh)
+
+    @classmethod
+    def opened(cls, folder: Path, loss: Loss | LossFunction | None, mesh: str = "", *, new: bool = False) -> "Run":
+        """Open the run in a folder, in all its processes: at its newest save or, if it is `new`, at step 0, which they
+        save together. Other arguments are those of `resume`."""
+        processes = Processes.join()
         with processes.first_before_others():
             config, processes = resumed_config(folder, processes, mesh)
             with nullcontext() if processes.rank else run_lock(folder):
-                parts, state = reopened(config, folder, loss, processes)
+                parts, state = (begun if new else reopened)(config, folder, loss, processes)
         reached = saved_progress(state).reached if state else RunProgress()
         run = cls(parts, reached, processes.connected(choose_device(config.device)))
         if state:

@@ -1,0 +1,105 @@
+"""The parameters that one process of a mesh holds, gathers and reduces; see `parallel/`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from onward.config.decoder import DecoderConfig
+from onward.config.mesh import Mesh
+from onward.parallel.parallelize import shard_dim
+from onward.parallel.tensor import Rule, rules_of
+from onward.planning.parameters import modules
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A parameter in the processes of a mesh: what the tensor axis leaves of it to a process, and how the shard axis
+    divides that."""
+
+    whole: tuple[int, ...]  # the parameter's shape
+    shape: tuple[int, ...]  # of the part that the shards divide among them
+    shards: int
+    trained: bool
+    matrix: bool  # whether Muon trains it, if it is in a block
+    summed: bool = False  # whether each process of the tensor axis computes a part of its gradient
+
+    @property
+    def whole_size(self) -> int:
+        """The elements of the whole parameter."""
+        return math.prod(self.whole)
+
+    @property
+    def size(self) -> int:
+        """The elements that all shards of it have."""
+        return math.prod(self.shape)
+
+    @property
+    def held(self) -> int:
+        """The elements that the first of the shards holds, which holds the most."""
+        dim = shard_dim(self.shape, self.shards)
+        return self.size // max(1, self.shape[dim]) * -(-self.shape[dim] // self.shards)
+
+    @property
+    def gathered(self) -> int:
+        """The elements that a gather of all shards takes, with those that fill up unequal shards."""
+        return self.held * self.shards
+
+
+@dataclass(frozen=True)
+class Group:
+    """The parameters of modules that are gathered together: those of each block, and those of the rest of a decoder."""
+
+    pieces: tuple[Piece, ...]
+    count: int  # of such modules
+    is_block: bool
+
+    def total(self, attribute: str, trained: bool = False) -> int:
+        """Sum an attribute over the pieces of one module, or over its `trained` pieces."""
+        return sum(getattr(piece, attribute) for piece in self.pieces if piece.trained or not trained)
+
+    @property
+    def matrices(self) -> int:
+        """The elements that a device holds of the matrices that Muon trains, in one module."""
+        return sum(piece.held for piece in self.pieces if self.is_block and piece.trained and piece.matrix)
+
+
+def groups(config: DecoderConfig, mesh: Mesh) -> list[Group]:
+    """Return the groups of parameters of a decoder on a mesh: one for each kind of block, and that of the rest."""
+    found = modules(config)
+    return [
+        Group(tuple(pieces_of(module, mesh)), count, is_block=module is not found[-1][0]) for module, count in found
+    ]
+
+
+def pieces_of(module: nn.Module, mesh: Mesh) -> Iterator[Piece]:
+    """Yield the pieces of a block's parameters, or of those of a decoder without blocks. Raises a UserError for a part
+    that the tensor axis cannot divide."""
+    rules: dict[int, Rule | None] = {}
+    for kind in ("attn", "mlp") if mesh.tensor > 1 else ():
+        if branch := module._modules.get(kind):
+            found = rules_of(kind, branch, mesh.tensor)
+            rules |= {id(owner._parameters[name]): rule for (owner, name), rule in found.items()}
+    for name, parameter in module.named_parameters():
+        whole, shape, rule = tuple(parameter.shape), list(parameter.shape), rules.get(id(parameter))
+        if rule and rule.split is not None:
+            shape[rule.split] //= mesh.tensor
+        matrix = parameter.ndim >= 2 and not name.endswith("bias")
+        summed = rule is not None and rule.split is None
+        yield Piece(whole, tuple(shape), mesh.shard, parameter.requires_grad, matrix, summed)
+
+
+def matrices_by_shape(found: list[Group]) -> Counter[tuple[int, ...]]:
+    """Count the parameters that Muon trains by shape, (O, I) or (X, O, I); a shape and its transpose count as the
+    same."""
+    alike = Counter[tuple[int, ...]]()
+    for group in found:
+        for piece in group.pieces if group.is_block else ():
+            if piece.trained and piece.matrix:
+                *stack, a, b = piece.whole
+                alike[(*stack, *sorted((a, b)))] += group.count
+    return alike

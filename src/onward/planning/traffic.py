@@ -1,0 +1,198 @@
+"""The collectives of a training step on a mesh, with the bytes of each, as `parallel/` issues them.
+
+An all-reduce of x bytes over n devices in a ring sends 2 (n - 1) / n x from each device; a gather or a scatter sends
+half of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onward.checkpoint.source import SizeLimit
+from onward.config.decoder import AttentionOnly, DecoderConfig, Experts, SelfAttention, at
+from onward.config.mesh import Mesh
+from onward.model.decoder import Decoder
+from onward.planning.dry import Shortened, computing_in, kinds_of_layers, reduced
+from onward.planning.memory import AUTOCAST
+from onward.planning.pieces import groups, matrices_by_shape
+
+SUM, GATHER, SCATTER = "all-reduce", "all-gather", "reduce-scatter"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """The collectives of one kind for one purpose in a step, as one device sees them."""
+
+    axis: str  # of the mesh, along which devices take part; "": all devices
+    kind: str
+    purpose: str
+    devices: int  # that take part
+    calls: int
+    bytes: int  # of the whole tensors: each sum, all parts of a gather, all inputs of a scatter
+
+    @property
+    def sent(self) -> float:
+        """The bytes that a device sends in a ring."""
+        return (2 if self.kind == SUM else 1) * (self.devices - 1) / self.devices * self.bytes
+
+
+def collectives(
+    config: DecoderConfig,
+    mesh: Mesh,
+    rows: int,
+    length: int,
+    *,
+    precision: str = "bf16",
+    optimizer: str = "adamw",
+    recompute: bool = False,
+) -> list[Collective]:
+    """List the collectives of a step in which each device trains on one batch of `rows` windows of `length` tokens.
+    Replicas sum gradients in buckets, which count as one call."""
+    found = [*of_shards(config, mesh, precision), *of_replicas(config, mesh)]
+    if mesh.tensor > 1:
+        found += of_tensor(config, mesh, rows, length, precision, recompute)
+    if optimizer == "muon":
+        found += of_muon(config, mesh)
+    found += of_numbers(config, mesh)
+    return [one for one in found if one.devices > 1 and one.bytes]
+
+
+def of_shards(config: DecoderConfig, mesh: Mesh, precision: str) -> Iterator[Collective]:
+    """Yield the gathers of weights, those of a block in the forward and again in the backward, and the sums of their
+    gradients in fp32, of which each device keeps its part."""
+    make = partial(Collective, "shard")
+    for group in groups(config, mesh):
+        numbers, kind = group.count * group.total("gathered"), "blocks" if group.is_block else "embedding and head"
+        times, width = (2, low_width(precision)) if group.is_block else (1, 4)
+        yield make(GATHER, f"weights of {kind}", mesh.shard, times * group.count, times * width * numbers)
+        sums = 4 * group.count * group.total("gathered", trained=True)
+        yield make(SCATTER, f"gradients of {kind}", mesh.shard, group.count, sums)
+
+
+def of_replicas(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
+    """Yield the sums of gradients in fp32 over the replicas of each part."""
+    found = groups(config, mesh)
+    held = 4 * sum(group.count * group.total("held", trained=True) for group in found)
+    calls = sum(group.count for group in found) if mesh.divides else 1
+    yield Collective("replicate", SUM, "gradients", mesh.replicate, calls, held)
+
+
+def of_tensor(
+    config: DecoderConfig, mesh: Mesh, rows: int, length: int, precision: str, recompute: bool
+) -> Iterator[Collective]:
+    """Yield the sums of the outputs of branches in the forward, of the gradients of their inputs, and of the gradients
+    of parameters that each device has whole."""
+    make, n = partial(Collective, "tensor", SUM), mesh.tensor
+    layers = branches_of(config, rows, length, precision)
+    outputs = [size for layer in layers for size in layer.outputs]
+    if recompute:
+        outputs += [size for layer in layers for size in layer.outputs[: -1 if layer.ends_early else None]]
+    inputs = [size for layer in layers for size in layer.inputs]
+    yield make("outputs of attention and feed-forward", n, len(outputs), sum(outputs))
+    yield make("gradients of their inputs", n, len(inputs), sum(inputs))
+    width = low_width(precision) if mesh.data > 1 else 4
+    summed = [
+        (group.count, piece.size)
+        for group in groups(config, mesh)
+        for piece in group.pieces
+        if piece.summed and piece.trained
+    ]
+    total = width * sum(count * size for count, size in summed)
+    yield make("gradients of parameters that are not divided", n, sum(count for count, _ in summed), total)
+    yield from of_norms(config, mesh, rows * length * low_width(precision), 1 + recompute)
+
+
+def of_norms(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Iterator[Collective]:
+    """Yield the gathers of queries and keys for norms that see all heads, and the sums of their gradients; `width` is
+    the bytes of one number for each token."""
+    n, calls, numbers = mesh.tensor, 0, 0
+    for layer in range(config.n_layers):
+        part = at(config.attention, layer)
+        if isinstance(part, SelfAttention) and part.qk_norm in ("width", "heads"):
+            calls += 2
+            numbers += config.d_head * (config.n_heads + max(n, config.n_kv_heads))
+    yield Collective("tensor", GATHER, "queries and keys, for their norms", n, again * calls, again * width * numbers)
+    yield Collective("tensor", SUM, "gradients of queries and keys", n, calls, width * numbers)
+
+
+@dataclass
+class Branches:
+    """The bytes of the outputs and of the inputs of the attention and the feed-forward of a block, in their order, and
+    whether a recomputation ends before the last output, which no backward reads."""
+
+    outputs: list[int] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    ends_early: bool = False
+
+    def note(self, module: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
+        """Note a branch; a forward hook."""
+        self.outputs.append(output.nbytes)
+        self.inputs.append(given[0].nbytes)
+        self.ends_early = True
+
+    def note_other(self, *_: object) -> None:
+        """Note another module of the block; a forward hook."""
+        self.ends_early = False
+
+
+def branches_of(config: DecoderConfig, rows: int, length: int, precision: str) -> list[Branches]:
+    """Return the branches of each layer, from a dry forward of two blocks of each kind."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    kinds = kinds_of_layers(config)
+    chosen = [layer for layer in sorted({*kinds}) for _ in range(2)]
+    found = [Branches() for _ in chosen]
+    with FakeTensorMode(), SizeLimit(1 << 62), Shortened(), torch.no_grad(), computing_in(AUTOCAST[precision]):
+        model = Decoder(reduced(config, chosen))
+        for branches, block in zip(found, model.blocks):
+            for name, child in block.named_children():
+                child.register_forward_hook(branches.note if name in ("attn", "mlp") else branches.note_other)
+        model.hidden_of_checked(torch.zeros(rows, length, dtype=torch.int64), None, None)
+    return [found[chosen.index(kind) + (kind != layer)] for layer, kind in enumerate(kinds)]
+
+
+def of_muon(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
+    """Yield the gathers of Muon in bf16: of each matrix's update from its parts, and of the orthogonalized matrices,
+    each of which one of all devices makes."""
+    found, parts, calls = groups(config, mesh), Counter[str](), Counter[str]()
+    for group in found:
+        for piece in group.pieces if group.is_block else ():
+            if piece.trained and piece.matrix:
+                parts["shard"] += group.count * piece.gathered
+                calls["shard"] += group.count
+                if piece.shape != piece.whole:
+                    parts["tensor"] += group.count * piece.whole_size
+                    calls["tensor"] += group.count
+    for axis in "shard", "tensor":
+        yield Collective(axis, GATHER, "updates of matrices", getattr(mesh, axis), calls[axis], 2 * parts[axis])
+    turns = {shape: -(-number // mesh.count) for shape, number in matrices_by_shape(found).items()}
+    made = sum(turn * mesh.count * math.prod(shape) for shape, turn in turns.items())
+    yield Collective("", GATHER, "orthogonalized matrices", mesh.count, sum(turns.values()), 2 * made)
+
+
+def of_numbers(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
+    """Yield the sums of the counts of targets, of the loss, of the norm of the gradient where it is divided, and of the
+    tokens of each expert."""
+    calls = 3 if mesh.divides else 2
+    yield Collective("", SUM, "numbers of targets, loss, norm", mesh.count, calls, 8 * (calls + 1))
+    counts = [part.count for part in mlps(config) if isinstance(part, Experts)]
+    yield Collective("", SUM, "tokens of each expert", mesh.count, len(counts), 8 * sum(counts))
+
+
+def mlps(config: DecoderConfig) -> list[object]:
+    """Return the feed-forward of each layer that has one."""
+    layers = range(config.n_layers)
+    return [at(config.mlp, layer) for layer in layers if not isinstance(at(config.block, layer), AttentionOnly)]
+
+
+def low_width(precision: str) -> int:
+    """Return the bytes of a number in the precision of matrix products."""
+    return 4 if precision == "fp32" else 2

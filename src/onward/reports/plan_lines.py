@@ -1,0 +1,80 @@
+"""The lines of a plan, and those of its mesh: memory of a device, bytes that it sends, and speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from onward.config.mesh import Mesh
+from onward.hub import size_of
+from onward.planning.arrangements import StepTime
+from onward.planning.memory import TrainingMemory
+from onward.planning.traffic import SUM, Collective
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure of a plan, such as the memory of the weights, with its formula."""
+
+    section: str
+    what: str
+    value: float  # in bytes, operations, tokens, hours, ...
+    text: str  # the value for people
+    by: str  # the formula, or where the figure is from
+
+
+def number(section: str, what: str, value: float, by: str) -> Line:
+    """Return a line whose value is a plain number. `what` is the name of the figure, `by` its formula."""
+    return Line(section, what, value, f"{value:.4g}" if value >= 1e6 else f"{value:,.0f}", by)
+
+
+def size(section: str, what: str, value: int, by: str) -> Line:
+    """Return a line whose value is a number of bytes. `what` is the name of the figure, `by` its formula."""
+    return Line(section, what, value, size_of(int(value)), by)
+
+
+def memory_lines(section: str, memory: TrainingMemory, mesh: Mesh) -> Iterator[Line]:
+    """Yield the lines for the memory of a device of a mesh, by kind."""
+    line, held = partial(size, section), "the device's part of the parameters"
+    yield line("weights", memory.weights, f"4 bytes x {held}")
+    yield line("gradients", memory.gradients, f"4 bytes x {held}")
+    yield line("optimizer", memory.optimizer, "state of its part")
+    yield line(
+        "activations", memory.activations, "dry run" + " of its heads and feed-forward units" * (mesh.tensor > 1)
+    )
+    if memory.gathered:
+        yield line("gathered weights", memory.gathered, "embedding and head in 4 bytes, and two blocks")
+
+
+def traffic_lines(section: str, sent: list[Collective], mesh: Mesh) -> Iterator[Line]:
+    """Yield the lines for the collectives of a step, and for the bytes that a device sends along each axis."""
+    for one in sent:
+        what = f"{one.kind} of {one.purpose}"
+        times = f"in {one.calls:,} calls, " if one.calls > 1 else ""
+        yield size(section, what, one.bytes, f"{times}among {one.devices} of {one.axis or 'all'}")
+    for axis in vars(mesh):
+        along = [one for one in sent if one.axis == axis]
+        if along:
+            n = along[0].devices
+            rings = sorted({one.kind == SUM for one in along})
+            how = " + ".join(
+                (f"({n} - 1) / {n} x gathers and scatters", f"2 ({n} - 1) / {n} x sums")[ring] for ring in rings
+            )
+            yield size(section, f"sent along {axis}", round(sum(one.sent for one in along)), how)
+
+
+def time_lines(section: str, time: StepTime, tokens: int, count: int) -> Iterator[Line]:
+    """Yield the lines for the time of a step of `tokens` tokens by `count` devices."""
+
+    def line(what: str, seconds: float, by: str) -> Line:
+        return Line(section, what, seconds, f"{1e3 * seconds:,.4g} ms", by)
+
+    yield line("arithmetic", time.arithmetic, "operations of a device / its share of the arithmetic")
+    yield line("sent meanwhile", time.meanwhile, "along shard and replicate / bandwidth of the link or network")
+    yield line("waited for", time.waiting, "along tensor / bandwidth")
+    yield line("step", time.seconds, "the longer of arithmetic and sent meanwhile, and waited for")
+    speed = tokens / time.seconds / count
+    yield Line(
+        section, "tokens per second", speed, f"{speed:,.0f} of each device", f"{tokens:,} tokens / step / {count}"
+    )

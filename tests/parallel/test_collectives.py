@@ -1,0 +1,75 @@
+"""Collectives of real processes: their number and their bytes in a step are those of the plan."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor.debug import CommDebugMode
+
+from onward.config.decoder import DecoderConfig, Experts
+from onward.config.mesh import Mesh
+from onward.data.windows import Batch
+from onward.model.decoder import Decoder
+from onward.training.config import RunConfig
+from onward.training.processes import Processes
+from onward.training.step.build import build_trainer
+from onward.training.step.trainer import StepPlan
+
+from support.decoders import config
+from support.ranks import Ranks
+from support.simulated import Counted, Key, planned
+
+LLAMA = config(n_kv_heads=2)
+MIXTURE = config(mlp=Experts(count=4, top_k=2, d_ff=8))
+
+
+class Debug(CommDebugMode):
+    """torch's count of collectives, without its tree of modules, which fails where one is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tracker: Any = self.advanced_module_tracker
+        tracker._fw_pre_hook = tracker._fw_post_hook = tracker._bw_hook = lambda *_: None
+
+
+def counted(decoder: DecoderConfig, mesh: str) -> tuple[Counter[Key], Counter[Key], int]:
+    """The calls and the bytes of the collectives of a step, and the calls by torch's CommDebugMode."""
+    processes = Processes.join().arranged(Mesh.parse(mesh)).connected(torch.device("cpu"))
+    options = RunConfig(precision="fp32", optimizer="adamw", learning_rate=1e-3, steps=10)
+    trainer = build_trainer(options, Decoder(decoder), processes)
+    tokens = torch.zeros(2, 12, dtype=torch.int64)
+    ours, debug = Counted(processes), Debug()
+    with debug, ours:
+        trainer.train_step(StepPlan([Batch(tokens, tokens.clone())]))
+    return ours.calls, ours.bytes, debug.get_total_counts()
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    ranks = Ranks(4)
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize("decoder", [LLAMA, MIXTURE], ids=["dense", "experts"])
+@pytest.mark.parametrize("mesh", ["replicate=2", "shard=2", "tensor=2"])
+def test_collectives_of_two_processes_are_those_of_the_plan(mesh: str, decoder: DecoderConfig, two: Ranks) -> None:
+    calls, sizes = planned(decoder, Mesh.parse(mesh), 2, 12, precision="fp32")
+    assert two.run(counted, decoder, mesh) == [(calls, sizes, calls.total())] * 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("decoder", [LLAMA, MIXTURE], ids=["dense", "experts"])
+@pytest.mark.parametrize("mesh", ["replicate=4", "replicate=2 shard=2", "shard=2 tensor=2", "replicate=2 tensor=2"])
+def test_collectives_of_four_processes_are_those_of_the_plan(mesh: str, decoder: DecoderConfig, four: Ranks) -> None:
+    calls, sizes = planned(decoder, Mesh.parse(mesh), 2, 12, precision="fp32")
+    assert four.run(counted, decoder, mesh) == [(calls, sizes, calls.total())] * 4

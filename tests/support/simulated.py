@@ -1,0 +1,213 @@
+"""One rank of many in one process: a step of a real Trainer with tensors without numbers, in torch's fake group."""
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, distributed
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.fsdp import FSDPModule
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from onward.checkpoint.source import SizeLimit
+from onward.config.decoder import DecoderConfig
+from onward.config.mesh import Mesh
+from onward.data.windows import Batch
+from onward.model.decoder import Decoder
+from onward.parallel import parallelize
+from onward.parallel.parts import local
+from onward.planning.dry import Shortened
+from onward.planning.traffic import collectives
+from onward.training.processes import Processes
+from onward.training.step.balance import Balance
+from onward.training.step.optimizer import optimizers
+from onward.training.step.trainer import StepConfig, StepPlan, Trainer
+
+Key = tuple[str, str]  # axis ("": all processes) and kind of a collective
+
+SIZES = {  # of a collective: the argument whose bytes count, and that of the group
+    "c10d.allreduce_": ("all-reduce", 0, 1),
+    "c10d.allgather_": ("all-gather", 0, 2),
+    "c10d._allgather_base_": ("all-gather", 0, 2),
+    "c10d._reduce_scatter_base_": ("reduce-scatter", 1, 2),
+    "_c10d_functional.all_reduce": ("all-reduce", 0, 2),
+}
+
+
+class Counted(TorchDispatchMode):
+    """A context that counts collectives and their bytes, by axis and kind. Values that the host reads are 1 where there
+    are none."""
+
+    def __init__(self, processes: Processes) -> None:
+        super().__init__()
+        self.calls, self.bytes = Counter[Key](), Counter[Key]()
+        devices: Any = processes.devices
+        sizes = vars(processes.mesh).items()
+        some = [axis for axis, size in sizes if size < processes.count] if devices else []
+        self.axes = {devices.get_group(axis).group_name: axis for axis in some}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            return 1.0 if args[0].is_floating_point() else 1
+        if counted := SIZES.get(func.name().replace("::", ".")):
+            kind, tensors, group = counted
+            given: Any = args[group]
+            name = given if isinstance(given, str) else distributed.ProcessGroup.unbox(given).group_name
+            key = self.axes.get(name, ""), kind
+            self.calls[key] += 1
+            self.bytes[key] += sum(tensor.nbytes for tensor in tree_leaves(args[tensors]))
+        return func(*args, **(kwargs or {}))
+
+
+class Allocated(TorchDispatchMode):
+    """A context that knows the live storages. FSDP frees gathered weights by resizing their storages to nothing, so
+    sums are taken of their sizes at the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages = dict[int, Any]()
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.add(tensor)
+        self.peak = max(self.peak, self.now)
+        return result
+
+    def add(self, tensor: Tensor) -> None:
+        """Know the storage of a tensor."""
+        storage = local(tensor).untyped_storage()
+        known = self.storages.get(storage._cdata)
+        if known is None or known() is None:
+            self.storages[storage._cdata] = weakref.ref(storage)
+
+    @property
+    def now(self) -> int:
+        """The bytes of the live storages."""
+        live = {key: storage for key, ref in self.storages.items() if (storage := ref()) is not None}
+        self.storages = {key: self.storages[key] for key in live}
+        return sum(storage.nbytes() for storage in live.values())
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A step of one rank: bytes by kind of memory, and the calls and the bytes of its collectives by axis and kind."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    peak: int
+    calls: Counter[Key]
+    bytes: Counter[Key]
+
+
+class Uncounted(Balance):
+    """Does not count the tokens of experts, which have no numbers."""
+
+    def watch(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def fake_processes(mesh: Mesh) -> Iterator[Processes]:
+    """The first of the processes of a mesh, in a group whose collectives do nothing."""
+    distributed.init_process_group("fake", rank=0, world_size=mesh.count)
+    try:
+        yield Processes(0, mesh.count, None, mesh).connected(torch.device("cpu"))
+    finally:
+        distributed.destroy_process_group()
+
+
+def gathered_bytes(model: Any) -> int:
+    """The bytes of gathered weights, and of buffers that they come in."""
+    parts = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
+    if not parts:
+        return 0
+    params = [param for state in parts for group in state._fsdp_param_groups for param in group.fsdp_params]
+    storages = {t.untyped_storage()._cdata: t.untyped_storage() for p in params for t in p.all_gather_outputs}
+    waiting = getattr(parts[0]._comm_ctx, "all_gather_state", None)  # absent before the first forward
+    buffer = waiting.all_gather_result.all_gather_output.untyped_storage().nbytes() if waiting else 0
+    return buffer + sum(storage.nbytes() for storage in storages.values())
+
+
+def sum_of_nothing(_: object, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+    """The hook of replicas; the fake group's futures have no values."""
+    distributed.all_reduce(bucket.buffer())
+    done = torch.futures.Future[Tensor]()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def simulated(
+    config: DecoderConfig,
+    mesh: Mesh,
+    rows: int,
+    length: int,
+    *,
+    precision: str = "bf16",
+    optimizer: str = "adamw",
+    recompute: bool = False,
+) -> Simulated:
+    """Make a step of the first of many ranks, on one batch."""
+    replicas = patch.object(parallelize, "sum_of_bucket", sum_of_nothing)
+    with fake_processes(mesh) as processes, SizeLimit(1 << 62), replicas, patch.object(parallelize, "allocate"):
+        with torch.device("meta"):
+            model: Any = Decoder(config)
+        model.hidden = lambda tokens, positions: model.hidden_of_checked(tokens, None, None)
+        parallelize.parallelize(model, mesh, processes.devices, precision=precision, recompute=recompute)
+        counted, allocated = Counted(processes), Allocated()
+        with FakeTensorMode(allow_non_fake_inputs=True), Shortened():
+            model.to_empty(device="cpu")
+            if config.tied:
+                model.head.weight = model.embed.weight
+            trainer = Trainer(
+                model,
+                optimizers(model, optimizer, 1e-3, 0.1, (0.9, 0.99), {}, (0, mesh.count)),
+                lambda step: 1e-3,
+                StepConfig(clip=1.0, precision=precision),
+                processes=processes,
+                balance=Uncounted(model, 0.0, 0.0),
+            )
+            marks = list[int]()
+            gradients = list[int]()
+            mark: Any = lambda *_: marks.append(allocated.now - gathered_bytes(model))
+            trainer.module.register_forward_pre_hook(mark, prepend=True)
+            model.blocks[-1].register_forward_hook(mark)
+
+            def before_update(*_: object) -> None:
+                gradients.append(sum(local(p.grad).nbytes for p in model.parameters() if p.grad is not None))
+                marks.append(allocated.peak)
+
+            trainer.optimizers[0].register_step_pre_hook(before_update)
+            batch = Batch(torch.zeros(rows, length, dtype=torch.int64), torch.zeros(rows, length, dtype=torch.int64))
+            for parameter in model.parameters():
+                allocated.add(parameter)
+            with allocated, counted:
+                trainer.train_step(StepPlan([batch]))
+        states = [t for o in trainer.optimizers for s in o.state.values() for t in s.values() if t.ndim]
+        weights = sum(local(p).nbytes for p in model.parameters())
+    state = sum(local(tensor).nbytes for tensor in states)
+    buckets = 0 if mesh.divides else gradients[0]  # of replicas, which the reducer allocates out of sight
+    peak = state + marks[2] + buckets
+    return Simulated(weights, gradients[0], state, marks[1] - marks[0], peak, counted.calls, counted.bytes)
+
+
+def planned(
+    config: DecoderConfig, mesh: Mesh, rows: int, length: int, **options: Any
+) -> tuple[Counter[Key], Counter[Key]]:
+    """The calls and the bytes of the collectives that a plan lists."""
+    calls, sizes = Counter[Key](), Counter[Key]()
+    for one in collectives(config, mesh, rows, length, **options):
+        axis = "" if one.devices == mesh.count else one.axis
+        calls[axis, one.kind] += one.calls
+        sizes[axis, one.kind] += one.bytes
+    return calls, sizes
