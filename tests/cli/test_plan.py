@@ -123,6 +123,14 @@ def test_plan_of_devices_proposes_the_fastest_mesh_that_fits(capsys: Any) -> Non
     assert "one device of mesh replicate=64: peak" not in found
 
 
+def test_plan_of_too_few_devices_takes_the_mesh_that_needs_least(capsys: Any) -> None:
+    found = planned(capsys, "llama-3.1-70b", "--devices", "2xh100", "--context", "512")
+    chosen = next(name for name in found if name.startswith("meshes of ")).partition(": ")[2]
+    over = found[f"one device of mesh {chosen}: does not fit, too much by"]
+    assert over == found[f"one device of mesh {chosen}: peak"] - 80e9 > 0
+    assert chosen != "replicate=2"
+
+
 REFUSED = {
     "gpt2 --device t4 --mesh 8x4": "--mesh is '8x4', and '8x4' is not an axis of it",
     "gpt2 --device t4 --mesh tensor=5": "5 does not divide n_heads 12: choose tensor among 1, 2, 3, 4, 6, 12",

@@ -25,6 +25,7 @@ from onward.generation.drafts.proposal import Proposal
 from onward.generation.engine.sampler import Sampler
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
+from onward.kernels.cross_entropy import cross_entropies
 from onward.kernels.linear import linear
 from onward.kernels.quantized import quantized_linear
 from onward.kernels.rotation import rotate
@@ -238,6 +239,7 @@ def test_cross_entropies_take_only_operands_that_fit() -> None:
         for dtype in torch.int64, torch.int32, torch.uint8, targets.dtype:
             ids = targets.abs().to(dtype)
             assert_left_to_pytorch(cross_entropy, logits.detach().requires_grad_(), ids)
+            assert_left_to_pytorch(cross_entropies, logits.detach(), ids)
 
 
 @torch.no_grad()

@@ -43,7 +43,7 @@ KERNELS: list[tuple[Any, ...]] = [  # functions that compile one, without their 
     (fused.rotation, 4, 24, 10, "bfloat16"),
     (fused.gate, "gelu", "bfloat16"),
     *((fused.gate_gradient, activation, "bfloat16") for activation in fused.ACTIVATIONS),
-    (cross_entropy.cross_entropy, 300, "bfloat16", -100),
+    *((cross_entropy.cross_entropy, 300, "bfloat16", -100, gradient) for gradient in (True, False)),
     (linking.sequence,),
 ]
 

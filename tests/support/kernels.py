@@ -18,7 +18,7 @@ from onward.generation.engine.sampler import Sampler
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.kernels.attention import plain_attend
-from onward.kernels.cross_entropy import cross_entropy
+from onward.kernels.cross_entropy import cross_entropies, cross_entropy
 from onward.kernels.gate import ACTIVATIONS, gate
 from onward.kernels.linear import linear
 from onward.kernels.llvm.code import LANES
@@ -119,7 +119,7 @@ def gates(memory: Allocator) -> Found:
         yield from ((a, b, 4 * bound) for a, b in zip(*found))
 
 
-def cross_entropies(memory: Allocator) -> Found:
+def losses(memory: Allocator) -> Found:
     for (dtype, bound), width in product(DTYPES.items(), EDGES):
         logits = memory.place(numbers(5, width, dtype=dtype).requires_grad_())
         targets = memory.place(torch.tensor([0, width - 1, IGNORE_INDEX, width // 2, 0]))
@@ -127,7 +127,8 @@ def cross_entropies(memory: Allocator) -> Found:
         for mode in False, True:
             with Plain() if mode else torch.enable_grad():
                 total = cross_entropy(logits, targets, IGNORE_INDEX)
-                found.append([total.detach(), *torch.autograd.grad(total, logits)])
+                each = cross_entropies(logits, targets, IGNORE_INDEX)
+                found.append([total.detach(), *torch.autograd.grad(total, logits), each])
         yield from ((a, b, 2 * bound) for a, b in zip(*found))
 
 
@@ -217,5 +218,5 @@ def programs(memory: Allocator) -> Found:
 
 CASES: dict[str, Case] = {
     case.__name__: case
-    for case in (products, quantized_products, norms, rotations, gates, cross_entropies, attentions, draws, programs)
+    for case in (products, quantized_products, norms, rotations, gates, losses, attentions, draws, programs)
 }

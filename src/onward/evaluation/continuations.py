@@ -14,8 +14,10 @@ from torch import Tensor
 
 from onward.config.decoder import at
 from onward.config.scaling import LinearScaling, Llama3Scaling, YaRNScaling
+from onward.data.windows import IGNORE_INDEX
 from onward.errors import UserError
 from onward.evaluation.kept import Kept
+from onward.kernels.cross_entropy import cross_entropies
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, check_ids, without_dropout
 from onward.text.tokenizer import Tokenizer
@@ -214,11 +216,10 @@ def scores(model: Decoder, hidden: Tensor, continuations: Sequence[Sequence[int]
     targets = torch.tensor([token for one in continuations for token in one], device=model.device)
     values, greedy = [], []
     for start in range(0, len(targets), LOGITS):
-        part, wanted = hidden[start : start + LOGITS], targets[start : start + LOGITS, None]
+        part, wanted = hidden[start : start + LOGITS], targets[start : start + LOGITS]
         logits = model.logits(part[None])[0]
-        log_p = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-        values.append(log_p.gather(1, wanted)[:, 0])
-        greedy.append(log_p.argmax(-1) == wanted[:, 0])
+        values.append(-cross_entropies(logits, wanted, IGNORE_INDEX))
+        greedy.append(logits.argmax(-1) == wanted)
     counts = list(map(len, continuations))
     pairs = zip(torch.cat(values).double().split(counts), torch.cat(greedy).split(counts))
     return [Scored(float(value.sum()), bool(flag.all())) for value, flag in pairs]

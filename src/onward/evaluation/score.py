@@ -13,7 +13,9 @@ import numpy as np
 import torch
 
 from onward.data.tokens import Tokens
+from onward.data.windows import IGNORE_INDEX
 from onward.errors import UserError
+from onward.kernels.cross_entropy import cross_entropies
 from onward.model.decoder import Decoder, check_ids, without_dropout
 
 T = TypeVar("T")
@@ -30,12 +32,13 @@ def logprobs(model: Decoder, windows: np.ndarray, first: int = 1) -> np.ndarray:
     ids = torch.as_tensor(windows.astype(np.int64), device=model.device)
     with without_dropout(model):
         logits = model.logits(model.hidden(ids[:, :-1])[:, first - 1 :])
-    exact = torch.promote_types(logits.dtype, torch.float32)
-    result = logits.log_softmax(-1, dtype=exact).gather(-1, ids[:, first:, None])[..., 0].cpu().numpy()
+    targets = ids[:, first:]
+    losses = cross_entropies(logits.flatten(0, 1), targets.flatten(), IGNORE_INDEX)
+    result = -losses.view_as(targets).cpu().numpy()
     if not np.isfinite(result).all():
         raise UserError(
-            f"the model's log-probabilities are NaN or infinite (in {exact}, weights in {model.dtype}): check its "
-            "weights and config.json, or load it in another dtype"
+            f"the model's log-probabilities are NaN or infinite (in {losses.dtype}, weights in {model.dtype}): check "
+            "its weights and config.json, or load it in another dtype"
         )
     return result
 

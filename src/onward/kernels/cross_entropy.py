@@ -1,4 +1,4 @@
-"""The cross-entropy of many logits: one kernel for the loss and its gradient.
+"""The cross-entropy of many logits: one kernel for the losses and, if needed, their gradient.
 
 Shapes: N targets, V vocabulary.
 """
@@ -19,28 +19,52 @@ from onward.kernels.rules import DTYPES, emitter, kernels_can_read
 MIN_KERNEL = 1 << 18  # logits from which compiling a kernel, in some 50 ms, pays
 
 
-def plain_cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
-    """Return the sum of the cross-entropies of logits (N, V) for targets (N,), in at least fp32; targets equal to
-    `ignored` are left out."""
+def plain_cross_entropy(logits: Tensor, targets: Tensor, ignored: int, reduction: str = "sum") -> Tensor:
+    """Return the sum of the cross-entropies of logits (N, V) for targets (N,), in at least fp32, or with the reduction
+    "none" each of them (N,); they are 0 for targets equal to `ignored`."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(logits, targets, ignore_index=ignored, reduction="sum")
+    return F.cross_entropy(logits, targets, ignore_index=ignored, reduction=reduction)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
-    """Compute `plain_cross_entropy`, on a CPU by a kernel if there are many logits and a gradient is needed."""
-    if takes_kernel(logits, targets, ignored):
+    """Compute `plain_cross_entropy`, on a CPU by a kernel if there are many logits."""
+    if logits.requires_grad and takes_kernel(logits, targets, ignored):
         return KernelCrossEntropy.apply(logits, targets, ignored)  # type: ignore[no-any-return]
+    if not torch.is_grad_enabled() and takes_kernel(logits, targets, ignored):
+        return by_kernel(logits, targets, ignored).sum()
     return plain_cross_entropy(logits, targets, ignored)
+
+
+def cross_entropies(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
+    """Compute each cross-entropy (N,), without a gradient, on a CPU by a kernel if there are many logits."""
+    with torch.no_grad():
+        if takes_kernel(logits, targets, ignored):
+            return by_kernel(logits, targets, ignored)
+        return plain_cross_entropy(logits, targets, ignored, "none")
 
 
 def takes_kernel(logits: Tensor, targets: Tensor, ignored: int) -> bool:
     """Return whether the kernel computes the loss. Targets outside the vocabulary are left to PyTorch, which raises an
     error."""
-    if not logits.requires_grad or logits.numel() < MIN_KERNEL or logits.dtype not in DTYPES or logits.dim() != 2:
+    if logits.numel() < MIN_KERNEL or logits.dtype not in DTYPES or logits.dim() != 2:
         return False
     if not kernels_can_read(logits) or not fits(targets, torch.int64, len(logits)) or unavailable():
         return False
     return bool(((targets >= 0) & (targets < logits.size(1)) | (targets == ignored)).all())
+
+
+def by_kernel(
+    logits: Tensor, targets: Tensor, ignored: int, gradient: tuple[Tensor, int] | tuple[None, int] = (None, 0)
+) -> Tensor:
+    """Compute cross-entropies (N,) by the kernel, which also fills `gradient`, a buffer (N, V), if there is one."""
+    logits, targets = logits.contiguous(), targets.contiguous()
+    rows, width = logits.shape
+    losses, of_rows = buffer((rows,), torch.float32)
+    operands = address(logits, logits.dtype, rows, width), address(targets, torch.int64, rows)
+    with_gradient = gradient[0] is not None
+    kernel = emitter("cross_entropy").cross_entropy(width, DTYPES[logits.dtype], ignored, with_gradient)
+    kernel(of_rows, gradient[1], *operands, rows, torch.get_num_threads())
+    return losses
 
 
 class KernelCrossEntropy(torch.autograd.Function):
@@ -48,15 +72,9 @@ class KernelCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
-        logits, targets = logits.contiguous(), targets.contiguous()
-        rows, width = logits.shape
-        losses, of_rows = buffer((rows,), torch.float32)
-        gradient, of_logits = buffer(logits.shape, logits.dtype)
-        operands = address(logits, logits.dtype, rows, width), address(targets, torch.int64, rows)
-        kernel = emitter("cross_entropy").cross_entropy(width, DTYPES[logits.dtype], ignored)
-        kernel(of_rows, of_logits, *operands, rows, torch.get_num_threads())
-        ctx.save_for_backward(gradient)
-        return losses.sum()
+        gradient = buffer(logits.shape, logits.dtype)
+        ctx.save_for_backward(gradient[0])
+        return by_kernel(logits, targets, ignored, gradient).sum()
 
     @staticmethod
     @once_differentiable

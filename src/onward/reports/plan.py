@@ -247,10 +247,13 @@ class Planned:
         return self.batch * mesh.data * self.context / self.time(mesh).seconds
 
     def proposals(self, count: int) -> list[Proposal]:
-        """List the meshes that `count` devices can form, those that fit a device first, then by speed."""
+        """List the meshes that `count` devices can form: those that fit a device, the fastest first, then the others,
+        the one with the least memory first."""
         sizes = tensor_sizes(self.config, count)
         found = [Proposal(mesh, self.on_mesh(mesh), self.speed(mesh)) for mesh in arrangements(count, tensor=sizes)]
-        return sorted(found, key=lambda one: (one.memory.peak > SAFE * self.machine.memory, -one.speed))
+        limit = SAFE * self.machine.memory
+        able = sorted((one for one in found if one.memory.peak <= limit), key=lambda one: -one.speed)
+        return able + sorted((one for one in found if one.memory.peak > limit), key=lambda one: one.memory.peak)
 
     def speeds(self) -> Iterator[Line]:
         """Yield the lines for the speed of prefill, decoding and training on the machine, and for the hours and cost of

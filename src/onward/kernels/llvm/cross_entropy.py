@@ -15,10 +15,10 @@ CrossEntropyArguments = arguments("CrossEntropyArguments", "losses", "gradient",
 
 
 @cache
-def cross_entropy(width: int, dtype: str, ignored: int) -> Callable[..., None]:
+def cross_entropy(width: int, dtype: str, ignored: int, with_gradient: bool = True) -> Callable[..., None]:
     """Compile the kernel with the fields of CrossEntropyArguments, for logits of `width` tokens. An item is a row: the
-    kernel writes its loss and the gradient of the losses' sum, (N, width) in the dtype of the logits; both are 0 where
-    the target is the number `ignored`."""
+    kernel writes its loss and, if `with_gradient`, the gradient of the losses' sum, (N, width) in the dtype of the
+    logits; both are 0 where the target is the number `ignored`."""
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         gradient, logits = given.gradient, given.logits
@@ -33,12 +33,13 @@ def cross_entropy(width: int, dtype: str, ignored: int) -> Callable[..., None]:
                 return exp(code, code.fsub(value, like(code, value, top)))
 
             total = row_sum(code, logits, dtype, start, width, power)
-            factor = code.fdiv(weight, total)
-            for index, read in spans(code, width):
-                p = power(read(logits, dtype, code.add(start, index)))
-                code.put(code.fmul(p, like(code, p, factor)), gradient, dtype, code.add(start, index))
             logit = code.scalar(logits, dtype, place)
-            code.put(code.fsub(code.fmul(power(logit), factor), weight), gradient, dtype, place)
+            if with_gradient:
+                factor = code.fdiv(weight, total)
+                for index, read in spans(code, width):
+                    p = power(read(logits, dtype, code.add(start, index)))
+                    code.put(code.fmul(p, like(code, p, factor)), gradient, dtype, code.add(start, index))
+                code.put(code.fsub(code.fmul(power(logit), factor), weight), gradient, dtype, place)
             loss = code.fsub(code.fadd(top, by_element(code, "logf", total)), logit)
             code.put(code.select(counts, loss, FLOAT(0.0)), given.losses, "float32", row)
 

@@ -92,7 +92,7 @@ def in_words(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> str:
     """Describe a mesh in a sentence: the memory that it needs on each device, by kind."""
     memory = memory_per_process(config, decoder, mesh)
     kinds = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer", "activations", "gathered")}
-    named = ", ".join(f"{name} {in_bytes(size)}" for name, size in kinds.items())
+    named = ", ".join(f"{name} {in_bytes(size)}" for name, size in kinds.items() if size)
     return (
         f"mesh {mesh}: each process needs about {in_bytes(memory.peak)} of {in_bytes(device_bytes(config))} ({named})"
     )
