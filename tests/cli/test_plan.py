@@ -126,7 +126,7 @@ def test_plan_of_devices_proposes_the_fastest_mesh_that_fits(capsys: Any) -> Non
 def test_plan_of_too_few_devices_takes_the_mesh_that_needs_least(capsys: Any) -> None:
     found = planned(capsys, "llama-3.1-70b", "--devices", "2xh100", "--context", "512")
     chosen = next(name for name in found if name.startswith("meshes of ")).partition(": ")[2]
-    over = found[f"one device of mesh {chosen}: does not fit, too much by"]
+    over = found[f"one device of mesh {chosen}: does not fit, exceeds memory by"]
     assert over == found[f"one device of mesh {chosen}: peak"] - 80e9 > 0
     assert chosen != "replicate=2"
 
