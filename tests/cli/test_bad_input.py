@@ -107,7 +107,7 @@ OTHERS = {
     "--hlep": "is not a command",
     "data get tinyshakespear": "did you mean tinyshakespeare",
     "data get": "takes the name of a corpus",
-    "data frobnicate": "choose from get, list",
+    "data frobnicate": "choose from get, join, list",
     "models gtp2": "did you mean gpt2",
     "models qqqq": "did you mean qwen",
     "models folder": "there is no config.json in folder",

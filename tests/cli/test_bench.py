@@ -85,7 +85,7 @@ REFUSED = {
     "--precision int3": "--precision has 'int3': did you mean int8",
     "--out roof.jpg": "--out is roof.jpg: name a file that ends in .svg",
     "--prompt 0": "--prompt is 0",
-    "--prompt 60": "--prompt is 60 and new 16",
+    "--prompt 60": "--prompt is 60 and new is 16",
     "--new 7": "--new is 7",
 }
 

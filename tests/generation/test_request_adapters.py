@@ -57,7 +57,7 @@ def test_prompts_in_files_are_those_of_one_adapter(tmp_path) -> None:
 
 def test_unknown_adapter_of_a_request_is_named_with_the_nearest() -> None:
     engine = Engine(stirred(decoder(DECODERS["llama"]), "poems"))
-    with pytest.raises(UserError, match=r"no adapter of the name 'poem': did you mean poems\?"):
+    with pytest.raises(UserError, match=r"no adapter with the name 'poem': did you mean poems\?"):
         engine.add(Request([1], Sampling(), 1, adapter="poem"))
     with pytest.raises(UserError, match="the model has none"):
         Engine(decoder(DECODERS["llama"])).add(Request([1], Sampling(), 1, adapter="poem"))
