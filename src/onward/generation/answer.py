@@ -44,7 +44,7 @@ class StopText:
 class Answer:
     """The text of an answer, decoded token by token: a character is added once no later token can change it.
 
-    `before` are the tokens that the answer follows; `limit` is the most tokens that it has; `stop` are texts that end
+    `before` are the tokens that the answer follows; `limit` is its maximum number of tokens; `stop` are texts that end
     the answer, which ends before them or, with `include_stop`, after them; `when` is called with the text so far after
     each token and returns whether the answer ends.
     """

@@ -23,7 +23,7 @@ StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether
 class GenerationOptions(Sampling):
     """Length, end, form and number of the answers to a prompt, in addition to the sampling."""
 
-    max_new_tokens: SizeOrZero | None = None  # the most tokens of an answer; none: 256, or as many as the context holds
+    max_new_tokens: SizeOrZero | None = None  # maximum tokens of an answer; none: 256, or as many as the context holds
     min_new_tokens: SizeOrZero = 0  # no stop token is generated before this many new tokens
     stop: tuple[str, ...] = ()  # texts that end the answer and are not part of it
     include_stop: bool = False  # the stop text that ends an answer is part of it

@@ -180,7 +180,7 @@ class CacheView:
     rope_length: Tensor  # (B,)
     length: int  # positions of tokens are below it
     end: int  # positions of tokens and padding are below it
-    chunk: int  # the most tokens that one call adds to a row
+    chunk: int  # maximum number of tokens that one call adds to a row
 
 
 class KVCache:

@@ -34,7 +34,7 @@ class DataOptions:
     """The data. A source is a text or a folder that `onward data prepare` made."""
 
     sources: tuple[str, ...] = ("embedded",)  # files, folders, globs, pipes, hf://NAME, - or the name of a corpus
-    weights: tuple[Weight | MovingWeight, ...] = ()  # share of each source, or its ramp; (): by their sizes
+    weights: tuple[Weight | MovingWeight, ...] = ()  # share of each source, or a ramp; (): proportional to size
     tokenizer: str = ""  # char, byte, bpe:VOCABULARY or a path; "": the one of prepared sources, else bpe:4096
     validation: str = "0.1"  # a file, the share at the end of each source (of at most 4 million tokens), or none
     field: str = "text"  # the field of each record of .jsonl, .parquet and hf:// that holds the text

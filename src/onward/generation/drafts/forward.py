@@ -14,7 +14,7 @@ from torch import Tensor
 from onward.generation.request import Request
 from onward.generation.runner import Runner
 
-MAX_COMPILED = 16  # the most tokens of a row in a compiled step
+MAX_COMPILED = 16  # maximum number of tokens of a row in a compiled step
 
 
 def decode_drafted(runner: Runner, requests: Sequence[Request], drafted: Sequence[Sequence[int]]) -> Tensor:

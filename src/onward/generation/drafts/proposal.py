@@ -29,7 +29,7 @@ class Draft(Protocol):
     """The interface of drafts: a draft proposes tokens that the model then verifies. A draft serves one engine at a
     time."""
 
-    num_draft_tokens: int  # the most tokens it proposes
+    num_draft_tokens: int  # maximum number of tokens that it proposes
     manager: CacheManager | None  # of the draft's own cache, whose row i belongs to row i of the engine
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:

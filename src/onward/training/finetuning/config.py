@@ -28,7 +28,7 @@ class ExampleOptions:
     method: Method = SFT()  # how the model learns from the examples
     columns: str = ""  # renamed columns, such as prompt=question,completion=answer: Onward's name = the file's name
     template: str = ""  # chat template: chatml, llama3, mistral, gemma, plain or a file; "": the model's own
-    length: SizeOrZero = 0  # the most tokens of an example; 0: the model's context length, at most 4096
+    length: SizeOrZero = 0  # maximum tokens of an example; 0: the model's context length, at most 4096
     too_long: Literal["error", "cut", "drop"] = "error"  # longer examples; cut: keep the first tokens
     packed: bool = True  # pack as many examples into a row as fit; none attends to another
     lora: Adapters | None = None  # adapters to train in place of the weights: a rank, or lora(rank=16, dora=true)
