@@ -15,8 +15,9 @@ from onward.model.cache import KVCache, LayerCache
 
 
 class Binding:
-    """Sets the arguments of kernel calls that depend on the layers of a cache and on the number of threads, again
-    whenever these change. `rows` is B; `cache` has the kinds of layers that the calls were compiled for."""
+    """Sets the arguments of kernel calls that depend on the memory of a cache's layers and on the number of threads.
+    `follow`, called before each step, sets them again if these have changed. `rows` is B; `cache` has the kinds of
+    layers that the calls were compiled for."""
 
     def __init__(self, calls: Sequence[Call], cache: KVCache, rows: int) -> None:
         self.calls, self.rows = calls, rows

@@ -26,7 +26,8 @@ def supervised(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]
 
 def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
     """Yield an example of each record's prompt, a text or messages, for the model to answer; the other fields are for
-    the reward. The `answer` is stored after the prompt as trained tokens with an end token. Raises a UserError for a
+    the reward. The `answer`, if any, follows the prompt as trained tokens with an end token, which separates the two;
+    the model does not see it. Raises a UserError for a
     record without a prompt."""
     end = encoder.end or encoder.tokenizer.end_ids[:1] or [0]
     for record in records:

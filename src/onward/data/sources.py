@@ -121,7 +121,8 @@ def no_text(source: Source) -> str:
 
 
 def download_corpora(sources: Sequence[Source], progress: Progress) -> None:
-    """Download the corpora among the sources. Reading them later needs no progress bar."""
+    """Download those sources that are names of published corpora and are not stored locally, with `progress`. Reading
+    them later uses the stored files."""
     for source in sources:
         if isinstance(source, str) and source in corpora.DOWNLOADS and not os.path.exists(source):
             corpora.get(source, progress=progress)

@@ -240,8 +240,9 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
 
 
 def rules_of(name: str, branch: nn.Module, n: int) -> dict[tuple[nn.Module, str], Rule | None]:
-    """Return the rules for the parameters of a branch, by their module and name, for n processes. Raises a UserError
-    for a part or a parameter without a rule; `name` is the branch's."""
+    """Return how n processes divide each parameter of a branch (attention or feed-forward), by module and name: a Rule,
+    or None if each process keeps the whole parameter. Raises a UserError, with the branch's `name`, for a part or a
+    parameter that is unknown here."""
     if type(branch) not in TABLE or (isinstance(branch, SelfAttentionModule) and isinstance(branch.out, nn.Identity)):
         raise UserError(f"{name}, a {type(branch).__name__}, has no rule for tensor parallelism: use tensor=1")
     rules: dict[tuple[nn.Module, str], Rule | None] = {}

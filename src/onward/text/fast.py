@@ -124,8 +124,8 @@ def split_pattern(table: dict[str, Any]) -> str:
 
 
 def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:
-    """Return the ids of all tokens by their bytes, in the order of their merges, as `tiktoken` needs them; {} if
-    `tiktoken` could give other ids.
+    """Return the vocabulary of a parsed tokenizer.json (`table`) as `tiktoken` needs it: the rank of each token by its
+    bytes, in the order of the merges; {} if `tiktoken` could encode a text differently.
 
     `tiktoken` merges any two neighbors that form a token, `tokenizers` only the pairs on its list. They give the same
     ids if each token is formed by one merge or by consecutive merges, from tokens formed before, and if its own bytes

@@ -242,8 +242,9 @@ def read_inner(file: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None
 
 
 def add_published(inner: tokenizers.Tokenizer, tables: Mapping[str, Mapping[str, Any]], file: Path) -> None:
-    """Add the tokens that tokenizer_config.json lists as control tokens, if the vocabulary lacks them or has them as
-    ordinary tokens. Raises a UserError if the files contradict each other."""
+    """Add to a tokenizer the tokens that tokenizer_config.json lists as control tokens, if the vocabulary lacks them or
+    has them as ordinary tokens. `tables` are the parsed JSON files of a folder by name, `file` is its tokenizer.json.
+    Raises a UserError if the files contradict each other."""
     listed = tables.get("tokenizer_config.json", {}).get("added_tokens_decoder")
     for i, token in sorted(listed.items(), key=lambda pair: int(pair[0])) if isinstance(listed, dict) else ():
         options = {name: bool(token.get(name)) for name in ("lstrip", "rstrip", "normalized", "special")}

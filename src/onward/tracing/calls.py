@@ -79,7 +79,8 @@ class Location:
         return positions
 
     def key_positions(self, x: Tensor) -> Tensor:
-        """Return the positions (B or 1, S) of the keys of the activation x; negative for empty cache slots."""
+        """Return the positions (B or 1, S) of the keys, along the dimension S of an activation x, such as attention
+        weights (B, H, T, S); negative for empty cache slots."""
         assert self.mask is not None, "an activation with keys comes with its mask"
         offset = self.token_positions(x)[:, :1] - self.mask.query_positions[:, :1]
         return torch.where(self.mask.key_positions < 0, -1, self.mask.key_positions + offset)

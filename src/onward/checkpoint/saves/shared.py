@@ -89,7 +89,7 @@ class SharedSave:
 
     @cached_property
     def model(self) -> dict[str, Tensor]:
-        """The outlines of the tensors of the model's file."""
+        """The tensors of the model's file by name, without data: their shapes and dtypes lay out the file."""
         return dict(to_theirs(self.kind, self.config, self.weights))
 
     def write(self) -> None:

@@ -68,8 +68,8 @@ def run_command(config: RunConfig | Path, as_json: bool, mesh: str = "") -> int:
 
 
 def after_restart(config: RunConfig | Path) -> RunConfig | Path | None:
-    """Return, if torchrun has started the processes again, the folder of their run in place of its configuration once
-    it has a save, and None if it has finished; otherwise what was given."""
+    """Return what to train after torchrun has started the processes again: the folder of their run if it has a save,
+    None if the run has finished, else the configuration. Without a restart, return `config`."""
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
         return config
     from onward.checkpoint.saves.folder import saves

@@ -40,7 +40,8 @@ class VariantOptions(RunConfig):
 
 
 def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about: str) -> dict[str, Any]:
-    """Parse the options from a command line and its TOML file, as plain values."""
+    """Parse a command line into options by name, not yet checked as a whole. Those of the TOML file that it names by
+    --config are included; the command line takes precedence."""
     values = read(cls, join_duration(argv), prog=prog, about=about)
     toml = values.pop("config", "")
     shared = from_toml(Path(toml), RunConfig) if toml else {}
