@@ -6,6 +6,7 @@ its inbox; the event loop gets the updates of a step in one call.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections import Counter, deque
@@ -24,6 +25,7 @@ T = TypeVar("T")
 Step = Callable[[Engine, list[tuple[Request, int]]], None]
 LOG = logging.getLogger("onward.serving")
 PAUSE = 0.002  # seconds without an arrival that end a burst of requests
+PATIENCE = 0.003  # seconds that a step waits at most for the event loop to send the tokens of the step before
 
 
 class Worker(threading.Thread):
@@ -37,6 +39,7 @@ class Worker(threading.Thread):
         self.inbox: deque[Callable[[], None]] = deque()
         self.spare: deque[Callable[[], object]] = deque()
         self.wake, self.stopping = threading.Event(), False
+        self.sent = threading.Event()  # the event loop has sent the last step's tokens
         self.jobs: dict[Request, Job] = {}  # of the engine's thread alone
         self.generated = Counter[Engine]()  # tokens of each engine so far
 
@@ -146,7 +149,9 @@ class Worker(threading.Thread):
         self.send(engine, new)
 
     def send(self, engine: Engine, new: Sequence[tuple[Request, int]] = ()) -> None:
-        """Hand the event loop the updates of requests with new tokens, and of those that are done."""
+        """Hand the event loop the updates of requests with new tokens, and of those that are done; return once it has
+        sent them. Otherwise it would send them while the next step computes, and take the lock of Python and a core
+        from the step several times."""
         changed = dict.fromkeys(request for request, _ in new if request in self.jobs)
         changed |= dict.fromkeys(request for request in self.jobs if request.done)
         batches: dict[Job, list[Update]] = {}
@@ -159,6 +164,14 @@ class Worker(threading.Thread):
                 batches.setdefault(job, []).append(update)
         if batches:
             try:
-                next(iter(batches)).loop.call_soon_threadsafe(deliver, list(batches.items()))
+                self.sent.clear()
+                next(iter(batches)).loop.call_soon_threadsafe(self.hand_over, list(batches.items()))
+                self.sent.wait(PATIENCE)
             except RuntimeError:  # the loop is closed: the server has ended
                 self.stopping = True
+
+    def hand_over(self, batches: list[tuple[Job, list[Update]]]) -> None:
+        """Pass the updates of a step to their jobs, and set `sent` after the tasks that wait for them have run; called
+        in the event loop."""
+        deliver(batches)
+        asyncio.get_running_loop().call_soon(self.sent.set)
