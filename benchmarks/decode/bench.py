@@ -32,8 +32,10 @@ class Bench:
         return [name for name in PEERS if name not in left_out]
 
     def peers(self, precision: str) -> dict[str, Peer]:
-        """The model in each of these libraries."""
-        return {name: PEERS[name](self.files, precision) for name in self.names(precision)}
+        """The model in each of these libraries, for one prompt at a time; Onward's engine has one row, as `generate`
+        makes it for one prompt."""
+        rows = {"onward": {"rows": 1}}
+        return {name: PEERS[name](self.files, precision, **rows.get(name, {})) for name in self.names(precision)}
 
     def generate(self, peers: Mapping[K, Peer], prompts: Prompts, new: int) -> dict[K, list[Generation]]:
         """What each peer generates in each round."""
