@@ -42,7 +42,7 @@ class Part:
     kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Any]]]
     internal: ClassVar[bool]
-    named: frozenset[str]  # the fields that were given when the part was made, be they at their defaults or not
+    named: frozenset[str]  # fields set when the part was made, even to their defaults
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
         part = super().__new__(cls)

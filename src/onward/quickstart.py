@@ -42,7 +42,7 @@ class Stage:
 
     method: Method
     purpose: str  # completes "Learning ..."
-    share: float  # of the time
+    share: float  # share of the time
     learning_rate: float
 
     def folder(self, base: Path) -> Path:

@@ -35,7 +35,7 @@ class TextModel:
 
     model: Decoder
     tokenizer: Tokenizer | None = None
-    hf: Mapping[str, Any] = field(default_factory=dict)  # the config.json that it was loaded from
+    hf: Mapping[str, Any] = field(default_factory=dict)  # config.json of the loaded model
 
     def __post_init__(self) -> None:
         check_fields(self)

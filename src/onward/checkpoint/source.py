@@ -26,11 +26,11 @@ class Outline:
     """A stored model whose headers are read, but not its weights: its configuration, its tensors on disk, and the
     decoder on the meta device."""
 
-    hf: dict[str, Any]  # its config.json; of a GGUF file, the keys that it has in common
-    names: Names  # the names of its tensors
+    hf: dict[str, Any]  # the model's config.json; for a GGUF file, the equivalent keys
+    names: Names  # names of the tensors
     config: DecoderConfig
     stored: Mapping[str, StoredTensor]
-    model: Decoder  # on the meta device
+    model: Decoder  # the model on the meta device
 
 
 class ModelSource(ABC):

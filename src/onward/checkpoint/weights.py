@@ -34,9 +34,9 @@ class StoredTensor:
     """A tensor on disk that is read on request: its shape, its dtype, and functions that read its rows."""
 
     shape: list[int]
-    dtype: str  # its name in safetensors
-    rows: Callable[[int, int], Tensor]  # (start, end): these rows, to be copied at once and released
-    mapped: Callable[[], Tensor] | None = None  # all rows, memory-mapped; None: they have to be computed
+    dtype: str  # name of the dtype in safetensors
+    rows: Callable[[int, int], Tensor]  # (start, end): returns these rows; copy and release them at once
+    mapped: Callable[[], Tensor] | None = None  # all rows, memory-mapped; None: the rows must be computed
     quantized: Callable[[int, int], tuple[Tensor, Tensor]] | None = None  # integers and scales of rows, see packed.py
 
 

@@ -37,7 +37,7 @@ class Call:
     emit: Emit
     arguments: Arguments
     parallel: bool = False  # whether several threads are faster than one
-    record: Write | Attention | None = None  # the access to the cache, whose memory may move
+    record: Write | Attention | None = None  # access to the cache, whose memory may move
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class Attention:
     value: str
     q: Tensor
     y: Tensor
-    shapes: tuple[torch.Size, torch.Size]  # (K, E) of the key and (K, F) of the value of a position
+    shapes: tuple[torch.Size, torch.Size]  # shapes of one position's key (K, E) and value (K, F)
     window: int
     scale: float
     softcap: float | None

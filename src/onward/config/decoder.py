@@ -44,18 +44,18 @@ class DecoderConfig(Shown):
     n_heads: Size  # number of query heads
     n_kv_heads: SizeOrZero = 0  # number of key/value heads: 1 is multi-query; 0: n_heads
     d_head: SizeOrZero = 0  # width of a head; 0: d_model / n_heads
-    d_ff: SizeOrZero = 0  # width inside the feed-forward; 0: 4 d_model, or 8/3 d_model, rounded up to 32, where gated
+    d_ff: SizeOrZero = 0  # width inside the feed-forward; 0: 4 d_model, or for gated ones 8/3 d_model rounded up to 32
     context_length: Size = 1024  # the longest sequence, in tokens
     position: Position | tuple[Position, ...] = Rotary()  # how position information enters the model
-    attention: Attention | tuple[Attention, ...] = SelfAttention()  # how a token reads the tokens before it
+    attention: Attention | tuple[Attention, ...] = SelfAttention()  # how a token attends to earlier tokens
     mlp: FeedForward | tuple[FeedForward, ...] = Gated()  # the feed-forward, applied to each token by itself
     norm: Norm | tuple[Norm, ...] = RMSNorm()  # the norm of each branch
     block: Block | tuple[Block, ...] = PreNorm()  # the arithmetic of the residual stream
-    final_norm: Norm | None = None  # the norm before the head; none: as in the blocks
+    final_norm: Norm | None = None  # the norm before the head; none: the same norm as in the blocks
     tied: bool = False  # the head uses the embedding's weights
     head_bias: bool = False  # whether the head has a bias
     d_embed: SizeOrZero = 0  # width of the embeddings, projected to d_model and back before the head; 0: d_model
-    embed_norm: Norm | None = None  # the norm of the embeddings; none: they are not normalized
+    embed_norm: Norm | None = None  # the norm of the embeddings; none: no norm
     embed_scale: Factor = 1.0  # multiplies the embeddings
     logit_scale: Factor = 1.0  # multiplies the logits
     logit_softcap: Factor | None = None  # logits z become cap * tanh(z / cap)

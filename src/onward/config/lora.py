@@ -39,7 +39,7 @@ class PiSSA(Initialization, kind="pissa"):
     """The largest singular values of the weight and their vectors (Meng et al. 2024). Their product is subtracted from
     the weight, so that the model begins as it was."""
 
-    iterations: SizeOrZero = 0  # iterations of a randomized SVD, for large weights (16 are usual); 0: an exact SVD
+    iterations: SizeOrZero = 0  # iterations of a randomized SVD for large weights (16 is usual); 0: an exact SVD
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class EVA(Initialization, kind="eva"):
     """A is the directions in which the inputs of the layer vary most on the first data of the run, and B 0 (Paischer et
     al. 2024). Ranks are distributed over the layers, with the same sum."""
 
-    rho: Annotated[float, Range(1, 1000)] = 2.0  # the highest rank of a layer is this factor times `rank`; 1: all equal
-    tau: Annotated[float, Range(0, 1)] = 0.99  # cosine to the directions one batch before from which they are final
-    whiten: bool = False  # divide directions by the root of their singular values
+    rho: Annotated[float, Range(1, 1000)] = 2.0  # maximum rank of a layer, as a multiple of `rank`; 1: equal ranks
+    tau: Annotated[float, Range(0, 1)] = 0.99  # stop at this cosine similarity of directions in consecutive batches
+    whiten: bool = False  # divide directions by the square root of their singular values
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,15 @@ class LoRA(Adapters, kind="lora"):
 
     rank: Size = 16  # rows of A, and columns of B
     alpha: Annotated[float, Range(1e-6, 1e6)] | None = None  # the change is B A alpha / rank; none: twice the rank
-    targets: tuple[str, ...] = ("blocks",)  # parts of the names of the weights to adapt, such as attn.q or mlp
+    targets: tuple[str, ...] = ("blocks",)  # weights to adapt, as parts of their names, such as attn.q or mlp
     ranks: Mapping[str, SizeOrZero] = field(default_factory=dict)  # other ranks, by parts of names; 0: no adapter
     dropout: Rate = 0.0  # dropout of the adapters' inputs; stacks of experts and embeddings have none
-    rslora: bool = False  # divide alpha by the root of the rank (Kalajdzievski 2023)
+    rslora: bool = False  # divide alpha by the square root of the rank (Kalajdzievski 2023)
     dora: bool = False  # learn the norm of each row as well (DoRA, Liu et al. 2024)
-    init: Initialization | None = None  # none: A is random and B 0
-    b_rate: Annotated[float, Range(1e-6, 1e6)] = 1.0  # times the learning rate for B and vectors (LoRA+: 16)
-    full: tuple[str, ...] = ()  # modules that are fully trained, such as head or norm
-    bias: Literal["none", "lora_only", "all"] = "none"  # train the biases of adapted layers too, or all biases
+    init: Initialization | None = None  # initialization of A and B; none: A is random and B is 0
+    b_rate: Annotated[float, Range(1e-6, 1e6)] = 1.0  # factor of the learning rate for B and vectors (LoRA+: 16)
+    full: tuple[str, ...] = ()  # modules to train fully, such as head or norm
+    bias: Literal["none", "lora_only", "all"] = "none"  # biases to train: none, the biases of adapted layers, or all
     tokens: tuple[SizeOrZero, ...] = ()  # ids of tokens whose embeddings are trained too
 
     def __post_init__(self) -> None:

@@ -31,8 +31,8 @@ class Ramp(MovingWeight, kind="ramp"):
 
     first: WeightOrZero = 0.0
     last: WeightOrZero = 1.0
-    begin: Share = 0.0  # share of the run after which it moves
-    end: Share = 1.0  # share of the run at which the change ends; equal to begin: at once
+    begin: Share = 0.0  # fraction of the run after which the share begins to change
+    end: Share = 1.0  # fraction of the run at which the change ends; equal to begin: a sudden change
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -111,7 +111,7 @@ class Position(DecoderPart):
 class Attention(DecoderPart):
     """How a token reads from the tokens before it: a module from x (B, T, D) and an AttentionContext to (B, T, D)."""
 
-    window: int = 0  # number of tokens that a token attends to, itself included; 0: all before it
+    window: int = 0  # number of tokens that a token attends to, itself included; 0: no limit
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the tensors that the cache keeps for each token, by name, such as k (K, E)."""

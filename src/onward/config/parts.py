@@ -107,15 +107,15 @@ class NoPosition(Position, kind="none"):
 class SelfAttention(Attention, kind="self"):
     """Softmax attention: multi-head, grouped-query or multi-query, depending on n_kv_heads."""
 
-    window: SizeOrZero = 0  # number of tokens that a token attends to, itself included; 0: all
+    window: SizeOrZero = 0  # number of tokens that a token attends to, itself included; 0: no limit
     scale: Factor | None = None  # multiplies the scores; none: d_head ** -0.5
     attn_softcap: Factor | None = None  # scores s become cap * tanh(s / cap) (Gemma 2)
     sinks: bool = False  # add a learned score per head to the softmax, with no value (GPT-OSS)
-    qk_norm: Literal["none", "head", "heads", "width"] = "none"  # of q and k: shared by heads, one per head, full width
+    qk_norm: Literal["none", "head", "heads", "width"] = "none"  # q/k norm: shared by heads, one per head, full width
     clip: Factor | None = None  # clamp queries, keys and values to -clip ... clip (MPT)
     bias: bool = False  # whether the q, k and v projections have biases
     out_bias: bool = False  # whether the output projection has a bias
-    out: bool = True  # whether there is an output projection
+    out: bool = True  # whether the layer has an output projection
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         return dict.fromkeys(("k", "v"), (config.n_kv_heads, config.d_head))
@@ -140,7 +140,7 @@ class LatentAttention(Attention, kind="latent"):
     d_latent: Size = 512  # width of the latent of keys and values
     d_query_latent: SizeOrZero = 0  # width of the latent of queries; 0: queries are projected from x
     d_nope: Size = 128  # elements of each query and key that are not rotated
-    d_rope: Size = 64  # rotated elements; all heads share those of the key
+    d_rope: Size = 64  # rotated elements of each query and key; all heads share the rotated elements of the key
     d_value: Size = 128  # width of each head's value
     scale: Factor | None = None  # multiplies the scores; none: (d_nope + d_rope) ** -0.5
     bias: bool = False  # whether the projections to the latents and the output projection have biases
@@ -201,11 +201,11 @@ class Experts(FeedForward, kind="experts"):
     top_k: Size = 2  # number of experts per token
     d_ff: SizeOrZero = 0  # width inside one expert; 0: the config's d_ff
     router: Routing = SoftmaxRouting()  # how a token's experts are selected
-    d_shared: SizeOrZero = 0  # width of a shared feed-forward, which every token uses in addition; 0: there is none
+    d_shared: SizeOrZero = 0  # width of a shared feed-forward, which every token also uses; 0: no shared feed-forward
     shared_gate: bool = False  # multiply the output of the shared feed-forward by a learned gate per token (Qwen2-MoE)
     act: Activation = "silu"  # the activation function
     bias: bool = False  # whether the three projections of each expert have biases
-    backend: Literal["auto", "loop", "grouped"] = "auto"  # a matmul per expert, or grouped matmuls; auto: the faster
+    backend: Literal["auto", "loop", "grouped"] = "auto"  # one matmul per expert, or grouped matmuls; auto: the faster
 
     def describe(self, config: ConfigFields) -> str:
         sizes = [f"{self.count} of width {self.d_ff or config.d_ff:,}, {self.top_k} per token"]

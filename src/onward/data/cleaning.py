@@ -9,7 +9,7 @@ from onward.errors import UserError
 class Filters:
     """Limits on the documents that are kept. Each is off unless it is set; `gopher` sets the remaining ones."""
 
-    gopher: bool = False  # the limits of Gopher where no other value is given
+    gopher: bool = False  # apply Gopher's limits to options without a value
     min_words: int | None = None  # number of words (Gopher: 50)
     max_words: int | None = None  # number of words (Gopher: 100000)
     min_word_length: float | None = None  # mean number of characters per word (Gopher: 3)
@@ -31,8 +31,8 @@ class Filters:
 class Cleaning(Filters):
     """Which documents are dropped: documents that fail a filter, and duplicates of earlier documents in any source."""
 
-    exact: bool = True  # drop documents that are equal to an earlier one
-    near: float | None = None  # drop documents this similar to an earlier one by MinHash, 0 to 1; finds over 95 %
+    exact: bool = True  # drop documents that equal an earlier one
+    near: float | None = None  # drop documents with this MinHash similarity to an earlier one, 0 to 1; finds over 95 %
 
     def __post_init__(self) -> None:
         if self.near is not None and not 0 < self.near <= 1:

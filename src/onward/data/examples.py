@@ -34,7 +34,7 @@ class TokenSequence:
     tokens: Sequence[int]
     trained: Sequence[bool]
     text: str = ""
-    unread: int = 0  # the last tokens that the model never reads, such as an answer that a reward compares with
+    unread: int = 0  # number of final tokens that the model never reads, such as an answer that a reward uses
 
     def until_trained(self) -> Sequence[int]:
         """Return the tokens up to the last trained token."""
@@ -49,7 +49,7 @@ class Example:
     sequences: Sequence[TokenSequence]
     place: str
     numbers: Mapping[str, float] = field(default_factory=dict)
-    columns: str = ""  # an object, for rewards; "": none
+    columns: str = ""  # JSON object with the fields for rewards; "": no fields
 
 
 class Encoder:
@@ -169,12 +169,12 @@ class Examples:
     """A table of M examples in memory: the tokens of all their sequences in one array, and the index at which each
     sequence ends."""
 
-    tokens: np.ndarray  # (N,)
+    tokens: np.ndarray  # (N,), token ids
     trained: np.ndarray  # (N,), whether each token is trained
     ends: np.ndarray  # (S,), the index after each sequence's last token
-    per_example: int = 1  # sequences of an example
-    numbers: Mapping[str, np.ndarray] = field(default_factory=dict)  # (M,) each
-    columns: Sequence[str] = ()  # of each example, see Example.columns; () if no example has any
+    per_example: int = 1  # number of sequences per example
+    numbers: Mapping[str, np.ndarray] = field(default_factory=dict)  # numbers of each example, (M,) each
+    columns: Sequence[str] = ()  # one per example, see Example.columns; () if no example has any
 
     def __len__(self) -> int:
         return len(self.ends) // self.per_example

@@ -39,10 +39,10 @@ SEARCH_CHARS = 1 << 8, 1 << 12, 1 << 20
 class Sizes:
     """The sizes of the pieces in which sources are read, in characters and bytes."""
 
-    piece_chars: int = 1 << 24  # characters of a piece, approximately
+    piece_chars: int = 1 << 24  # approximate number of characters in a piece
     block_bytes: int = 1 << 20  # bytes read from a file at a time
-    line_chars: int = 1 << 26  # most characters of a line of a .jsonl, which is in memory whole
-    serial_bytes: int = 1 << 22  # sources smaller than this are encoded before worker processes would have started
+    line_chars: int = 1 << 26  # maximum number of characters in a .jsonl line, which is read whole
+    serial_bytes: int = 1 << 22  # encode smaller sources in this process, because starting workers takes longer
 
 
 SIZES = Sizes()
@@ -53,10 +53,10 @@ class Piece:
     """A piece of a source: some documents, or a part of a document that is larger than `Sizes.piece_chars`."""
 
     name: str  # the file, for messages
-    text: bytes = b""  # the content of a text file, or a part of it: UTF-8, which takes less memory than str
+    text: bytes = b""  # content of a text file, or a part of it; UTF-8 bytes take less memory than str
     records: Sequence[str] = ()  # the documents of a table, instead of `text`
     size: int = 0  # bytes on disk
-    line: int = 0  # the number of the first line, in a .jsonl; 0 elsewhere
+    line: int = 0  # number of the first line, in a .jsonl; otherwise 0
     begins: bool = True  # whether the first document begins in this piece
     ends: bool = True  # whether the last document ends in this piece
 

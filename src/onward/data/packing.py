@@ -29,10 +29,10 @@ class ExampleBatch(Batch):
     sequences: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))  # (B, T), of each token
     num_sequences: int = 0  # S
     lasts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # (S,), see `batch_of`
-    numbers: Mapping[str, Tensor] = field(default_factory=dict)  # (M,) each, what comes with an example
+    numbers: Mapping[str, Tensor] = field(default_factory=dict)  # numbers of each example, (M,) each
     num_examples: int = 0  # M
     columns: Sequence[str] = ()  # (M,), see Example.columns; () if no example has any
-    by_example: bool = False  # whether the loss is a mean over examples, and not over targets
+    by_example: bool = False  # whether the loss is a mean over examples instead of targets
 
     @property
     def divisor(self) -> int:
@@ -143,8 +143,8 @@ def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
     """Pack lengths into rows of `room` tokens, longest first: each goes into the fullest row in which it fits. Returns
     the indices of the lengths in each row."""
     rows: list[list[int]] = []
-    by_room: dict[int, list[int]] = defaultdict(list)  # rows by the room that is left in them
-    rooms: list[int] = []  # ascending, those of which there are rows
+    by_room: dict[int, list[int]] = defaultdict(list)  # rows by the number of free tokens in them
+    rooms: list[int] = []  # keys of `by_room` that have rows, ascending
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         at = bisect_left(rooms, lengths[i])
         if at < len(rooms):

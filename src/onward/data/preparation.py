@@ -62,7 +62,7 @@ class Preparation:
     """The work on the folder of a preparation. Each worker process gets a copy."""
 
     sources: Sequence[Source]
-    folder: Path  # FOLDER.unfinished
+    folder: Path  # the folder FOLDER.unfinished
     field: str
     encoding: str
     cleaning: Cleaning

@@ -17,9 +17,9 @@ class Measured:
     """The figures of a preparation: its times and its speed. Empty if the preparation was resumed or existed
     already."""
 
-    seconds: dict[str, float] = field(default_factory=dict)  # by task
-    bytes: int = 0  # of text that was encoded
-    encoder: str = ""  # the library that encoded it
+    seconds: dict[str, float] = field(default_factory=dict)  # seconds of each task
+    bytes: int = 0  # bytes of encoded text
+    encoder: str = ""  # library that encoded the text
 
     @property
     def megabytes_per_second(self) -> float:

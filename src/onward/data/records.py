@@ -34,7 +34,7 @@ class Record:
     """A row of a table: its values by column, and its place for messages, such as `data.jsonl line 3`."""
 
     values: Mapping[str, Any]
-    place: str  # as in messages: data.jsonl line 3
+    place: str  # location for messages: data.jsonl line 3
 
 
 def read_records(source: str) -> Iterator[Record]:

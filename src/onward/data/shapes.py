@@ -32,7 +32,7 @@ class Shape:
 
     name: str
     fields: tuple[str, ...]
-    convert: Callable[[dict[str, Any]], Values] = lambda values: values  # takes the fields of the shape out of a row
+    convert: Callable[[dict[str, Any]], Values] = lambda values: values  # converts the fields of a row in this shape
 
 
 def message(value: Any, role: str = "") -> dict[str, Any]:

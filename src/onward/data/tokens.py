@@ -38,7 +38,7 @@ class Span:
     ends: Callable[[], np.ndarray]  # the index after each document's last token, ascending
     first: int
     last: int
-    opens: bool = False  # whether a document begins at `first` even if none ends before it
+    opens: bool = False  # whether a document begins at `first` even if no document ends before it
 
 
 class Tokens:
@@ -106,21 +106,21 @@ class Tokens:
 class Shard:
     """A file of token ids, with its numbers and checksums, as listed in data.json."""
 
-    file: str  # of the token ids
+    file: str  # file of the token ids
     tokens: Annotated[int, Range(0, MOST)]  # number of token ids
     documents: Annotated[int, Range(0, MOST)]  # number of documents that end in the shard
-    sha256: str  # of the token ids
-    ends_sha256: str  # of the ends of the documents
+    sha256: str  # checksum of the token ids
+    ends_sha256: str  # checksum of the ends of the documents
 
 
 @dataclass(frozen=True)
 class SourceRecord:
     """A source of a preparation, with its numbers and its shards, as listed in data.json."""
 
-    name: str  # as it was given
+    name: str  # name of the source, as given
     documents: Annotated[int, Range(0, MOST)]  # number of documents
     tokens: Annotated[int, Range(0, MOST)]  # number of tokens
-    bytes: Annotated[int, Range(0, MOST)]  # of their text
+    bytes: Annotated[int, Range(0, MOST)]  # bytes of the text
     unknown_characters: Annotated[int, Range(0, MOST)]  # characters that the tokenizer does not know
     shards: tuple[Shard, ...]
 
@@ -158,15 +158,15 @@ class Report:
     unknown_characters: Annotated[int, Range(0, MOST)]
     bytes_per_token: Annotated[float, Range(0, MOST)]
     longest: Longest
-    dropped: dict[str, Any]  # a `Dropped` by the reason
+    dropped: dict[str, Any]  # a `Dropped` for each reason
 
 
 @dataclass(frozen=True)
 class Index:
     """The content of data.json: the dtype of ids, the sources, a report and the settings."""
 
-    dtype: Literal["uint16", "uint32"]  # of the token ids
-    sources: tuple[Mapping[str, Any], ...]  # a `SourceRecord` and the provenance of each source
+    dtype: Literal["uint16", "uint32"]  # dtype of the token ids
+    sources: tuple[Mapping[str, Any], ...]  # the `SourceRecord` and provenance of each source
     report: Report
     settings: Mapping[str, Any]  # options of the preparation
 
@@ -176,7 +176,7 @@ class TokenData:
     """A prepared folder, opened: its index, and the tokens of each source."""
 
     sources: tuple[Tokens, ...]
-    records: tuple[SourceRecord, ...]  # of the sources
+    records: tuple[SourceRecord, ...]  # records of the sources
     index: Index
     folder: Path
 

@@ -35,10 +35,10 @@ class Batch:
     """Windows of tokens for one forward and backward. Batches of other tasks are subclasses with more tensors."""
 
     tokens: Tensor  # (B, T)
-    targets: Tensor  # (B, T), the token after each; IGNORE_INDEX where no token is predicted
-    positions: Tensor | None = None  # (B, T), of each token in its document; None: 0, 1, 2, ...
-    seed: int = 0  # of its dropout
-    loss_scale: float = 1.0  # roughly the factor of the summed loss in the backward; keeps fp16 in range
+    targets: Tensor  # (B, T), next token of each position; IGNORE_INDEX if no token is predicted
+    positions: Tensor | None = None  # (B, T), position of each token in its document; None: 0, 1, 2, ...
+    seed: int = 0  # seed of the dropout
+    loss_scale: float = 1.0  # approximate factor of the summed loss in the backward; keeps fp16 in range
 
     @cached_property
     def num_targets(self) -> int:

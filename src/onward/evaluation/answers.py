@@ -17,7 +17,7 @@ class GeneratedAnswer(NamedTuple):
     """An answer that a model wrote."""
 
     text: str
-    tokens: list[int]  # without the stop token, but with those of a stop text
+    tokens: list[int]  # without the stop token, but including the tokens of a stop text
 
 
 def kept_answer(value: Any) -> GeneratedAnswer | None:

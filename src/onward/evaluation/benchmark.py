@@ -26,12 +26,12 @@ class TaskResult:
     """The result of a model on a task: its score, the share of right answers, with the standard error."""
 
     task: str
-    score: float  # mean grade of the questions, such as the share of right answers; BLEU or chrF of all answers
+    score: float  # mean grade of the questions, such as the share of correct answers; or BLEU or chrF of all answers
     error: float  # standard error of the score; NaN for one question
-    by_length: float | None  # the share if log-probabilities are divided by the bytes of their choice; None: no choices
-    chance: float  # the score of guessing
-    examples: int  # in front of each question
-    right: tuple[float, ...]  # the grade of each question: 1 if its answer is right, 0 if not, or between
+    by_length: float | None  # share of correct answers if log-probabilities are divided by bytes; None: no choices
+    chance: float  # score of guessing
+    examples: int  # solved examples before each question
+    right: tuple[float, ...]  # grade of each question, from 0 (wrong) to 1 (correct)
 
     @property
     def questions(self) -> int:
@@ -44,9 +44,9 @@ class Asking:
     """How the questions of a task are asked."""
 
     tokenizer: Tokenizer
-    shots: Sequence[Question]  # solved questions in front of each question
-    separator: str  # between them
-    chat: ChatPrompts | None  # with the chat template, or as plain text
+    shots: Sequence[Question]  # solved examples before each question
+    separator: str  # text between examples
+    chat: ChatPrompts | None  # prompts in the chat template; None: plain text
 
     def text(self, question: Question) -> str:
         """Return the text after which the answer to a question follows."""

@@ -44,7 +44,7 @@ class Scored:
     continuation."""
 
     logprob: float
-    greedy: bool  # whether each of its tokens is the likeliest one
+    greedy: bool  # whether every token is the model's likeliest
 
 
 def pair_of(
@@ -85,7 +85,7 @@ def score_continuations(
     for a continuation longer than the context, and for token ids outside the vocabulary.
     """
     length = model.config.context_length
-    inputs: list[tuple[int, ...]] = []  # of each pair, all tokens but the last
+    inputs: list[tuple[int, ...]] = []  # all tokens of each pair except the last
     for pair in pairs:
         if len(pair.continuation) > length:
             raise UserError(

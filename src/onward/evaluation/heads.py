@@ -23,20 +23,20 @@ from onward.transforms.heads import VALUE, head_labels
 class ClassEvaluation:
     """The figures of a classifier on examples, such as its accuracy."""
 
-    accuracy: float  # share of the examples whose likeliest class is their label
+    accuracy: float  # share of examples whose likeliest class is the label
     label_loss: float  # mean cross-entropy of the labels, in nats
     examples: int
-    confusion: dict[str, dict[str, int]]  # by label: number of its examples by predicted class
+    confusion: dict[str, dict[str, int]]  # for each label, the number of examples by predicted class
 
 
 @dataclass(frozen=True)
 class PairEvaluation:
     """The figures of a reward model on pairs of a chosen and a rejected answer."""
 
-    accuracy: float  # share of the pairs whose chosen answer has the higher reward; equal rewards count as half
-    margin: float  # mean reward of the chosen answer less that of the rejected one
-    chosen_reward: float  # mean
-    rejected_reward: float  # mean
+    accuracy: float  # share of pairs whose chosen answer has the higher reward; equal rewards count as half
+    margin: float  # mean difference of the rewards of the chosen and the rejected answer
+    chosen_reward: float  # mean reward of the chosen answers
+    rejected_reward: float  # mean reward of the rejected answers
     pairs: int
 
 

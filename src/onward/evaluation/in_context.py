@@ -23,8 +23,8 @@ class Shots:
     """A question and examples for it, which are put in front of it."""
 
     question: str
-    examples: tuple[str, ...]  # solved questions; the last one is the nearest to the question
-    separator: str  # between them
+    examples: tuple[str, ...]  # solved questions; the last one comes directly before the question
+    separator: str  # text between examples
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -42,9 +42,9 @@ class Shots:
 class Alternatives:
     """Answers to a question with their probabilities, for each number of examples in `counts`."""
 
-    counts: tuple[int, ...]  # of examples in front of the question
-    answers: tuple[str, ...]  # the likeliest with all examples first
-    probabilities: tuple[tuple[float, ...], ...]  # of each answer, with each number of examples
+    counts: tuple[int, ...]  # numbers of examples before the question
+    answers: tuple[str, ...]  # sorted by probability with all examples, highest first
+    probabilities: tuple[tuple[float, ...], ...]  # probability of each answer with each number of examples
 
 
 def shots_of(prompt: str, examples: Sequence[str] = (), separator: str = "") -> Shots:

@@ -28,11 +28,11 @@ class JudgeServer:
     """A model behind an OpenAI-compatible address that judges texts: its address, name and key, and the limits of
     requests."""
 
-    url: str  # up to /v1
-    model: str  # its name on the server
-    key_env: str  # name of the environment variable with the key; without it none is sent
-    seconds: float  # that a request may take
-    concurrency: int  # requests at a time
+    url: str  # address of the judge up to /v1
+    model: str  # name of the judge's model on the server
+    key_env: str  # environment variable that holds the API key; if it is not set, no key is sent
+    seconds: float  # time limit for a request
+    concurrency: int  # concurrent requests
 
     def grades(self, texts: Sequence[str], graded: Callable[[int, float], None] = lambda i, grade: None) -> list[float]:
         """Return a tenth of the grade from 0 to 10 in the reply to each text. `graded` is called with the index of a

@@ -50,13 +50,13 @@ TOGETHER = 4096  # tokens in one call
 class Evaluation:
     """The figures of a model on a text, such as its loss and perplexity."""
 
-    loss: float  # mean negative log-probability of a token, in nats
+    loss: float  # mean negative log-probability per token, in nats
     perplexity: float  # exp(loss)
     bits_per_byte: float  # comparable across tokenizers
     tokens: int  # number of predicted tokens
-    bytes: int  # of the UTF-8 text of these tokens
+    bytes: int  # bytes of the UTF-8 text of these tokens
     context_length: int
-    stride: int  # tokens by which the window moved on
+    stride: int  # tokens by which the window moves
 
 
 def windows(count: int, context_length: int, stride: int) -> Iterator[tuple[int, int, int]]:

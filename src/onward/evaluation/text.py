@@ -26,8 +26,8 @@ class Score:
 
     tokens: list[int]
     pieces: list[str]  # each token as readable text
-    logprobs: list[float | None]  # of each token given those before it, in nats; None: no token is before it
-    total: float  # their exact sum: the log-probability of the text
+    logprobs: list[float | None]  # of each token given the tokens before it, in nats; None for a token with no context
+    total: float  # exact sum: the log-probability of the text
 
 
 def score_text(model: Decoder, tokenizer: Tokenizer, text: str) -> Score:

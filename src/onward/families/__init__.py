@@ -76,9 +76,9 @@ class Family(Names, Protocol):
     """A published family of decoders: a module of this folder that translates between its config.json and a
     DecoderConfig."""
 
-    ARCHITECTURES: dict[str, str]  # model_type -> the name of the class in transformers
-    PRESETS: dict[str, HF | DecoderConfig]  # by the name of the release
-    ANCESTORS: dict[str, str]  # the beginning of a release's name -> the preset that it is derived from
+    ARCHITECTURES: dict[str, str]  # model_type -> class name in transformers
+    PRESETS: dict[str, HF | DecoderConfig]  # config of each release, by name
+    ANCESTORS: dict[str, str]  # prefix of a release's name -> the preset that it derives from
 
     def config(self, hf: HF) -> DecoderConfig:
         """Return the decoder that a config.json describes; missing keys get the defaults of transformers."""
@@ -108,9 +108,9 @@ class Preset:
     """A published release of a family, such as gpt2 or llama-2-7b."""
 
     name: str
-    family: str  # the name of its file
-    published: HF | DecoderConfig  # its config.json without transformers' defaults, or the decoder itself
-    ancestor: str  # the preset from which its design is derived; "" for the first
+    family: str  # name of the family's file
+    published: HF | DecoderConfig  # config.json without transformers' defaults, or the decoder itself
+    ancestor: str  # preset that the design derives from; "" for the first one
 
     @property
     def config(self) -> DecoderConfig:

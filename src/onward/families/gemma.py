@@ -29,7 +29,7 @@ def config(hf: HF) -> DecoderConfig:
     only(hf, use_bidirectional_attention=hf.get("use_bidirectional_attention") and False)  # None means the same
     keys = with_defaults(hf, DEFAULTS)
     first = keys["hidden_act"]
-    act: Any = hf.get("hidden_activation") or ("gelu_pytorch_tanh" if first == "gelu" else first)  # first files
+    act: Any = hf.get("hidden_activation") or ("gelu_pytorch_tanh" if first == "gelu" else first)  # the first files
     c = llama.config(keys)
     return replace(
         c,

@@ -23,7 +23,7 @@ StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether
 class GenerationOptions(Sampling):
     """Length, end, form and number of the answers to a prompt, in addition to the sampling."""
 
-    max_new_tokens: SizeOrZero | None = None  # maximum tokens of an answer; none: 256, or as many as the context holds
+    max_new_tokens: SizeOrZero | None = None  # maximum tokens of an answer; none: 256, or as many as fit the context
     min_new_tokens: SizeOrZero = 0  # no stop token is generated before this many new tokens
     stop: tuple[str, ...] = ()  # texts that end the answer and are not part of it
     include_stop: bool = False  # the stop text that ends an answer is part of it
@@ -31,11 +31,11 @@ class GenerationOptions(Sampling):
     stop_when: StopCondition | None = None  # called with the text after each token; True ends the answer
     regex: str = ""  # the answer matches this regular expression
     json_schema: str = ""  # the answer is JSON that conforms to this schema
-    grammar: str = ""  # the answer is a text of this grammar, in Lark's syntax as llguidance reads it, or in GBNF
+    grammar: str = ""  # the answer conforms to this grammar, in GBNF or in Lark's syntax as llguidance reads it
     n: Annotated[int, Range(1, MAX_ANSWERS)] = 1  # answers for each prompt
-    seed: int | None = None  # the same seed gives the same text; none: a different text each time
-    adapter: str | None = None  # name of an adapter of the model, "" for the base alone; none: the one in use
-    logprobs: SizeOrZero | None = None  # report the log-probability of each token and of this many alternatives
+    seed: int | None = None  # the same seed gives the same text; none: a random seed
+    adapter: str | None = None  # name of an adapter of the model, "" for only the base; none: the adapter in use
+    logprobs: SizeOrZero | None = None  # log-probabilities of each token and this many alternatives; none: no report
 
     def __post_init__(self) -> None:
         schema: Any = self.json_schema

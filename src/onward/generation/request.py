@@ -54,18 +54,18 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     seed: int = field(default_factory=random_seed)
     num_logprobs: int | None = None  # alternatives per token in `logprobs`; None: no logprobs
-    adapter: str | None = None  # its name, "": the base alone; None: the adapter in use in `Engine.add`
+    adapter: str | None = None  # name of the adapter, "": only the base; None: the one in use at `Engine.add`
     tokens: list[int] = field(default_factory=list)  # generated tokens, without the stop token
-    logprobs: list[TokenLogprob] = field(default_factory=list)  # of each generated token, if num_logprobs is given
-    finish_reason: str = ""  # stop (a stop token, a stop text, a constraint that is met), length, cancelled or error
-    error: Exception | None = None  # of a request that failed: a UserError, or the exception of a user's function
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each generated token, if num_logprobs is given
+    finish_reason: str = ""  # stop (stop token, stop text or completed constraint), length, cancelled or error
+    error: Exception | None = None  # why the request failed: a UserError, or the exception of a user's function
     start: int = 0  # index in prompt + tokens where the context begins
     num_cached: int = 0  # tokens of the context that the cache holds
     num_shared: int = 0  # tokens of the prompt that were in the cache when the request was admitted
     computed_by: str | None = None  # key of the model and adapter that cached these tokens; None: not shared
     num_draft_cached: int = 0  # tokens of the context that the draft's cache holds
     arrival: int = 0  # arrival order: number of earlier requests of the engine
-    steps: int = 0  # steps that sampled a token or more
+    steps: int = 0  # steps that sampled one token or more
     num_drafted: int = 0  # drafted tokens that were verified
     num_accepted: int = 0  # drafted tokens that were accepted
 

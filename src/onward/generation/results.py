@@ -12,14 +12,14 @@ class Completion:
     """An answer to a prompt as text and tokens, with the reason why it ended and figures of its generation."""
 
     text: str
-    tokens: list[int]  # without the stop token, but with those of a stop text
-    finish_reason: str  # stop (a stop token, a stop text, a constraint that is met), length, cancelled or error
+    tokens: list[int]  # without the stop token, but including the tokens of a stop text
+    finish_reason: str  # stop (stop token, stop text or completed constraint), length, cancelled or error
     seed: int  # the same prompt and options with this seed give this answer
-    logprobs: list[TokenLogprob]  # of each token; empty unless `logprobs` is given
-    steps: int  # decoding steps: forward passes that gave a token or more
+    logprobs: list[TokenLogprob]  # one for each token; empty unless `logprobs` is given
+    steps: int  # decoding steps: forward passes that gave one token or more
     num_drafted: int  # tokens that a draft proposed and the model verified (speculative decoding)
-    num_accepted: int  # of these, the tokens that were accepted
-    error: Exception | None  # of an answer that failed
+    num_accepted: int  # draft tokens that were accepted
+    error: Exception | None  # the exception, if the answer failed
 
 
 @dataclass(frozen=True)
@@ -29,5 +29,5 @@ class SearchResult:
     text: str
     tokens: list[int]  # without the stop token
     finish_reason: str  # stop (a stop token) or length
-    score: float | None = None  # of beam search: the log-probability normalized by length; best is greatest
-    logprob: float | None = None  # of beam search: the sum of the tokens' log-probabilities, in nats
+    score: float | None = None  # beam search only: log-probability normalized by length; greater is better
+    logprob: float | None = None  # beam search only: sum of the tokens' log-probabilities, in nats

@@ -213,7 +213,7 @@ class Ends:
     """Says whether an answer contains a stop text, in its text without the context."""
 
     texts: tuple[str, ...]
-    strips: bool  # without the space before its first token
+    strips: bool  # whether to ignore the space before the first token
 
     def __call__(self, text: str) -> bool:
         alone = text.removeprefix(" ") if self.strips else text

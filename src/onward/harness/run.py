@@ -37,7 +37,7 @@ class HarnessResults:
 
     rows: list[dict[str, Any]]
     failures: dict[str, str]
-    graded: list[GradedQuestions]  # of the metrics that are means over questions, if they were asked for
+    graded: list[GradedQuestions]  # grades of metrics that are means over questions, if requested
 
 
 def run_harness(

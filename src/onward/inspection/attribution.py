@@ -32,15 +32,15 @@ class LogitAttribution:
     `logit` up to rounding; see `TOLERANCE`."""
 
     tokens: list[int]
-    position: int  # after which the token is predicted
-    target: int  # the token id whose logit it is
-    against: int | None  # the token id whose logit is subtracted
-    logit: float  # before any scale or cap of the logits
-    embedding: float  # of the token's embedding and, where they are added, the position
+    position: int  # position from which the token is predicted
+    target: int  # id of the token whose logit is attributed
+    against: int | None  # id of the token whose logit is subtracted; None: no token
+    logit: float  # logit before any scale or cap
+    embedding: float  # contribution of the token's embedding and of the position, if positions are added
     heads: Tensor  # (L, H)
-    attention_bias: Tensor  # (L,), of the bias of the output projection
+    attention_bias: Tensor  # (L,), contribution of the bias of the output projection
     mlps: Tensor  # (L,)
-    constant: float  # of the biases of norms and head
+    constant: float  # contribution of the biases of norms and head
 
 
 @torch.no_grad()
@@ -161,7 +161,7 @@ class Rollout:
     to each layer."""
 
     tokens: list[int]
-    flow: Tensor  # (L, T, T): row t, column k; rows sum to 1
+    flow: Tensor  # (L, T, T), query position t, key position k; rows sum to 1
 
 
 @torch.no_grad()

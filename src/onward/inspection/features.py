@@ -101,8 +101,8 @@ class FeatureEffect:
     """The effect of a feature on one prediction: the unchanged model, compared with the feature set to 0 everywhere."""
 
     divergence: float  # KL(unchanged || without the feature) in nats
-    raised: list[int]  # the token ids whose probability the feature raises most
-    lowered: list[int]  # the token ids whose probability the feature lowers most
+    raised: list[int]  # ids of the tokens whose probability the feature raises most
+    lowered: list[int]  # ids of the tokens whose probability the feature lowers most
 
 
 def feature_effect(

@@ -27,8 +27,8 @@ class ResidualStream:
 
     tokens: list[int]
     norms: Tensor  # (L + 1, T)
-    to_next: Tensor  # (L, T), the cosine of a stream and the stream after the next block
-    to_last: Tensor  # (L + 1, T), the cosine of a stream and the stream after the last block
+    to_next: Tensor  # (L, T), cosine similarity of the stream and the stream after the next block
+    to_last: Tensor  # (L + 1, T), cosine similarity of the stream and the stream after the last block
 
 
 @torch.no_grad()
@@ -45,11 +45,11 @@ def residual_stream(model: Decoder, tokens: Sequence[int]) -> ResidualStream:
 class Units:
     """The units, or features, of one activation over many texts, and the tokens at which each is most active."""
 
-    name: str  # of the activation
-    share: Tensor  # (F,), of the tokens at which the unit is active (above 0)
-    peaks: Tensor  # (F, K), the greatest activations, one for each text
+    name: str  # name of the activation
+    share: Tensor  # (F,), share of tokens for which the unit is active (above 0)
+    peaks: Tensor  # (F, K), largest activations, at most one for each text
     texts: Tensor  # (F, K), the indices of these texts
-    positions: Tensor  # (F, K), of the token in its text
+    positions: Tensor  # (F, K), position of the token in its text
 
     @property
     def dead(self) -> list[int]:
@@ -113,7 +113,7 @@ class RouterLoad:
 
     kinds: list[str]
     layers: list[int]  # indices of the layers with experts
-    shares: Tensor  # (layers, kinds, X): of the assignments of a kind; rows sum to 1
+    shares: Tensor  # (layers, kinds, X), share of each expert in the assignments of a kind; rows sum to 1
 
 
 @torch.no_grad()

@@ -25,11 +25,11 @@ class Lens:
     """The likeliest next tokens and their probabilities by every residual stream, at every position of a text."""
 
     tokens: list[int]
-    names: list[str]  # of the residual streams (L + 1,)
+    names: list[str]  # names of the residual streams (L + 1,)
     ids: Tensor  # (L + 1, T, K), the likeliest next tokens
     probabilities: Tensor  # (L + 1, T, K)
-    next_probability: Tensor  # (L + 1, T - 1), of the next token of the text
-    divergence: Tensor  # (L + 1, T), KL(last layer || this one) in nats
+    next_probability: Tensor  # (L + 1, T - 1), probability of the text's next token
+    divergence: Tensor  # (L + 1, T), KL(last layer || this layer) in nats
 
 
 def residuals(model: Decoder, tokens: Tensor) -> list[Tensor]:

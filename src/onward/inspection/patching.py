@@ -32,7 +32,7 @@ class Patching:
     clean: list[int]
     corrupted: list[int]
     site: str  # the activation in each block: in, mid, attn.out, mlp.out, attn.heads, ...
-    effects: Tensor  # (L, T); of an activation with heads (L, H), or (L, H, T) if estimated; 0 in layers without it
+    effects: Tensor  # (L, T); with heads (L, H), or (L, H, T) if estimated; 0 in layers without the activation
     clean_metric: float
     corrupted_metric: float
 

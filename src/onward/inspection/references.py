@@ -31,7 +31,7 @@ class Computed:
     """The logits and residual streams that a reference program computes for token ids (B, T)."""
 
     logits: Tensor  # (B, T, V)
-    streams: dict[int, Tensor]  # (B, T, D), by the number of blocks before it; the last one after the final norm
+    streams: dict[int, Tensor]  # (B, T, D), by the number of preceding blocks; the last one is after the final norm
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Reference:
 
     name: str
     compute: Callable[[Tensor], Computed]
-    tolerance: float = 0.0  # of its rounding, as a share of the largest logit
+    tolerance: float = 0.0  # rounding error of the reference, as a share of the largest logit
 
 
 def transformers_reference(folder: Path, model: Decoder, name: str) -> Reference:

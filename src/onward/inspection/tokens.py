@@ -38,10 +38,10 @@ STEPS = {  # the fields of a Sampling that belong to a step, in the order of the
 class SamplingSteps:
     """The probabilities of the likeliest next tokens by the model, and after each step of sampling in turn."""
 
-    candidates: list[int]  # token ids (C,), the likeliest of the model first
-    steps: list[str]  # "model", then the steps that change anything
+    candidates: list[int]  # token ids (C,), sorted by the model's probability, highest first
+    steps: list[str]  # "model", then each step that changes the probabilities
     probabilities: Tensor  # (steps, C)
-    rest: Tensor  # (steps,), the probability of all other tokens
+    rest: Tensor  # (steps,), total probability of all other tokens
     kept: Tensor  # (steps,), number of tokens with a probability above 0
 
 
@@ -70,7 +70,7 @@ class TokenStatistics:
     tokens: list[int]
     logprobs: Tensor  # (T,) in nats; NaN for the first token
     ranks: Tensor  # (T,), 1 for the likeliest token; 0 for the first
-    entropies: Tensor  # (T,), of the distribution that the token comes from, in nats; NaN for the first
+    entropies: Tensor  # (T,), entropy of the distribution that predicts the token, in nats; NaN for the first
 
 
 def token_statistics(model: Decoder, tokens: Sequence[int]) -> TokenStatistics:
@@ -94,9 +94,9 @@ def token_statistics(model: Decoder, tokens: Sequence[int]) -> TokenStatistics:
 class PositionLoss:
     """The mean cross-entropy at each position of windows of a text, in nats per token."""
 
-    loss: Tensor  # (T,) in nats per token; entry t is about the token at position t + 1
-    windows: int  # over which it is the mean
-    trained: int  # the context length of the model: positions from here on were never trained
+    loss: Tensor  # (T,) in nats per token; entry t is for the token at position t + 1
+    windows: int  # number of windows in the mean
+    trained: int  # context length of the model; positions from here on were never trained
 
 
 @torch.inference_mode()
@@ -136,9 +136,9 @@ class Alternatives:
     """The scores of alternative answers to one question: log-probabilities, in nats, also per token and per byte."""
 
     texts: list[str]
-    logprobs: list[float]  # of all tokens of an answer, in nats
-    per_token: list[float]  # the same, divided by the number of tokens
-    per_byte: list[float]  # the same, divided by the bytes of the text
+    logprobs: list[float]  # sum over all tokens of each answer, in nats
+    per_token: list[float]  # log-probability divided by the number of tokens
+    per_byte: list[float]  # log-probability divided by the bytes of the text
 
     @property
     def best(self) -> str:

@@ -41,7 +41,7 @@ class Finding:
     """A promise, which is an equality such as "cached = plain", and the difference that was measured."""
 
     promise: str
-    measured: float  # the largest difference, in the unit `of`
+    measured: float  # largest difference, in the unit `of`
     allowed: float
     of: str
     note: str = ""

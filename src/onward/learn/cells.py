@@ -31,8 +31,8 @@ class Cell:
 
     kind: str  # python or sh
     code: str
-    output: str | None = None  # None: the page shows none
-    percent: float = PERCENT  # by which numbers of the output may differ
+    output: str | None = None  # None: the page shows no output
+    percent: float = PERCENT  # percentage by which numbers of the output may differ
     varies: bool = False  # whether the output is one example of many
 
     @property

@@ -16,10 +16,10 @@ class Entry:
 
     name: str
     text: str  # one sentence
-    chapter: int  # of the course that teaches it
-    code: str = ""  # its name in Onward: a public name, an option, a command or a file; "": it has none
-    also: tuple[str, ...] = ()  # other names of the same thing, here and elsewhere
-    guide: str = ""  # a page of docs/ about it, without .md
+    chapter: int  # chapter of the course that teaches the term
+    code: str = ""  # name in Onward: a public name, option, command or file; "": no name
+    also: tuple[str, ...] = ()  # other names for the term, here and elsewhere
+    guide: str = ""  # a page of docs/ about the term, without .md
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -136,10 +136,10 @@ class Activation:
 
     where: Where
     shape: Shape
-    axis: int | None = None  # the axis of heads, units or experts; a number after the name selects one
+    axis: int | None = None  # axis of heads, units or experts; a number after the name selects one of them
     count: int = 0  # number of heads, units or experts, if it differs from the axis
     editable: bool = True
-    rotary: bool = False  # whether it exists only in layers with rotary positions
+    rotary: bool = False  # whether the activation exists only in layers with rotary positions
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,9 @@ class Child:
     """The declaration of a submodule: its activations appear in the parent under the submodule's name."""
 
     of: str
-    leading: tuple[int, ...] = ()  # dimensions of its vectors between T and the last
-    flat: bool = False  # whether its vectors are (B * T, ...)
-    rotary: bool = True  # whether its layer has rotary positions
+    leading: tuple[int, ...] = ()  # dimensions of the vectors between T and the last
+    flat: bool = False  # whether the vectors are (B * T, ...)
+    rotary: bool = True  # whether the layer has rotary positions
     default: Callable[[nn.Module], Declarations] = lambda _: {}  # the activations of a submodule without declarations
 
 

@@ -28,8 +28,8 @@ class SlotIndices:
     window and number of slots."""
 
     write: tuple[Tensor, Tensor]  # the first two indices into the entries for each token, each (B, T)
-    key_positions: Tensor  # (B or 1, S): the position in each slot after the write; < 0: the slot is empty
-    blocks: Tensor | None = None  # (B, P), the blocks to read from a paged cache; None: all slots of the row
+    key_positions: Tensor  # (B or 1, S): position stored in each slot after the write; < 0: the slot is empty
+    blocks: Tensor | None = None  # (B, P), the blocks to read from a paged cache; None: read all slots of the row
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class LayerCache:
     entries: dict[str, Tensor]
     window: int
     wraps: bool = True
-    table: Tensor | None = None  # of a paged cache, (B, P): the blocks of each row
+    table: Tensor | None = None  # (B, P), blocks of each row of a paged cache; None: not paged
 
     @property
     def slots(self) -> int:
@@ -178,8 +178,8 @@ class CacheView:
 
     layers: list[LayerCache]
     rope_length: Tensor  # (B,)
-    length: int  # positions of tokens are below it
-    end: int  # positions of tokens and padding are below it
+    length: int  # exclusive upper bound of the positions of tokens
+    end: int  # exclusive upper bound of the positions of tokens and padding
     chunk: int  # maximum number of tokens that one call adds to a row
 
 

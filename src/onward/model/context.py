@@ -23,7 +23,7 @@ class AttentionContext:
 
     mask: AttentionMask
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines, each (B, T, 1, rope_dim / 2)
-    cache: LayerCache | None = None  # the layer's keys and values of earlier tokens; None: without a cache
+    cache: LayerCache | None = None  # the layer's keys and values of earlier tokens; None: no cache
     indices: SlotIndices | None = None  # the slots that this call writes and reads
 
     def rotate(self, x: Tensor) -> Tensor:

@@ -37,9 +37,9 @@ class Segments:
     do.
     """
 
-    ids: Tensor  # the index of the token's segment
-    documents: Tensor  # the index of the document that the segment is or continues
-    starts: Tensor  # the position at which the segment begins
+    ids: Tensor  # index of each token's segment
+    documents: Tensor  # index of the document that contains the segment
+    starts: Tensor  # position where the segment begins
 
     @staticmethod
     def of(positions: Tensor) -> Segments:

@@ -65,7 +65,7 @@ def from_part(part: Tensor, like: DTensor) -> DTensor:
 def allocate(module: nn.Module, device: torch.device | str) -> None:
     """Replace the parameters of a module that are on the meta device by parameters on another device, in place, with
     memory for this process's parts and undefined values."""
-    made: dict[nn.Parameter, nn.Parameter] = {}  # a head may have the embedding's
+    made: dict[nn.Parameter, nn.Parameter] = {}  # a head may share the embedding's parameter
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
             if parameter is None or not parameter.is_meta:

@@ -163,7 +163,7 @@ class Shown:
 
     owner: nn.Module
     name: str
-    rule: Rule | None  # None: outside of branches
+    rule: Rule | None  # None outside branches
 
     def of(self, mesh: DeviceMesh) -> Tensor:
         """Return what this process uses of the parameter, a plain tensor."""
@@ -215,7 +215,7 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
     for name, branch in branches.items():
         rules |= rules_of(name, branch, n)
         inside.update(branch.modules())
-    distributed: dict[nn.Parameter, nn.Parameter] = {}  # a head may have the embedding's
+    distributed: dict[nn.Parameter, nn.Parameter] = {}  # a head may share the embedding's parameter
     for module in list(model.modules()):
         own = []
         for name, parameter in list(module._parameters.items()):

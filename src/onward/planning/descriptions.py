@@ -33,10 +33,10 @@ class Fact:
     """One value of a configuration: its name, the value, its meaning from the code, and whether descriptions leave it
     out."""
 
-    what: str  # its name: d_model, position, position.theta
-    value: int | float | str  # where layers differ, each value and the number of its layers, as text
+    what: str  # name of the field: d_model, position, position.theta
+    value: int | float | str  # if layers differ, each value and its number of layers, as text
     meaning: str
-    silent: bool = False  # whether it needs no mention
+    silent: bool = False  # whether the fact can be left out of the text
 
 
 @dataclasses.dataclass(frozen=True)

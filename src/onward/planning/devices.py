@@ -21,10 +21,10 @@ class Device:
 
     memory: float
     bandwidth: float
-    flops: float  # in bf16, or in fp16 where there is no bf16
+    flops: float  # operations per second in bf16, or in fp16 on devices without bf16
     link: float
     network: float
-    fp32: float = 0.0  # 0: half of that, as TF32
+    fp32: float = 0.0  # operations per second in fp32; 0: half of `flops`, as with TF32
 
 
 DEVICES = {

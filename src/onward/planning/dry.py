@@ -33,8 +33,8 @@ LAYERED = "block", "attention", "mlp", "norm", "position"
 class Segment:
     """The change of memory during a section of a step, in bytes relative to its beginning."""
 
-    kept: int  # bytes at its end, less those at its beginning
-    peak: int  # largest number of bytes during it, less those at its beginning
+    kept: int  # bytes in use at the end minus bytes in use at the beginning
+    peak: int  # largest number of bytes in use minus bytes in use at the beginning
 
 
 def replay(segments: Iterable[Segment]) -> Segment:
@@ -139,9 +139,9 @@ class DryStep:
 
     embedding: Segment
     blocks: list[Segment]  # the forward of each layer
-    head: Segment = Segment(0, 0)  # the last norm, the logits, the loss, and their backward
-    backward: Sequence[Segment] = ()  # of each layer, from the last to the second
-    end: Segment = Segment(0, 0)  # the backward of the first layer and of the embedding
+    head: Segment = Segment(0, 0)  # last norm, logits and loss, and their backward
+    backward: Sequence[Segment] = ()  # backward of each layer, from the last to the second
+    end: Segment = Segment(0, 0)  # backward of the first layer and of the embedding
 
     @property
     def forward(self) -> Segment:

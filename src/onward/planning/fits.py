@@ -51,10 +51,10 @@ class LossFit:
     constant and of "a", the exponent of the best N in C."""
 
     law: Loss
-    objective: float  # the sum of the Huber losses
+    objective: float  # sum of the Huber losses
     intervals: dict[str, tuple[float, float]]
-    residuals: list[float]  # log of the loss, less that of the fit
-    resampled: list[Loss]  # the laws of resampled runs
+    residuals: list[float]  # log of the loss minus the log predicted by the fit
+    resampled: list[Loss]  # laws fitted to resampled runs
 
     @property
     def determined(self) -> bool:
@@ -94,8 +94,8 @@ class Parabola:
     flops: float
     sizes: list[float]
     losses: list[float]
-    best: float | None  # None where the parabola has no lowest point
-    inside: bool  # whether the best size lies among the sizes of the runs
+    best: float | None  # None if the parabola has no minimum
+    inside: bool  # whether the best size lies within the sizes of the runs
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class FittedLaw:
     runs: Sequence[Run]
     loss: LossFit
     parabolas: list[Parabola]
-    frontier: Frontier | None  # None where fewer than two parabolas have a best size inside their runs
+    frontier: Frontier | None  # None if fewer than two parabolas have their minimum within the sizes of their runs
     power: PowerFit | None  # None for fewer than LEAST parabolas
     warnings: list[str]
 

@@ -25,9 +25,9 @@ class PartSize:
     layers."""
 
     name: str
-    parameters: int  # trainable ones; those that parts share count once
-    active: int  # of them, that one token uses
-    flops: int  # for one token, of the products with the part's weights
+    parameters: int  # trainable parameters; shared parameters count once
+    active: int  # parameters that one token uses
+    flops: int  # for one token, in products with the part's weights
 
 
 def part_sizes(config: DecoderConfig) -> list[PartSize]:

@@ -113,12 +113,12 @@ class Optimum:
     law: str
     flops: float
     parameters: float
-    range: tuple[float, float] | None  # of parameters; see Law.range
+    range: tuple[float, float] | None  # range of parameters; see Law.range
     tokens: float
     tokens_per_parameter: float
-    loss: float | None  # in nats per token; None by a law of sizes alone
+    loss: float | None  # nats per token; None for a law that predicts only sizes
     source: str
-    extrapolated: bool  # whether flops lies outside the runs to which the laws were fitted
+    extrapolated: bool  # whether flops lies outside the range of runs that the laws were fitted to
 
 
 def optimum(law: Law, flops: float) -> Optimum:
@@ -136,8 +136,8 @@ class Smaller:
 
     parameters: float
     tokens: float
-    training: float  # FLOPs
-    answering: float  # FLOPs of the tokens that it will read and write: 2 N for each
+    training: float  # FLOPs of training
+    answering: float  # FLOPs of the tokens that the model will read and write: 2 N for each
 
     @property
     def total(self) -> float:

@@ -81,17 +81,17 @@ class Machine:
     """The limits of a machine, and the shares of them that training, prefill and decoding reach."""
 
     name: str
-    source: str  # where the figures are from
+    source: str  # where the figures come from
     memory: float  # bytes
     bandwidth: float  # bytes per second
-    flops: Mapping[str, float]  # operations per second, by the name of a dtype or precision
+    flops: Mapping[str, float]  # operations per second, by name of the dtype or precision
     is_cpu: bool = False
     training_share: float = 0.4
     prefill_share: float = 0.6
     decode_share: float = 0.8
-    link: float = 0.0  # bytes per second that a device sends to others of its machine; 0: not known
-    network: float = 0.0  # to those of other machines
-    step_seconds: float = 0.0  # of a decoding step of the model with few keys, where it was measured
+    link: float = 0.0  # bytes per second that a device sends to other devices of its machine; 0: unknown
+    network: float = 0.0  # bytes per second that a device sends to other machines; 0: unknown
+    step_seconds: float = 0.0  # measured time of one decoding step of the model with few keys; 0: not measured
 
     def peak(self, dtype: str) -> float:
         """Return the operations per second in a dtype or precision, by its name, such as bf16."""

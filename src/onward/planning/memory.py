@@ -67,7 +67,7 @@ class GenerationMemory:
     weights: int
     cache: int
     activations: int
-    chunk: int  # tokens of a prompt that are read at a time
+    chunk: int  # prompt tokens prefilled at a time
 
     @property
     def peak(self) -> int:
@@ -83,11 +83,11 @@ class TrainingMemory:
     weights: int
     gradients: int
     optimizer: int
-    activations: int  # that the forward keeps for the backward
+    activations: int  # activations that the forward keeps for the backward
     at_loss: int  # activations and temporary tensors, until the backward of the blocks begins
-    transient: int  # the most of gradients, activations and temporary tensors at a time
+    transient: int  # peak of gradients, activations and temporary tensors
     holes: int
-    gathered: int = 0  # of it, weights that shards gather while they compute
+    gathered: int = 0  # part of `transient`: weights that shards gather while they compute
 
     @property
     def peak(self) -> int:

@@ -22,11 +22,11 @@ class Piece:
     divides that."""
 
     whole: tuple[int, ...]  # the parameter's shape
-    shape: tuple[int, ...]  # of the part that the shards divide among them
+    shape: tuple[int, ...]  # shape of the part that is sharded
     shards: int
     trained: bool
-    matrix: bool  # whether Muon trains it, if it is in a block
-    summed: bool = False  # whether each process of the tensor axis computes a part of its gradient
+    matrix: bool  # whether Muon trains the parameter, if it is in a block
+    summed: bool = False  # whether each process of the tensor axis computes a part of the gradient
 
     @property
     def whole_size(self) -> int:
@@ -55,7 +55,7 @@ class Group:
     """The parameters of modules that are gathered together: those of each block, and those of the rest of a decoder."""
 
     pieces: tuple[Piece, ...]
-    count: int  # of such modules
+    count: int  # number of modules with these parameters
     is_block: bool
 
     def total(self, attribute: str, trained: bool = False) -> int:

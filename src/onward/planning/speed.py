@@ -107,13 +107,13 @@ class Speed:
 
     precision: Precision
     batch: int
-    prefill: float  # tokens of prompts per second, up to the first new token
+    prefill: float  # prompt tokens per second, up to the first new token
     decode: float  # new tokens per second of all rows
-    bytes_per_token: float  # that decoding a token reads at least
-    bandwidth_share: float  # bytes read per second while decoding, of the bandwidth
-    flops_share: float  # operations per second of the prompts, of the peak of the dtype
-    intensity: float  # operations per byte of a decoding step
-    plain: str = ""  # why steps are not compiled; "": they are
+    bytes_per_token: float  # minimum number of bytes read to decode one token
+    bandwidth_share: float  # bytes read per second while decoding, as a share of the bandwidth
+    flops_share: float  # operations per second on the prompts, as a share of the peak of the dtype
+    intensity: float  # operations per byte in a decoding step
+    plain: str = ""  # why steps are not compiled; "": steps are compiled
 
 
 def measure(

@@ -31,12 +31,12 @@ SUM, GATHER, SCATTER = "all-reduce", "all-gather", "reduce-scatter"
 class Collective:
     """The collectives of one kind for one purpose in a step, as one device sees them."""
 
-    axis: str  # of the mesh, along which devices take part; "": all devices
+    axis: str  # mesh axis along which the devices communicate; "": all devices
     kind: str
     purpose: str
-    devices: int  # that take part
+    devices: int  # number of devices that take part
     calls: int
-    bytes: int  # of the whole tensors: each sum, all parts of a gather, all inputs of a scatter
+    bytes: int  # bytes of the whole tensors: each sum, all parts of a gather, all inputs of a scatter
 
     @property
     def sent(self) -> float:

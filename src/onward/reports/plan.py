@@ -56,18 +56,18 @@ class Planned:
 
     config: DecoderConfig
     machine: Machine
-    context: int  # tokens of a text
-    batch: int = 1  # texts at a time
-    dtype: str = "bfloat16"  # of the weights in generation
+    context: int  # tokens per text
+    batch: int = 1  # texts generated together
+    dtype: str = "bfloat16"  # dtype of the weights in generation
     quantize: str | None = None
     quantized_cache: bool = False
-    precision: str = "bf16"  # of products in training
+    precision: str = "bf16"  # precision of matrix products in training
     optimizer: str = "adamw"
     recompute: bool = False
-    tokens: float = 0.0  # of the entire training
-    price: float = 0.0  # of an hour of a machine
-    count: int = 1  # machines that train
-    mesh: Mesh | None = None  # their arrangement
+    tokens: float = 0.0  # tokens of the entire training
+    price: float = 0.0  # price per machine hour
+    count: int = 1  # number of machines that train
+    mesh: Mesh | None = None  # arrangement of the machines
     proposed: Sequence[Proposal] = ()  # arrangements to choose from
 
     @property

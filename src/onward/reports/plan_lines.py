@@ -20,8 +20,8 @@ class Line:
     section: str
     what: str
     value: float  # in bytes, operations, tokens, hours, ...
-    text: str  # the value for people
-    by: str  # the formula, or where the figure is from
+    text: str  # the value in readable form
+    by: str  # formula, or source of the figure
 
 
 def number(section: str, what: str, value: float, by: str) -> Line:

@@ -19,35 +19,35 @@ LOCAL = "localhost", "127.0.0.1", "::1"
 class EngineOptions:
     """How the server's engines run; the defaults are those of `onward serve`."""
 
-    rows: Annotated[int, Range(1, 4096)] = 16  # answers that are generated at a time; others wait
-    context: Size | None = None  # the most tokens of a prompt and its answer; none: the model's context
-    cache_memory: str = ""  # for keys and values, such as 2GB; none: rows x context, or half of the free memory
-    prefill_budget: Annotated[int, Range(1, 1 << 20)] = 128  # tokens of one prompt per step while others get theirs
-    draft: str = ""  # folder of a smaller model with the same tokenizer, which drafts tokens
-    lookup: int = 0  # draft this many tokens from text after an earlier occurrence of the last tokens; 0: none
-    prompt_cache: str = ""  # a folder that keeps the keys and values of prompts for the next start
+    rows: Annotated[int, Range(1, 4096)] = 16  # answers generated at the same time; further requests wait
+    context: Size | None = None  # maximum number of tokens in a prompt and its answer; none: the model's context
+    cache_memory: str = ""  # memory for keys and values, such as 2GB; none: rows x context, or half of the free memory
+    prefill_budget: Annotated[int, Range(1, 1 << 20)] = 128  # prompt tokens to prefill per step while others decode
+    draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens
+    lookup: int = 0  # number of tokens to draft, from text after an earlier match of the last tokens; 0: none
+    prompt_cache: str = ""  # folder that keeps the keys and values of prompts for the next start
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What a client may ask for."""
 
-    max_queue: Annotated[int, Range(0, 1 << 20)] = 64  # answers that may wait for a row; more get status 429
-    max_body: str = "8MB"  # most bytes of a request
-    max_messages: Annotated[int, Range(1, 1 << 20)] = 1024  # most messages of a conversation
+    max_queue: Annotated[int, Range(0, 1 << 20)] = 64  # maximum number of waiting answers; more get status 429
+    max_body: str = "8MB"  # maximum size of a request in bytes
+    max_messages: Annotated[int, Range(1, 1 << 20)] = 1024  # maximum number of messages in a conversation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listening(Limits):
     """Where the server listens, and whom it answers."""
 
-    host: str = "127.0.0.1"  # the address to listen on; 0.0.0.0: all of this machine
+    host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: all addresses of this machine
     port: Annotated[int, Range(0, 65535)] = 8000  # port; 0: a free one
-    api_key: tuple[str, ...] = ()  # keys that clients must send; also from $ONWARD_API_KEY
-    api_key_file: str = ""  # a file of keys, one per line
-    allow_host: tuple[str, ...] = ()  # further names of this server in the Host header
+    api_key: tuple[str, ...] = ()  # keys that clients must send, in addition to $ONWARD_API_KEY
+    api_key_file: str = ""  # file of keys, one per line
+    allow_host: tuple[str, ...] = ()  # additional names of this server to accept in the Host header
     allow_origin: tuple[str, ...] = ()  # web sites whose pages may call the API, such as https://example.org
-    drain: Annotated[float, Range(0, 86400)] = 30.0  # seconds that running answers get after SIGTERM
+    drain: Annotated[float, Range(0, 86400)] = 30.0  # seconds to finish running answers after SIGTERM
 
     def keys(self) -> list[str]:
         """Return the API keys from the options, the environment and the file of keys; [] if no key is needed. Raises a

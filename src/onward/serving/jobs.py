@@ -19,11 +19,11 @@ class Update:
     """The tokens, text and log-probabilities that a step of the engine added to one answer of a job, and why the answer
     ended, if it did."""
 
-    index: int  # of the answer in the job
+    index: int  # index of the answer in the job
     text: str
     tokens: list[int]
     logprobs: list[TokenLogprob]
-    finish_reason: str  # "" while the answer grows
+    finish_reason: str  # "" until the answer ends
     error: Exception | None = None
 
 

@@ -38,11 +38,11 @@ class Served:
     for the model alone."""
 
     name: str
-    root: str  # as the model was given to the command
+    root: str  # the model as named in the command
     lm: LanguageModel
     engine: Engine
     adapter: str = ""
-    base: str = ""  # of an adapter: the name of its model
+    base: str = ""  # for an adapter, the name of its model
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
 

@@ -29,7 +29,7 @@ class MaskedString(str):
     variable and not trained on.
     """
 
-    _mask: bytes  # a byte per character, of FROM_TEMPLATE and TRAINED; templates cannot read private attributes
+    _mask: bytes  # one byte per character, FROM_TEMPLATE and TRAINED; templates cannot read private attributes
 
     def __new__(cls, text: str, mask: bytes | None = None) -> MaskedString:
         self = super().__new__(cls, text)

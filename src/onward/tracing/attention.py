@@ -27,9 +27,9 @@ class TracedContext(AttentionContext):
     edits."""
 
     hooks: ModelHooks | None = None
-    name: str = ""  # of the attention
-    rotated: Iterator[str] = iter(())  # the names of the vectors that the layer rotates, in this order
-    cached: Mapping[str, str] = field(default_factory=dict)  # the names of the vectors, by entry of the cache
+    name: str = ""  # name of the attention
+    rotated: Iterator[str] = iter(())  # names of the vectors that the layer rotates, in the order of rotation
+    cached: Mapping[str, str] = field(default_factory=dict)  # name of the vector in each cache entry
 
     def rotate(self, x: Tensor) -> Tensor:
         assert self.hooks is not None
@@ -48,7 +48,7 @@ class LatentContext(AttentionContext):
     and edits, with the queries, keys and values of each head computed from them."""
 
     hooks: ModelHooks | None = None
-    name: str = ""  # of the attention
+    name: str = ""  # name of the attention
     attn: LatentAttentionModule | None = None
     made: dict[str, Tensor] = field(default_factory=dict)  # q, and the rotary parts before and after the rotation
 

@@ -20,9 +20,9 @@ class Row:
     """The request to which one row of an engine's call belongs, with the number and the positions of its tokens in this
     call."""
 
-    request: Any  # a generation.Request; None in a call of a draft
-    tokens: int  # its tokens in the call; those after them are padding
-    step: int  # number of tokens that were generated for it before
+    request: Any  # a generation.Request; None in a call of the draft model
+    tokens: int  # number of the request's tokens in the call; later columns are padding
+    step: int  # number of tokens generated for the request before this call
     start: int  # position of the first of these tokens in prompt + answer
 
 
@@ -43,7 +43,7 @@ def labeled(rows: Sequence[Row]) -> Iterator[None]:
 class Forward:
     """One call of the model, with the positions of its tokens in their texts."""
 
-    positions: Tensor | None = None  # (B or 1, T), of its tokens in their texts; None before the blocks are called
+    positions: Tensor | None = None  # (B or 1, T), positions of the tokens in their texts; None before the blocks run
     running: bool = False  # False while activation checkpointing computes a block again: that is not recorded
 
     def begin(self, width: int, positions: Tensor | None, device: torch.device) -> None:
@@ -64,9 +64,9 @@ class Location:
     """Describes an activation in one call: its name, its dimensions, and the positions of its tokens and keys."""
 
     name: str
-    shape: tuple[str | int, ...]  # B, T, S and numbers
+    shape: tuple[str | int, ...]  # dimensions: B, T, S and numbers
     forward: Forward
-    mask: AttentionMask | None = None  # of an activation with keys
+    mask: AttentionMask | None = None  # mask of an activation with keys
 
     def token_positions(self, x: Tensor) -> Tensor:
         """Return the positions (B or 1, T) of the tokens of the activation x. Raises a UserError if they are unknown,

@@ -31,8 +31,8 @@ class Activation:
     """One activation of a decoder: the function that adds its hooks, its shape, and whether it can be edited."""
 
     site: Attach
-    shape: tuple[str | int, ...]  # B, T, S and numbers
-    axis: int | None = None  # the axis of heads, units or experts; a number after the name selects one
+    shape: tuple[str | int, ...]  # dimensions: B, T, S and numbers
+    axis: int | None = None  # axis of heads, units or experts; a number after the name selects one of them
     count: int = 0  # number of heads, units or experts, if it differs from the axis
     editable: bool = True
 
@@ -52,10 +52,10 @@ class Activation:
 class Listener(Protocol):
     """A trace or an edit: it receives each activation during a call and may return a changed one."""
 
-    known: Mapping[str, Activation]  # of the model
-    wanted: dict[str, set[int | None]]  # names of activations; None for all of it, numbers for heads, units or experts
+    known: Mapping[str, Activation]  # activations of the model, by name
+    wanted: dict[str, set[int | None]]  # names of activations; None for the whole, numbers for heads, units or experts
     gradients: bool  # whether gradients of the activations are kept
-    edits: bool  # whether it changes activations
+    edits: bool  # whether the listener changes activations
 
     def begin(self, forward: Forward) -> None:
         """Prepare for a call of the model that begins now."""

@@ -92,8 +92,8 @@ class MidSite:
 
     name: str
     block: nn.Module
-    reader: str  # the submodule that reads it
-    sum_at: str  # the submodule whose input is the sum; "": the sum is the output of the block
+    reader: str  # submodule that reads the stream
+    sum_at: str  # submodule whose input is the sum; "": the sum is the output of the block
 
     def __call__(self, hooks: ModelHooks) -> Iterator[RemovableHandle]:
         state = local()

@@ -28,7 +28,7 @@ class Call:
     """The recorded activations of one call of a model, by name: `call["blocks.3.out"]`."""
 
     rows: tuple[Row, ...] = ()  # the request of each row; () unless an engine calls the model
-    positions: Tensor | None = None  # (B or 1, T), of the tokens in their texts
+    positions: Tensor | None = None  # (B or 1, T), position of each token in its text
     activations: dict[str, Tensor] = field(default_factory=dict)
     logit_rows: tuple[Row, ...] = ()  # the request of each row of logits
     retained: dict[str, Callable[[], Tensor | None]] = field(default_factory=dict)

@@ -33,13 +33,13 @@ Seed = Annotated[int, Range(1 - (1 << 63), (1 << 63) - 1)]
 class DataOptions:
     """The data. A source is a text or a folder that `onward data prepare` made."""
 
-    sources: tuple[str, ...] = ("embedded",)  # files, folders, globs, pipes, hf://NAME, - or the name of a corpus
-    weights: tuple[Weight | MovingWeight, ...] = ()  # share of each source, or a ramp; (): proportional to size
-    tokenizer: str = ""  # char, byte, bpe:VOCABULARY or a path; "": the one of prepared sources, else bpe:4096
-    validation: str = "0.1"  # a file, the share at the end of each source (of at most 4 million tokens), or none
-    field: str = "text"  # the field of each record of .jsonl, .parquet and hf:// that holds the text
+    sources: tuple[str, ...] = ("embedded",)  # files, folders, globs, pipes, hf://NAME, - (stdin) or a corpus name
+    weights: tuple[Weight | MovingWeight, ...] = ()  # share of each source, or a ramp; (): shares in proportion to size
+    tokenizer: str = ""  # char, byte, bpe:VOCABULARY or a path; "": that of prepared sources, else bpe:4096
+    validation: str = "0.1"  # a file, a share at the end of each source (up to 4 million tokens), or none
+    field: str = "text"  # field that holds the text in each record of .jsonl, .parquet and hf://
     encoding: str = "utf-8"  # encoding of the text files
-    pack: Literal["stream", "documents"] = "stream"  # documents: no token of a window sees another document
+    pack: Literal["stream", "documents"] = "stream"  # documents: a token attends only to its own document
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,21 @@ class UpdateOptions:
     """How weights are updated: the loss and the optimizer."""
 
     optimizer: str = ""  # adamw, muon (for matrices, AdamW for the rest) or module:Class; "": see preset, else adamw
-    learning_rate: NotNegative | None = None  # the highest; none: 0.5 / d_model, twice that of muon (mup for d_model)
-    mup: SizeOrZero = 0  # width at which the learning rate is given; muP transfers it to this width; 0: none
+    learning_rate: NotNegative | None = None  # peak; none: 0.5 / d_model (with mup, 0.5 / mup), doubled for muon
+    mup: SizeOrZero = 0  # width for which learning_rate is given; muP adapts the rate to the model's width; 0: no muP
     schedule: Literal["wsd", "cosine", "linear", "constant"] = "wsd"  # wsd: warm-up, stable, then linear decay
-    warmup: Extent = 0.05  # share of the steps, or from 1 on their number, over which the learning rate rises
-    decay: Extent = 0.35  # share of the steps, or from 1 on their number, over which it falls, with wsd
-    min_lr_ratio: Share = 0.05  # factor of the learning rate at the last step
+    warmup: Extent = 0.05  # warm-up of the learning rate: a share of the steps, or their number if 1 or more
+    decay: Extent = 0.35  # decay of the learning rate (wsd): a share of the steps, or their number if >= 1
+    min_lr_ratio: Share = 0.05  # learning rate at the last step, as a fraction of the peak
     weight_decay: NotNegative = 0.1  # weight decay of matrices; norms and biases have none
     beta1: Share = 0.9  # decay of the mean of gradients
     beta2: Share = 0.99  # decay of the mean of squared gradients
-    clip: NotNegative = 1.0  # the largest norm of the gradient; 0: no limit
-    label_smoothing: BelowOne = 0.0  # share of the target's probability that is spread over the vocabulary
+    clip: NotNegative = 1.0  # maximum norm of the gradient; 0: no limit
+    label_smoothing: BelowOne = 0.0  # share of the target's probability to spread over the vocabulary
     z_loss: NotNegative = 0.0  # weight of the squared log of the softmax's denominator (PaLM: 1e-4)
-    balance_loss: NotNegative = 0.01  # weight of the loss that evens out the load of experts chosen by softmax
-    balance_bias: NotNegative = 0.001  # change per step of the routing bias of experts chosen by sigmoid
-    average: BelowOne = 0.0  # decay of the moving average of the weights, which is saved as the model; 0: none
+    balance_loss: NotNegative = 0.01  # weight of the loss that balances the load of experts with a softmax router
+    balance_bias: NotNegative = 0.001  # change per step of the routing bias of experts with a sigmoid router
+    average: BelowOne = 0.0  # decay of the moving average of the weights, which is saved as the model; 0: no averaging
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class ComputeOptions:
     """How training is computed. Changes results by rounding at most."""
 
     device: str = "auto"  # auto, cpu, cuda, mps
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # precision of matrix products; auto: the fastest here
-    compile: bool = False  # compile the blocks with torch.compile: a slow start, then faster steps
-    recompute: bool = False  # recompute activations inside blocks in the backward: less memory, a third slower
-    loss_chunk: SizeOrZero = 0  # tokens whose logits are in memory at once; 0: as many as fit into 128 MB
-    experts: Literal["auto", "loop", "grouped"] = "auto"  # backend of experts; auto times both
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # precision of matrix products; auto: the fastest
+    compile: bool = False  # compile the blocks with torch.compile, which starts slowly and then makes steps faster
+    recompute: bool = False  # recompute activations in the backward, which saves memory and takes a third more time
+    loss_chunk: SizeOrZero = 0  # tokens whose logits are in memory at once; 0: as many as fit in 128 MB
+    experts: Literal["auto", "loop", "grouped"] = "auto"  # backend of experts; auto: the faster one, as measured
     mesh: str = ""  # processes by axis, "replicate=2 shard=4 tensor=2"; "": replicas, or shards if they do not fit
 
 
@@ -81,15 +81,15 @@ class ComputeOptions:
 class WatchOptions:
     """Measurements and saves. They change the weights only if a step fails."""
 
-    validate_every: SizeOrZero = 0  # steps between validations and saves; 0: twenty of them in the run
-    validation_tokens: Tokens = 16_384  # tokens of the validation text that are used during the run
-    evaluation_tokens: SizeOrZero = 0  # tokens of it that are used after the last step; 0: all, or what --time allows
-    evaluate_tasks: str = ""  # tasks of onward evaluate, such as "cloze, copying", at each validation; "": none
-    task_limit: Size = 100  # questions of each of these tasks
-    keep: Size = 2  # number of the last saves that are kept, beside the best
-    spike: NotNegative = 8.0  # a loss this many deviations above the last ones fails a step; 0: only NaN and infinity
-    track: tuple[str, ...] = ()  # tensorboard and wandb, beside metrics.jsonl
-    prompt: str = ""  # continued at each validation, in the display; "": the beginning of the validation text
+    validate_every: SizeOrZero = 0  # steps between validations, each with a save; 0: twenty validations in the run
+    validation_tokens: Tokens = 16_384  # tokens of the validation text to use during the run
+    evaluation_tokens: SizeOrZero = 0  # validation tokens to use after the last step; 0: all, or what --time allows
+    evaluate_tasks: str = ""  # tasks of onward evaluate for each validation, such as "cloze, copying"; "": none
+    task_limit: Size = 100  # maximum number of questions in each of these tasks
+    keep: Size = 2  # number of recent saves to keep, in addition to the best
+    spike: NotNegative = 8.0  # a loss this many deviations above the recent ones fails a step; 0: only NaN and infinity
+    track: tuple[str, ...] = ()  # tensorboard and wandb, in addition to metrics.jsonl
+    prompt: str = ""  # prompt for the sample shown at each validation; "": the beginning of the validation text
 
 
 @named
@@ -98,19 +98,19 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     """Everything that determines what a run computes. Raises a UserError for values out of range or in
     contradiction."""
 
-    fixed: ClassVar[tuple[str, ...]] = ()  # the fields that a user cannot set
+    fixed: ClassVar[tuple[str, ...]] = ()  # fields that a user cannot set
 
-    out: str = ""  # folder of the run; "": runs/ and the name of the first source
-    base: str = ""  # model to begin from: its folder or its name on the hub; "": new weights
-    preset: str = "auto"  # tiny, mini, small, medium or a release; auto: what --time allows, without it mini
-    model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig that differ
-    imports: tuple[str, ...] = ()  # modules to import first, which define parts of your own
+    out: str = ""  # folder of the run; "": runs/ followed by the name of the first source
+    base: str = ""  # model to start from: a folder or a name on the hub; "": new weights
+    preset: str = "auto"  # tiny, mini, small, medium or a release; auto: what --time allows, otherwise mini
+    model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig to change
+    imports: tuple[str, ...] = ()  # modules to import first, which define custom parts
     steps: SizeOrZero = 0  # number of optimizer steps; 0: as many as --time or --epochs allow
     time: str = ""  # time limit of the whole command, such as 100s, 5m or 2h; sets the number of steps, see schedule
     epochs: NotNegative = 0.0  # passes over the training text
     batch_size: BatchesOrZero = 0  # windows of context_length tokens in one forward and backward; 0: see preset, else 8
-    accumulation: Batches = 1  # batches whose gradients make one step, divided among the processes
-    seed: Seed = 0  # seed of the weights, the order of windows and dropout
+    accumulation: Batches = 1  # batches whose gradients are summed for one step, divided among the processes
+    seed: Seed = 0  # seed of the weights, the data order and dropout
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -51,9 +51,9 @@ class Processes:
 
     rank: int = 0
     count: int = 1
-    store: distributed.Store | None = None  # of small values that all processes see; None for one process
-    mesh: Mesh = Mesh()  # their arrangement
-    devices: DeviceMesh | None = None  # the mesh of torch; None where each process holds the whole model
+    store: distributed.Store | None = None  # store for small values that all processes see; None for one process
+    mesh: Mesh = Mesh()  # arrangement of the processes
+    devices: DeviceMesh | None = None  # torch's DeviceMesh; None if each process holds the whole model
 
     @classmethod
     def join(cls) -> "Processes":

@@ -161,7 +161,7 @@ class LayerError:
 
     layer: str
     precision: Precision
-    relative_error: float  # the norm of the difference over the norm of the plain weight (Frobenius)
+    relative_error: float  # norm of the difference divided by the norm of the unquantized weight (Frobenius)
 
 
 def layer_errors(plain: nn.Module, quantized: nn.Module) -> list[LayerError]:

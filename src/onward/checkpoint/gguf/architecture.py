@@ -54,17 +54,17 @@ class Architecture:
     """
 
     name: str
-    families: tuple[str, ...]  # the model_types of the published models that are converted to it
+    families: tuple[str, ...]  # model_types of the published models that convert to this architecture
     parts: Callable[[Keys, Parts], Parts]
     keys: Callable[[DecoderConfig], dict[str, Any]] = lambda c: {}
     fused: bool = False  # queries, keys and values are one tensor
     interleaved: bool = False  # rotary positions pair element 2 i with 2 i + 1
-    head: str = "optional"  # the tensor `output`: optional, required (a copy where it is tied) or absent (tied)
-    shift: float = 0.0  # added to the weights of norms in the file
-    free_heads: bool = False  # the heads together need not be as wide as the model
-    partial: bool = False  # a part of a head may be rotated
+    head: str = "optional"  # the tensor `output`: optional, required (a copy if tied) or absent (tied)
+    shift: float = 0.0  # added to the weights of norms when writing the file
+    free_heads: bool = False  # the total width of the heads may differ from the model's width
+    partial: bool = False  # only a part of each head may be rotated
     fused_gate: bool = False  # the gate and up projections are one tensor
-    layer: Callable[[DecoderConfig], dict[str, str]] = lambda c: {}  # rows that replace those of LAYER
+    layer: Callable[[DecoderConfig], dict[str, str]] = lambda c: {}  # rows to replace in LAYER
     BASE = ""
     IGNORED = r"^rope_(freqs|factors_long|factors_short)\.weight$|\.rope_freqs$|\.attn_rot_embd\.weight$"
 

@@ -26,7 +26,7 @@ class BlockType:
     numbers: int
     bytes: int
     plain: torch.dtype | None = None
-    dequantize: Callable[[Bytes], Numbers] | None = None  # None: Onward does not read it
+    dequantize: Callable[[Bytes], Numbers] | None = None  # None: Onward cannot read this type
     quantize: Callable[[Numbers], Bytes] | None = None
 
     def decode(self, raw: np.ndarray) -> Tensor:

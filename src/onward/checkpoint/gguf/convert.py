@@ -50,9 +50,9 @@ class Plan:
     architecture: Architecture
     config: DecoderConfig
     keys: Mapping[str, Any]
-    constants: Mapping[str, Tensor]  # tensors that are not parameters: factors of rotary frequencies
-    outlines: Mapping[str, Outline]  # of all tensors, in their order
-    differences: tuple[str, ...] = ()  # those in what llama.cpp computes that were accepted
+    constants: Mapping[str, Tensor]  # non-parameter tensors: factors of rotary frequencies
+    outlines: Mapping[str, Outline]  # outlines of all tensors, in file order
+    differences: tuple[str, ...] = ()  # accepted differences from llama.cpp's computation
 
     @property
     def nbytes(self) -> int:

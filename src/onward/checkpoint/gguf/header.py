@@ -56,7 +56,7 @@ class Header:
     path: Path
     keys: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
-    values: Mapping[str, Tensor] = field(default_factory=dict)  # of tensors that are not in the file yet
+    values: Mapping[str, Tensor] = field(default_factory=dict)  # values of tensors that are not in the file yet
 
     @cached_property
     def architecture(self) -> str:

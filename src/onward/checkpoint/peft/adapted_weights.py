@@ -39,12 +39,12 @@ class AdaptedWeight:
     """A weight in the family's files that can have an adapter, and the weights of Decoder that it joins along its
     rows."""
 
-    module: str  # the module that has its tensors
+    module: str  # name of the module that holds the adapter's tensors
     key: str  # in adapter_config.json: the module, or the module and the name of its parameter
-    ours: Sequence[str]  # our weights, which it joins along rows
-    order: Tensor  # the row of ours for each of its rows
+    ours: Sequence[str]  # names of our weights, joined along rows in this weight
+    order: Tensor  # for each row of this weight, its row in ours
     stack: bool = False
-    expert: int | None = None  # the index of one matrix of our stacks; PEFT had such adapters before transformers 5
+    expert: int | None = None  # index of one matrix in our stacks, for adapters from before transformers 5
     transposed: bool = False  # whether the family's weight is (I, O)
 
 

@@ -23,9 +23,9 @@ class BaseModel:
     """The content of base.json: the folder and the checksum of an adapter's base, and facts that PEFT's files lack."""
 
     folder: str  # folder of the base when the adapter was saved
-    checksum: str  # of its weights, see `weights_checksum`; "": unknown
-    labels: tuple[str, ...] = ()  # of the classification head trained with the adapter
-    subtracted: bool = False  # whether the second half of each rank is what A and B began with, which is not trained
+    checksum: str  # checksum of the base's weights, see `weights_checksum`; "": unknown
+    labels: tuple[str, ...] = ()  # labels of the classification head trained with the adapter
+    subtracted: bool = False  # whether the second half of each rank subtracts the initial A and B, untrained
 
 
 def weights_checksum(folder: Path) -> str:

@@ -36,7 +36,7 @@ class LoraConfig:
     rank_pattern: Mapping[str, Size] | None = field(default_factory=dict)
     alpha_pattern: Mapping[str, Alpha] | None = field(default_factory=dict)
     target_parameters: tuple[str, ...] | None = ()
-    bias: Literal["none", "lora_only", "all"] = "none"  # the names of the tensors say the same
+    bias: Literal["none", "lora_only", "all"] = "none"  # the tensor names contain the same information
     trainable_token_indices: tuple[SizeOrZero, ...] | Mapping[str, Sequence[SizeOrZero]] | None = None
 
     def rank_of(self, name: str) -> int:

@@ -27,9 +27,9 @@ from onward.model.decoder import Decoder
 class SavedState(TrainerState):
     """The trainer state and the model read from a save, with the messages about damaged saves."""
 
-    folder: Path  # of the save
-    model: Decoder  # with the weights that are trained, not their average
-    messages: list[str]  # a sentence for each damaged save
+    folder: Path  # folder of the save
+    model: Decoder  # the model with the trained weights, not their average
+    messages: list[str]  # one sentence for each damaged save
 
 
 def newest_state(

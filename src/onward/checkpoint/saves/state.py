@@ -33,7 +33,7 @@ class TrainerState:
     """
 
     tensors: Mapping[str, Tensor]
-    progress: dict[str, Any]  # JSON: "step", "frozen" (names of frozen parameters), and other numbers
+    progress: dict[str, Any]  # JSON: "step", "frozen" (names of frozen parameters) and other numbers
 
 
 def training_tensors(

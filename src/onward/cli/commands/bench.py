@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from onward.planning.speed import Limits, Speed
 
 ABOUT = """\
-Measure how fast a model reads prompts and decodes, for numbers of rows and precisions: tokens per second, the bytes
-that decoding a token reads, this machine's bandwidth and arithmetic, and the shares of both that are reached. Other
-programs that run meanwhile slow it down.
+Measure the speed of prefill and decoding for several numbers of rows and precisions. The result shows tokens per
+second, bytes read per decoded token, and the shares of this machine's bandwidth and operations that the model reaches.
+Programs that run at the same time lower the figures.
 
-With --train, train the model on random tokens without saving it: tokens per second, operations per token, the share of
-the arithmetic that is reached (MFU), and the milliseconds of each part of a step.
+With --train, train the model on random tokens without saving it. The result shows tokens per second, operations per
+token, the share of peak operations (MFU), and the milliseconds of each part of a step.
 
 examples:
   onward bench runs/mybook
@@ -43,19 +43,19 @@ class Options:
         "training": ("context", "optimizer"),
         "decoding": ("prompt", "new", "out"),
     }
-    model: str  # folder of the model, its name on the hub, or a published release, which gets random weights
-    batch: str = ""  # numbers of rows that decode together, by default 1,16; with --train, of windows, by default 8
-    precision: str = ""  # of weights, by default float32,bfloat16,int8,int4; with --train float32,bfloat16
+    model: str  # folder of the model, its name on the hub, or a published release (with random weights)
+    batch: str = ""  # rows that decode together, default: 1,16; with --train, windows per batch, default: 8
+    precision: str = ""  # precision of weights, default: float32,bfloat16,int8,int4; with --train float32,bfloat16
     train: bool = False  # measure training
-    context: Size | None = None  # tokens of a window, with --train; none: all of the model's context
+    context: Size | None = None  # tokens in a window, with --train; none: the model's whole context
     optimizer: Literal["adamw", "muon"] = "adamw"  # optimizer, with --train
-    prompt: Annotated[int, Range(1, 1 << 20)] | None = None  # tokens of each prompt; none: 128, or half the context
-    new: Annotated[int, Range(8, 1 << 20)] | None = None  # new tokens of each answer; none: 128, or half the context
+    prompt: Annotated[int, Range(1, 1 << 20)] | None = None  # tokens in each prompt; none: 128, or half the context
+    new: Annotated[int, Range(8, 1 << 20)] | None = None  # new tokens in each answer; none: 128, or half the context
     seconds: Annotated[float, Range(0, 3600)] = 10.0  # time for each number of rows and precision; at least one run
     threads: Annotated[int, Range(0, 4096)] = 0  # CPU threads; 0: PyTorch's default
     device: str = "auto"  # auto, cpu, cuda, mps
-    out: str = ""  # also draw a roofline: a file that ends in .svg, .png, .html or .json
-    revision: str = ""  # branch, tag or commit of a model on the hub; by default main
+    out: str = ""  # also draw a roofline, to a file that ends in .svg, .png, .html or .json
+    revision: str = ""  # branch, tag or commit of a model on the hub; default: main
     json: bool = False  # print the result as JSON
 
     @property

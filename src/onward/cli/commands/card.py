@@ -13,11 +13,11 @@ from onward.files import atomic_write
 from onward.hub import CARD
 
 ABOUT = """\
-Write the model card of a model or a run: its parts, the command, the data and the curves of its training, the
-evaluation, and how to load it in Onward, transformers and llama.cpp, as far as they were recorded.
+Write the model card of a model or a run. The card shows the model's parts, the command, data and curves of training,
+the evaluation if there is one, and how to load it in Onward, transformers and llama.cpp.
 
 examples:
-  onward card runs/mybook --license mit                     runs/mybook/README.md, to add to before onward push
+  onward card runs/mybook --license mit                     runs/mybook/README.md, to edit before onward push
   onward card runs/mybook --license apache-2.0 --name me/mybook --out card.md
 """
 
@@ -28,9 +28,9 @@ class Options:
 
     positional: ClassVar[tuple[str, ...]] = ("folder",)
     folder: str  # folder of a run or a model
-    license: str = ""  # license of the model by its name on the hub: apache-2.0, mit, cc-by-4.0, ...
-    name: str = ""  # name of the model on the hub, such as me/mybook; "": that of the folder
-    out: str = ""  # the file to write; "": README.md in the folder
+    license: str = ""  # license of the model, named as on the hub: apache-2.0, mit, cc-by-4.0, ...
+    name: str = ""  # name of the model on the hub, such as me/mybook; "": the name of the folder
+    out: str = ""  # file to write; "": README.md in the folder
 
 
 def main(argv: Sequence[str]) -> None:

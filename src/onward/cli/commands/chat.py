@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from onward.text.chat import Message
 
 ABOUT = """\
-Talk with a model, turn by turn; each line that is piped in is a message.
+Chat with a model. Each line of piped input is one message.
 
 examples:
   onward chat runs/mybook
   onward chat models/assistant --system "Answer in one sentence." --temperature 0
   echo "What is a cat?" | onward chat models/assistant --json
 
-Ctrl-C stops an answer and keeps the text so far; Ctrl-D or /exit leaves. /help lists the other commands.
+Ctrl-C stops an answer and keeps the text so far. Ctrl-D or /exit ends the chat. /help lists the other commands.
 """
 
 HELP = """\
@@ -47,7 +47,7 @@ OF_TEXTS = "n", "logprobs"  # options of onward generate that a conversation has
 class Settings(GenerationOptions):
     """Settings of the answers, which /set changes."""
 
-    max_new_tokens: int | None = 1024  # the most tokens of an answer; none: as many as the context holds
+    max_new_tokens: int | None = 1024  # maximum number of tokens in an answer; none: as many as the context holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +57,9 @@ class Options(Settings, Compiling, Loading):
     positional: ClassVar[tuple[str, ...]] = ("model",)
     fixed: ClassVar[tuple[str, ...]] = (*OF_TEXTS, "adapter")  # the adapter of --adapter is the one in use
     model: str  # folder of the model, or its name on the hub
-    system: str = ""  # the system prompt: a first message that tells the model how to answer
-    context: int = 8192  # the most tokens of the conversation that the model sees; at most its own context
-    json: bool = False  # print each answer as a line of JSON
+    system: str = ""  # system prompt: a first message with instructions for the model
+    context: int = 8192  # maximum number of tokens of the conversation that the model sees, up to its own context
+    json: bool = False  # print each answer as one line of JSON
 
 
 def main(argv: Sequence[str]) -> None:

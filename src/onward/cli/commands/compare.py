@@ -19,11 +19,11 @@ from onward.training.config import RunConfig
 from onward.training.presets import merge
 
 ABOUT = """\
-Train variants under equal time, tokens, operations or steps, and say whether their difference is more than noise.
+Train variants for equal time, tokens, operations or steps, and test whether their difference exceeds noise.
 
 A variant is a TOML file with options of `onward train`, or `--variant NAME: option=value ...` with the options that
-differ; options of `onward train` outside a variant apply to all variants. Seed s gives the same order of the data in
-each variant, so differences are computed seed by seed. The first variant is the baseline. Finished runs are not
+differ. Other options of `onward train` apply to all variants. Seed s gives the same order of the data in each variant,
+so differences are computed seed by seed. The first variant is the baseline. Finished runs are not
 repeated: the same command continues after an interruption, and accepts more seeds or variants.
 
 examples:
@@ -40,8 +40,8 @@ class Options(VariantOptions):
     """The options of `onward compare`."""
 
     sources: tuple[str, ...] = ()  # texts, and TOML files of variants
-    variant: tuple[str, ...] = ()  # NAME: option=value ..., the options in which a variant differs; NAME alone: none
-    seeds: Size = 3  # runs of each variant, with seeds seed, seed + 1, ..., the same for all variants
+    variant: tuple[str, ...] = ()  # NAME: option=value ..., the options that differ in a variant; NAME alone: none
+    seeds: Size = 3  # runs per variant, with seeds seed, seed + 1, ...; all variants use the same seeds
 
 
 def main(argv: Sequence[str]) -> int:

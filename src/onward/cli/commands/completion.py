@@ -11,7 +11,7 @@ from onward.cli.shared.arguments import Argument, arguments
 from onward.cli.shared.options import parse
 
 ABOUT = """\
-Print a script that lets the shell complete commands, options and their values.
+Print a completion script for a shell, which completes commands, options and their values.
 
 examples:
   onward completion bash > ~/.local/share/bash-completion/completions/onward
@@ -54,7 +54,7 @@ class Options:
     """The options of `onward completion`."""
 
     positional: ClassVar[tuple[str, ...]] = ("shell",)
-    shell: Literal["bash", "zsh", "fish"]  # the shell that reads the script
+    shell: Literal["bash", "zsh", "fish"]  # shell that runs the script
 
 
 def main(argv: Sequence[str]) -> None:

@@ -21,15 +21,15 @@ Write a model in another format: GGUF for llama.cpp, ollama and LM Studio, or a 
 examples:
   onward convert runs/mybook mybook.gguf                    a file that ends in .gguf is GGUF
   onward convert runs/mybook mybook-q8.gguf --dtype q8_0 --modelfile
-  onward convert mybook.gguf folder                         and back: a folder that transformers and vLLM load
-  onward convert org/name folder --dtype bf16               a model of the hub
-  onward convert runs/mybook mybook.gguf --dry-run          whether it can be written, and what is lost
-  onward convert org/old folder --from-bin                  an old release, which has pickles in place of safetensors
+  onward convert mybook.gguf folder                         back to a folder that transformers and vLLM load
+  onward convert org/name folder --dtype bf16               a model on the hub
+  onward convert runs/mybook mybook.gguf --dry-run          check the conversion without writing a file
+  onward convert org/old folder --from-bin                  an old release with pickles instead of safetensors
 
 A GGUF file is written only if llama.cpp computes the same function; otherwise the error names the unsupported part of
 the model. --accept writes the file despite a known difference: gelu, where llama.cpp uses the tanh form of GELU
 (Pythia, Falcon, MPT); ramp, where it rounds the ramp of YaRN (GPT-OSS); window, where it has no sliding window (the
-first Mistral). llama-quantize of llama.cpp turns an f32 or bf16 file into smaller types (Q4_K_M, Q5_K_M, Q6_K).
+first Mistral). The tool llama-quantize of llama.cpp converts an f32 or bf16 file to Q4_K_M, Q5_K_M or Q6_K.
 """
 FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # endings of files that are not written
 
@@ -41,14 +41,14 @@ class Options:
     positional: ClassVar[tuple[str, ...]] = ("model", "out")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"gguf": ("accept", "modelfile"), "hf": ("shard_bytes",)}
     model: str  # folder of the model, a GGUF file, or a name on the hub
-    out: str  # the file to write, which ends in .gguf, or a new folder
-    dtype: Literal["", "f32", "f16", "bf16", "q8_0", "q4_0"] = ""  # dtype of the weights; by default that of the model
-    to: Literal["", "gguf", "hf", "single"] = ""  # format, if not clear from OUT; single: a folder with one file
+    out: str  # file to write, which ends in .gguf, or a new folder
+    dtype: Literal["", "f32", "f16", "bf16", "q8_0", "q4_0"] = ""  # dtype of the weights; default: that of the model
+    to: Literal["", "gguf", "hf", "single"] = ""  # format, if OUT leaves it open; single: a folder with one file
     accept: tuple[Literal["gelu", "ramp", "window"], ...] = ()  # write GGUF despite this difference in llama.cpp
-    shard_bytes: float = 5e9  # the most bytes of one file of a folder
+    shard_bytes: float = 5e9  # maximum number of bytes in each weights file of a folder
     from_bin: bool = False  # read pytorch_model.bin, a pickle, as weights only, in a process with limited memory
-    modelfile: bool = False  # write a Modelfile for ollama beside the GGUF file
-    dry_run: bool = False  # write nothing, and print what would be written and what would be lost
+    modelfile: bool = False  # write a Modelfile for ollama next to the GGUF file
+    dry_run: bool = False  # write nothing, and print the planned output and any information that would be lost
     revision: str = ""  # branch, tag or commit of a model on the hub
     json: bool = False  # print the result as JSON
 

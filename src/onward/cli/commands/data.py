@@ -33,7 +33,7 @@ examples:
   onward data show chats.json
   onward data show pairs.csv --columns prompt=question --method dpo --model runs/mybook
 
-An interrupted preparation continues when the same command is run again.
+To continue an interrupted preparation, run the same command again.
 """
 
 
@@ -43,9 +43,9 @@ class Options(Cleaning):
 
     positional: ClassVar[tuple[str, ...]] = ("action", "sources")
     action: Literal["prepare", "join", "list", "get", "show"]  # prepare or show SOURCES, join FOLDER, get NAME, list
-    sources: tuple[str, ...] = ()  # files, folders, globs, pipes, hf://NAME, - or the name of a corpus
-    model: str = ""  # model whose tokens and chat template are shown; "": show texts
-    method: str = "sft"  # the method of fine-tuning that reads the examples
+    sources: tuple[str, ...] = ()  # files, folders, globs, pipes, hf://NAME, - (standard input) or the name of a corpus
+    model: str = ""  # model whose tokenizer and chat template are used; "": show texts without a model
+    method: str = "sft"  # fine-tuning method that reads the examples
     template: str = ""  # chat template; "": the model's own, or a plain one
     columns: str = ""  # renamed columns, such as prompt=question,completion=answer: Onward's name = the file's name
     count: int = 3  # number of examples to show
@@ -54,7 +54,7 @@ class Options(Cleaning):
     field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
     encoding: str = "utf-8"  # encoding of text files
     workers: int = 0  # number of processes; 0: one per core
-    part: str = ""  # a part of the work, such as 3/16, to be joined with the others: into OUT.part-3-of-16
+    part: str = ""  # process one part of the work, such as 3/16, into OUT.part-3-of-16; `join` combines the parts
     json: bool = False  # print the result as JSON
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "prepare": (

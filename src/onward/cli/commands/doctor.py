@@ -16,10 +16,10 @@ from onward.errors import UserError
 
 ABOUT = """\
 Find common mistakes in any decoder that takes token ids (B, T) and returns logits (B, T, V): a mask that shows later
-tokens, a loss over the wrong axis, a cache that changes the logits, and others. Exit status 1 if a check fails.
+tokens, a loss over the wrong axis, a cache that changes the logits, and others. The exit status is 1 if a check fails.
 
-The model is a folder, or a class or function in a Python file or module; it runs in a process of its own. Prepared
-tokens and texts are checked as training data.
+The model is a folder, or a class or function in a Python file or module. It runs in a separate process. The command
+also checks prepared tokens and texts as training data.
 
 examples:
   onward doctor model.py:GPT
@@ -48,19 +48,19 @@ class Options:
     target: str  # a folder, FILE.py:NAME, MODULE:NAME, or texts
     kwargs: str = ""  # arguments of NAME, as JSON
     adapter: str = ""  # FILE.py:FUNCTION, where FUNCTION(model, tokens) returns logits
-    loss: str = ""  # FILE.py:FUNCTION, where FUNCTION(logits, targets) returns the loss that you train with
+    loss: str = ""  # FILE.py:FUNCTION, where FUNCTION(logits, targets) returns your training loss
     cache: str = ""  # FILE.py:FUNCTION, where FUNCTION(model) makes a cache: a function from new tokens to logits
-    batches: str = ""  # FILE.py:NAME of pairs of token ids and targets, or of a function that returns them
-    validation_batches: str = ""  # FILE.py:NAME of such pairs from the held-out text
+    batches: str = ""  # FILE.py:NAME of pairs of token ids and targets, or of a function that returns such pairs
+    validation_batches: str = ""  # FILE.py:NAME of pairs from held-out text, in the same form
     train: str = ""  # FILE.py:FUNCTION that trains: FUNCTION(model), or FUNCTION(model, optimizer, tokens, targets)
-    text: str = ""  # text that a trained model should predict well; by default the validation text of a run
-    validation: str = ""  # held-out text, if the target is texts to train on
+    text: str = ""  # text that a trained model should predict well; default: the validation text of a run
+    validation: str = ""  # held-out text, if the target is training text
     frozen: str = ""  # regular expression for the names of parameters that must not be trained
-    vocab_size: SizeOrZero = 0  # number of token ids; 0: as many as there are logits
-    context_length: SizeOrZero = 0  # tokens of the longest text; 0: from the model's attributes
-    seconds: Annotated[float, Range(1, 1e6)] = 120.0  # time limit of all checks
+    vocab_size: SizeOrZero = 0  # number of token ids; 0: the number of logits
+    context_length: SizeOrZero = 0  # maximum text length in tokens; 0: read from the model's attributes
+    seconds: Annotated[float, Range(1, 1e6)] = 120.0  # time limit for all checks
     gigabytes: Annotated[float, Range(0.1, 1e6)] = 16.0  # memory limit
-    html: str = ""  # also write the findings as this page
+    html: str = ""  # also write the findings to this HTML file
     json: bool = False  # print the findings as JSON
 
     @property

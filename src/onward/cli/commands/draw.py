@@ -12,12 +12,12 @@ from onward.cli.shared.output import console, print_next, print_table
 from onward.errors import UserError
 
 ABOUT = """\
-Draw an idea, computed by the code that models run on, with a caption that explains it: in the terminal, or as a file.
+Draw an idea, computed with the code of the models, with a caption, in the terminal or to a file.
 
 examples:
   onward draw                               the ideas
   onward draw mask                          causal, bidirectional and packed documents
-  onward draw rope --out rope.html          with the values under the pointer
+  onward draw rope --out rope.html          shows the value under the pointer
   onward draw samplers --out samplers.svg   follows the reader's light or dark colors
   onward draw samplers --logits 5,2.9,2.3,1.1    your own logits through each sampler
   onward draw block gpt2                    the diagram of a release or of a model's folder
@@ -38,9 +38,9 @@ class Options:
         "samplers": ("out", "logits"),
         "out": ("theme",),
     }
-    idea: Literal["", Idea] = ""  # mask, rope, alibi, window, positions, samplers, cache or block; none: list them
-    model: str = ""  # block only: a release or the folder of a model; "": an example
-    logits: str = ""  # samplers only: four numbers or more, separated by commas; "": an example
+    idea: Literal["", Idea] = ""  # mask, rope, alibi, window, positions, samplers, cache or block; none: list the ideas
+    model: str = ""  # block only: a release or the folder of a model; "": an example model
+    logits: str = ""  # samplers only: four or more numbers, separated by commas; "": example logits
     out: str = ""  # a file that ends in .svg, .png, .html or .json; "": the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # auto: follows the reader's system (a .png is light)
 

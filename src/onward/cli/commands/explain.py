@@ -13,8 +13,8 @@ from onward.cli.shared.output import console, print_next, printable
 from onward.errors import UserError
 
 ABOUT = """\
-Follow one token of a text through a model, from its id to the next token, with shapes and the numbers of this model: in
-the terminal, or as a page to step through.
+Follow one token of a text through a model, from its id to the next token, with the shapes and numbers of this model.
+The result is shown in the terminal or written as a page to step through.
 
 examples:
   onward explain runs/mybook "The cat sat on the"

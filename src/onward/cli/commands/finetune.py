@@ -35,7 +35,7 @@ examples:
   onward finetune runs/mybook reviews.jsonl --method classify
   onward finetune --resume runs/assistant
 
-Each line of a .jsonl, or row of a .csv, .parquet or .json, is an example (ShareGPT and Alpaca are known too):
+Each line of a .jsonl, or row of a .csv, .parquet or .json, is an example. The ShareGPT and Alpaca formats also work:
   {"messages": [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]}
   {"prompt": "2 + 3 =", "completion": " 5"}
   {"text": "All of this is trained."}
@@ -50,9 +50,9 @@ class Options(FinetuneConfig):
     """The options of `onward finetune`: a run's configuration, or where to read it from."""
 
     positional: ClassVar[tuple[str, ...]] = ("base", "sources")
-    part: ClassVar[type[Method] | None] = SFT  # the method, whose fields are options
-    base: str = ""  # the model to begin from: its folder or its name on the hub
-    sources: tuple[str, ...] = ()  # .jsonl, .json, .csv or .parquet files, folders and globs of them, hf://NAME
+    part: ClassVar[type[Method] | None] = SFT  # method whose fields are options of the command
+    base: str = ""  # model to start from: a folder or a name on the hub
+    sources: tuple[str, ...] = ()  # .jsonl, .json, .csv or .parquet files, their folders or globs, or hf://NAME
     config: str = ""  # a TOML file with any of these options
     resume: str = ""  # folder of a run to continue; takes no other options
     show: int = 0  # print this many examples, with the trained tokens in color, and exit

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from onward.text.tokenizer import Tokenizer
 
 ABOUT = """\
-Continue prompts with a model: all in one batch, printed in order, each as it is generated.
+Continue prompts with a model. All prompts run in one batch; answers are printed in order, as they are generated.
 
 examples:
   onward generate runs/mybook "Once upon"
@@ -49,20 +49,20 @@ examples:
 class Speculation:
     """Speculative decoding: the same distribution, faster. The model verifies several drafted tokens in one step."""
 
-    draft: str = ""  # folder of a smaller model with the same tokenizer, which drafts tokens
-    lookup: int = 0  # draft this many tokens from text after an earlier occurrence of the last tokens; 0: none
+    draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens
+    lookup: int = 0  # number of tokens to draft, from text after an earlier match of the last tokens; 0: none
 
 
 @dataclass(frozen=True)
 class Search:
     """Search for likely answers, in place of sampling."""
 
-    beams: int = 0  # beam search with this many beams; 0: none
+    beams: int = 0  # number of beams for beam search; 0: no beam search
     groups: int = 1  # number of groups of beams that must differ (diverse beam search)
-    diversity: float = 0.0  # subtracted from a token's log-probability for each earlier group that has just chosen it
-    length_penalty: float = 1.0  # for beam search; larger values prefer longer answers
-    early_stopping: Literal["true", "false", "never"] = "false"  # true: stop at as many answers as beams
-    alpha: float | None = None  # for contrastive search: weight of the penalty for repetition, 0 to 1; 0.6 is usual
+    diversity: float = 0.0  # penalty on a token's log-probability for each earlier group that just chose it
+    length_penalty: float = 1.0  # exponent of the length in beam search; larger values prefer longer answers
+    early_stopping: Literal["true", "false", "never"] = "false"  # true: stop when there are as many answers as beams
+    alpha: float | None = None  # repetition penalty of contrastive search, from 0 to 1; 0.6 is usual
     k: int = 4  # number of candidate tokens in contrastive search
 
 
@@ -82,12 +82,12 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
         "prompts": ("field",),
     }
     model: str  # folder of the model, or its name on the hub
-    prompt: tuple[str, ...] = ()  # texts to continue; - or none with piped text: standard input
+    prompt: tuple[str, ...] = ()  # texts to continue; - or none with piped input: standard input
     prompts: str = ""  # a file of prompts: one per line, or .jsonl; -: the lines of standard input
-    field: str = "prompt"  # the field of each .jsonl line that holds the prompt
+    field: str = "prompt"  # field that holds the prompt in each .jsonl line
     context_overflow: Literal["error", "slide"] = "error"  # slide: drop the older half of a full context
-    prompt_cache: str = ""  # a folder that keeps the keys and values of prompts for the next call
-    json: bool = False  # print a line of JSON per answer
+    prompt_cache: str = ""  # folder that keeps the keys and values of prompts for the next call
+    json: bool = False  # print one line of JSON per answer
 
     @property
     def view(self) -> str:

@@ -10,8 +10,8 @@ from onward.cli.shared.output import WIDEST, Output
 from onward.errors import UserError
 
 ABOUT = """\
-Explain a term in one sentence, with the chapter of the course that teaches it and its name in the code. Names from
-other libraries and papers are known too.
+Explain a term in one sentence, with its chapter in the course and its name in the code. The glossary also contains
+names from other libraries and papers.
 
 examples:
   onward help nucleus

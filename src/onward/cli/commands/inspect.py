@@ -50,8 +50,8 @@ VIEWS: dict[str, tuple[str, ...]] = {  # the options of each view, in addition t
 }
 
 ABOUT = """\
-Look inside a model: draw its computation on a text, in the terminal or as a picture, or list the names of its
-activations, which onward.trace records and onward.edit changes.
+Look inside a model: draw its computation on a text, in the terminal or as a picture, or list its activations, which
+onward.trace records and onward.edit changes.
 
 examples:
   onward inspect runs/mybook "The cat sat on the" next
@@ -70,14 +70,14 @@ views of a text:
   lens       the next token that each layer would predict
   heads      the role of each head: previous token, induction, first token, ... (needs no text)
   tokens     the loss, rank and entropy of each token
-  patch      which activations carry the difference between the text and another (--corrupted)
-  positions  the loss by position, of a long text
+  patch      the activations that carry the difference between the text and another (--corrupted)
+  positions  the loss at each position of a long text
   neurons    the most active units of a feed-forward
   experts    the experts of each token
 
 views without a text of their own:
   heads      as above
-  features   a sparse autoencoder of an activation, trained on a text: its features, their texts and effects
+  features   the features of a sparse autoencoder of an activation, with their texts and effects
 """
 
 
@@ -92,20 +92,20 @@ class Options(Loading):
         "tuned": ("time",),
     }
     model: str  # folder of the model
-    words: tuple[str, ...] = ()  # a text and a view of it; heads; features and a text; or names and a pattern
+    words: tuple[str, ...] = ()  # a text and a view; heads; features and a text; or names and a pattern
     out: str = ""  # a file that ends in .svg, .png, .html or .json; "": the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # auto: follows the reader's system (a .png is light)
-    layer: int | None = None  # attention and neurons: the layer, from 0; none: chosen automatically
-    head: int | None = None  # attention: the only head to draw, from 0; none: all
+    layer: int | None = None  # attention and neurons: layer to draw, from 0; none: chosen automatically
+    head: int | None = None  # attention: head to draw, from 0; none: all heads
     corrupted: str = ""  # patch: the other text, with the same number of tokens
-    right: str = ""  # patch: the next token after the text; "": the likeliest
-    wrong: str = ""  # patch: the next token after the other text; "": the likeliest
+    right: str = ""  # patch: the token expected after the text; "": the likeliest token
+    wrong: str = ""  # patch: the token expected after the other text; "": the likeliest token
     temperature: float = 0.8  # next: the temperature, as in onward generate
-    top_k: int = 0  # next: sample from the top k tokens; 0: from all
-    top_p: float = 1.0  # next: sample from the likeliest tokens of this total probability; 1: from all
-    tuned: str = ""  # lens: a text on which to train a tuned lens first
-    activation: str = ""  # features: the activation; "": the residual stream after the middle block
-    time: str = "1m"  # features and --tuned: time limit of the training
+    top_k: int = 0  # next: sample from the k likeliest tokens; 0: from all tokens
+    top_p: float = 1.0  # next: sample from the likeliest tokens up to this total probability; 1: from all tokens
+    tuned: str = ""  # lens: text to train a tuned lens on, before drawing
+    activation: str = ""  # features: activation to decompose; "": the residual stream after the middle block
+    time: str = "1m"  # features and --tuned: time limit for training
     json: bool = False  # print the numbers as JSON
 
     @property

@@ -13,14 +13,14 @@ from onward.files import atomic_write
 from onward.learn.chapters import Chapter, chapters, find_chapter
 
 ABOUT = """\
-Read the course on decoder-only Transformers, run its code, change it: a chapter takes 10 to 20 minutes on a laptop.
+Read the course on decoder-only Transformers, and run and change its code. A chapter takes 10 to 20 minutes on a laptop.
 
 examples:
   onward learn                          the chapters
   onward learn 4                        read chapter 4 in the terminal
   onward learn 4 --run                  run its code, block by block, in this folder
   onward learn 4 --web attention.html   the same as a page for a browser
-  onward learn 4 --notebook 4.ipynb     and as a notebook for Jupyter
+  onward learn 4 --notebook 4.ipynb     the same as a notebook for Jupyter
 """
 
 
@@ -30,9 +30,9 @@ class Options:
 
     positional: ClassVar[tuple[str, ...]] = ("chapter",)
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"chapter": ("run", "web", "notebook")}
-    chapter: int | None = None  # the number of a chapter; none: list the chapters
-    run: bool = False  # run the chapter's code; its files go into this folder
-    web: str = ""  # write the chapter as a self-contained page, such as attention.html
+    chapter: int | None = None  # number of a chapter; none: list the chapters
+    run: bool = False  # run the chapter's code and write its files to this folder
+    web: str = ""  # write the chapter as a self-contained web page, such as attention.html
     notebook: str = ""  # write the chapter as a notebook for Jupyter, with its outputs, such as attention.ipynb
 
 

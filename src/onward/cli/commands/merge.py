@@ -9,11 +9,11 @@ from onward.cli.shared.options import parse
 from onward.cli.shared.output import console
 
 ABOUT = """\
-Add an adapter (LoRA, rsLoRA or DoRA, as PEFT or a LoRA run writes it) to the weights of its base, and write the sum as
-an ordinary model. It is computed in fp32 and rounded once.
+Add an adapter (LoRA, rsLoRA or DoRA, from PEFT or a LoRA run) to the weights of its base, and write the sum as an
+ordinary model. The sum is computed in fp32 and rounded once.
 
 examples:
-  onward merge runs/poems merged                            the base that the adapter names
+  onward merge runs/poems merged                            uses the base named in the adapter
   onward merge runs/poems merged --base runs/mybook
   onward merge runs/poems merged --dtype float32
 """
@@ -26,8 +26,8 @@ class Options:
     positional: ClassVar[tuple[str, ...]] = ("adapter_folder", "out")
     adapter_folder: str  # folder of the adapter
     out: str  # folder to write the model to
-    base: str = ""  # folder of the base; by default the one that the adapter names
-    dtype: Literal["", "float32", "bfloat16"] = ""  # dtype of the result; by default that of the base
+    base: str = ""  # folder of the base; default: the base named in the adapter
+    dtype: Literal["", "float32", "bfloat16"] = ""  # dtype of the result; default: the dtype of the base
 
 
 def main(argv: Sequence[str]) -> None:

@@ -16,11 +16,11 @@ List published decoders, describe one, or compare two; list the models downloade
 
 examples:
   onward models                        all families and their releases
-  onward models llama-3.1-8b           one of them, and the changes of each step since its first ancestor
-  onward models diff gpt2 llama-2-7b   the differences of two
+  onward models llama-3.1-8b           one release, and the changes since its first ancestor
+  onward models diff gpt2 llama-2-7b   the differences between two releases
   onward models diff llama-7b runs/mybook
   onward models diff smollm2-135m HuggingFaceTB/SmolLM2-135M      a name on the hub: only its config.json is fetched
-  onward models cached                 the models of the hub that are on this machine, with their sizes
+  onward models cached                 downloaded models from the hub, with their sizes
 """
 WIDE = 110  # columns of a terminal that has room for the meaning of each row
 
@@ -30,7 +30,7 @@ class Options:
     """The options of `onward models`."""
 
     positional: ClassVar[tuple[str, ...]] = ("names",)
-    names: tuple[str, ...] = ()  # a release, folder or name on the hub; diff and two of them; cached; none: all
+    names: tuple[str, ...] = ()  # a release, folder or name on the hub; diff and two of these; cached; none: all
     json: bool = False  # print the result as JSON
 
 

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from onward.reports.plan_lines import Line
 
 ABOUT = """\
-Plan a decoder before it is downloaded, trained or paid for: parameters and operations by part, memory of generation and
-of training, what fits, and the speed to expect, each with its formula. No weights are read.
+Plan a decoder before you download, train or pay for it. The result shows the parameters and operations of each part,
+the memory of generation and training, and the expected speed, each with its formula. No weights are read.
 
 examples:
-  onward plan gpt2                                            on this machine, whose speed is measured for some seconds
+  onward plan gpt2                                            on this machine, after measuring its speed
   onward plan llama-3.1-8b --device h100 --context 8192 --batch 16
   onward plan llama-3.1-8b --memory 24GiB --quantize int4 --quantized-cache
-  onward plan gpt2 --device a100 --tokens 10B --price 2.50    hours and cost of a training
+  onward plan gpt2 --device a100 --tokens 10B --price 2.50    hours and cost of training
   onward plan llama-3.1-8b --devices 64xh100 --context 8192      a mesh of 64 devices, with its memory and its speed
-  onward plan llama-3.1-8b --device h100 --mesh "replicate=8 shard=8" --context 8192    one of them, and what it sends
+  onward plan llama-3.1-8b --device h100 --mesh "replicate=8 shard=8" --context 8192    one mesh, and its traffic
   onward plan small --vocab 4096 --batch 12                   a preset of onward train
   onward plan runs/mybook --json                              a run, a folder, a config.json or a GGUF file
 """
@@ -43,26 +43,26 @@ class Options:
         "a preset of training": ("vocab",),
         "tokens": ("price",),
     }
-    model: str  # a release, a preset of training, a folder, a config.json, a GGUF file or a name on the hub
-    context: Size | None = None  # tokens of a text; none: all of the model's context
+    model: str  # a release, a training preset, a folder, a config.json, a GGUF file or a name on the hub
+    context: Size | None = None  # tokens per text; none: the model's whole context
     batch: Annotated[int, Range(1, 1 << 20)] = 1  # number of texts generated together, or of windows per training step
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"  # dtype of the weights in generation
     quantize: Literal["none", "int8", "int4"] = "none"  # quantize the weights in generation
-    quantized_cache: bool = False  # keep the cache as int8
+    quantized_cache: bool = False  # store the cache as int8
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"  # precision of matrix products in training
-    optimizer: Literal["adamw", "muon"] = "adamw"  # optimizer of the training
+    optimizer: Literal["adamw", "muon"] = "adamw"  # optimizer for training
     recompute: bool = False  # recompute activations in the backward
     vocab: Annotated[int, Range(2, 1 << 24)] = 4096  # vocabulary size, for the presets tiny, mini, small and medium
     device: str = "auto"  # auto, cpu, cuda, mps: measured here; or b200, h200, h100, mi300x, a100, l40s, v100, rtx4090
     count: Annotated[int, Range(1, 1 << 24)] = 1  # devices that train together
     mesh: str = ""  # mesh of devices that train together, as in onward train: "replicate=2 shard=4 tensor=2"
-    devices: str = ""  # instead of device, count and mesh, such as 64xh100: proposes a mesh
+    devices: str = ""  # number and kind of devices, such as 64xh100, to propose a mesh; replaces device, count and mesh
     memory: str = ""  # memory of the device, such as 24GiB
     bandwidth: str = ""  # memory bandwidth, such as 3.35TB/s
     flops: str = ""  # operations per second, such as 989T
-    share: Annotated[float, Range(0.01, 1)] | None = None  # share of peak arithmetic in training; none: 0.4 or measured
-    tokens: str = ""  # tokens of the whole training, such as 10B, to compute its hours
-    price: Annotated[float, Range(0, 1e9)] = 0.0  # price of a device per hour, to compute the cost
+    share: Annotated[float, Range(0.01, 1)] | None = None  # share of peak operations in training; none: 0.4 or measured
+    tokens: str = ""  # total training tokens, such as 10B, to compute the hours
+    price: Annotated[float, Range(0, 1e9)] = 0.0  # price per device hour, to compute the cost
     json: bool = False  # print the result as JSON
 
     @property

@@ -39,10 +39,10 @@ class Options(Loading):
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"out": ("theme",)}
     model: str  # folder of the model, or its name on the hub
     prompt: str  # examples, followed by the beginning of a question
-    examples: str = ""  # a file with further examples: rows with question and answer
-    separator: str = ""  # between examples; "": a line break if the prompt has one or no semicolon, else "; "
-    candidates: str = ""  # the answers to compare, separated by commas
-    max_new_tokens: Size = 1  # most tokens of an answer; above 1, beam search finds the answers
+    examples: str = ""  # a file with more examples, in rows with question and answer
+    separator: str = ""  # text between examples; "": a line break if the prompt has one or no semicolon, otherwise "; "
+    candidates: str = ""  # answers to compare, separated by commas; "": the model's likeliest answers
+    max_new_tokens: Size = 1  # maximum number of tokens in an answer; above 1, beam search finds the answers
     top: Size = 8  # number of answers to show
     out: str = ""  # a file that ends in .svg, .png, .html or .json; "": the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # auto: follows the reader's system (a .png is light)

@@ -16,9 +16,9 @@ Upload a model to the Hugging Face hub, with its card, in one commit. Only the m
 state, no logs, no data. Log in with `hf auth login`, or set HF_TOKEN.
 
 examples:
-  onward push runs/mybook me/mybook --license mit --dry-run          what would be uploaded, and the card
+  onward push runs/mybook me/mybook --license mit --dry-run          list the files, and show the card
   onward push runs/mybook me/mybook --license mit --private
-  onward push runs/mybook me/mybook                                  with the README.md that onward card wrote
+  onward push runs/mybook me/mybook                                  uses the README.md from onward card
 """
 
 
@@ -30,8 +30,8 @@ class Options:
     folder: str  # folder of a run or a model
     name: str  # name of the model on the hub, such as me/mybook, or me/mybook@branch
     license: str = ""  # license of the model, for a new card: apache-2.0, mit, cc-by-4.0, ...
-    private: bool = False  # create a model that only you can see
-    dry_run: bool = False  # upload nothing, and list the files to upload
+    private: bool = False  # make the model private when the upload creates it
+    dry_run: bool = False  # list the files without uploading them
     json: bool = False  # print the result as JSON
 
 

@@ -12,9 +12,9 @@ from onward.cli.shared.output import console, print_json, print_next, print_tabl
 from onward.errors import UserError
 
 ABOUT = """\
-Quantize the weights of a model's linear layers to integers, in a folder that every command reads: int8 with a scale per
-output, or int4 with a scale per 32 inputs. Activations stay as they are. transformers reads the folder too, with the
-library compressed-tensors.
+Quantize the weights of a model's linear layers to int8, with a scale per output, or int4, with a scale per 32 inputs.
+Activations are not quantized. Every command reads the resulting folder; transformers reads it with the library
+compressed-tensors.
 
 examples:
   onward quantize runs/mybook runs/mybook-int8
@@ -29,11 +29,11 @@ class Options:
 
     positional: ClassVar[tuple[str, ...]] = ("model", "out")
     model: str  # folder of the model, or its name on the hub
-    out: str  # the new folder
+    out: str  # folder to write the model to
     to: Literal["int8", "int4"] = "int8"  # precision of the weights
     errors: bool = False  # also print the error of each layer's weight, largest first
     allow_nonfinite: bool = False  # write a model even if some weights are NaN or infinite
-    revision: str = ""  # branch, tag or commit of a model on the hub; by default main
+    revision: str = ""  # branch, tag or commit of a model on the hub; default: main
     json: bool = False  # print the result as JSON
 
 

@@ -31,9 +31,9 @@ examples:
 class Options:
     """The options of `onward quickstart`."""
 
-    out: str = "runs/quickstart"  # folder of the run; an earlier quickstart in it is replaced
+    out: str = "runs/quickstart"  # folder of the run; replaces an earlier quickstart in this folder
     time: str = "140s"  # how long to train
-    assistant: bool = False  # also train it to answer questions about Python: two more runs, in as much time again
+    assistant: bool = False  # also train it to answer questions about Python: two more runs that double the time
     json: bool = False  # print the final figures as JSON
 
 

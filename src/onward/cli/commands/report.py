@@ -12,9 +12,9 @@ from onward.errors import UserError
 from onward.hub import locate
 
 ABOUT = """\
-Write the report of a run, running, stopped or finished, or of any model: one page with its curves, report card,
-samples, attention and next tokens, that needs no network. For a run, also write card.md, the report card alone: data,
-size, cost, loss, the scores that onward evaluate has stored with published figures, and limitations.
+Write the report of a model or of a run, even while it trains: a self-contained page with curves, report card, samples,
+attention and next tokens. For a run, also write the report card as card.md. The card lists data, size, cost, loss,
+limitations, and the scores stored by onward evaluate next to published figures.
 
 examples:
   onward report runs/mybook                                 runs/mybook/report.html, card.md and loss.svg
@@ -30,9 +30,9 @@ class Options:
 
     positional: ClassVar[tuple[str, ...]] = ("folder",)
     folder: str  # folder of a run or a model, or a name on the hub
-    out: str = ""  # file of the page; "": report.html in the folder
-    text: str = ""  # text that the page shows the model reading; "": sentences of the run's validation text
-    compare: str = ""  # folder of a second run, whose curves are drawn too
+    out: str = ""  # file to write the page to; "": report.html in the folder
+    text: str = ""  # text for the page's attention and next tokens; "": sentences of the run's validation text
+    compare: str = ""  # folder of a second run, whose curves are also drawn
     device: str = "auto"  # auto, cpu, cuda, mps
     json: bool = False  # print the figures as JSON
 

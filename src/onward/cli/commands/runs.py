@@ -11,8 +11,8 @@ from onward.cli.shared.output import console, print_json, print_next, print_tabl
 from onward.errors import UserError
 
 ABOUT = """\
-List the runs in a folder and in the folders inside it: their progress and results. The size is the number of
-parameters, the loss is the validation loss in nats per token.
+List the runs in a folder and its subfolders, with their progress and results. The size is the number of parameters. The
+loss is the validation loss in nats per token.
 
 examples:
   onward runs

@@ -34,9 +34,9 @@ class Options(Listening, EngineOptions, Compiling, Loading):
     """The options of `onward serve`."""
 
     positional: ClassVar[tuple[str, ...]] = ("models",)
-    fixed: ClassVar[tuple[str, ...]] = ("adapter_folder",)  # whether adapters are served under their own names
+    fixed: ClassVar[tuple[str, ...]] = ("adapter_folder",)  # adapters are served under their own names instead
     models: tuple[str, ...] = ()  # folders of models or adapters, or names on the hub
-    adapter: tuple[str, ...] = ()  # folder of an adapter of the first model, served under the folder's name
+    adapter: tuple[str, ...] = ()  # folder of an adapter of the first model; the folder's name is the served name
 
 
 def main(argv: Sequence[str]) -> None:

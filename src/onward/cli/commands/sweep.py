@@ -19,7 +19,7 @@ from onward.training.presets import merge
 ABOUT = """\
 Train a run for each value of an option, and plot the losses.
 
-Any option of `onward train` that takes a number takes several, separated by commas; other options are swept by
+Options of `onward train` that take a number accept several numbers, separated by commas. For other options, use
 `--sweep OPTION=VALUE,VALUE`. Two options make a grid. Finished runs are not repeated: the same command continues
 after an interruption, and accepts more values.
 
@@ -37,7 +37,7 @@ MOST = 2  # options that can be swept together
 class Options(VariantOptions):
     """The options of `onward sweep`."""
 
-    sweep: tuple[str, ...] = ()  # OPTION=VALUE,VALUE: the values of any option
+    sweep: tuple[str, ...] = ()  # OPTION=VALUE,VALUE: values to train for an option
 
 
 def main(argv: Sequence[str]) -> int:

@@ -16,8 +16,8 @@ from onward.data.sources import Source, download_corpora, passages, stored_strea
 from onward.errors import UserError
 
 ABOUT = """\
-Train a tokenizer on text; compare tokenizers: bytes per token by language and kind of text, and whether decoding the
-tokens gives back every text; or show the pieces of a text.
+Train a tokenizer on text, compare tokenizers, or show the pieces of a text. The comparison shows bytes per token by
+language and kind of text, and whether decoding restores every text.
 
 examples:
   onward tokenizer train mybook.txt --vocab-size 8192 --out tokenizers/mybook
@@ -43,8 +43,8 @@ class Options:
     names: tuple[str, ...] = ()  # texts; tokenizers (char, byte, bpe:N, a file or folder); models and a text (-: stdin)
     out: str = ""  # folder for the trained tokenizer
     kind: Literal["bpe", "char", "byte"] = "bpe"  # byte-level BPE, characters, or bytes
-    vocab_size: int = 4096  # largest number of ids of a BPE tokenizer
-    data: tuple[str, ...] = ()  # texts to compare on, by source, script and kind; default: short built-in texts
+    vocab_size: int = 4096  # maximum vocabulary size of a BPE tokenizer
+    data: tuple[str, ...] = ()  # texts for the comparison, by source, script and kind; default: short built-in texts
     field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
     encoding: str = "utf-8"  # encoding of text files
     ids: bool = False  # show: also print a table of the ids and bytes of the pieces

@@ -32,14 +32,14 @@ examples:
   onward train more.txt --from runs/mybook --out runs/more
   torchrun --standalone --nproc-per-node 2 -m onward train mybook.txt --accumulation 4
 
-SIGTERM saves and exits with 143, SIGHUP with 129, Ctrl-C with 130; SIGUSR1 saves and goes on. A run that was killed is
-resumed from its newest save, and gives the same weights as without the interruption.
+SIGTERM saves and exits with 143, SIGHUP with 129, Ctrl-C with 130. SIGUSR1 saves and continues. --resume continues a
+killed run from its newest save, and yields the same weights as an uninterrupted run.
 
 --preset takes tiny, mini, small, medium or a published release, which `onward models` lists, with new weights and the
-tokenizer's vocabulary. Where its width or its heads change, what follows from them does too.
+tokenizer's vocabulary. If you change its width or heads, the sizes derived from them change too.
 
-A TOML file for --config holds the same names: learning_rate = 1e-3, [model] n_layers = 8,
-[model.position] kind = "rotary", theta = 500000.0. Options of the command line take precedence over it.
+A TOML file for --config uses the same names: learning_rate = 1e-3, [model] n_layers = 8,
+[model.position] kind = "rotary", theta = 500000.0. Command-line options take precedence over the file.
 """
 
 

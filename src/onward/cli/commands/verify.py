@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from onward.language_model import LanguageModel
 
 ABOUT = """\
-Run a model in every way that Onward supports, and measure the difference of each from the plain forward. Exit status 1
+Run a model in every way that Onward supports, and measure each difference from the plain forward. The exit status is 1
 if a difference exceeds rounding.
 
 examples:

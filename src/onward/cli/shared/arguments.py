@@ -19,14 +19,14 @@ IMPORTS = "module with parts of your own, which is imported first"
 class Argument:
     """The description of an option or, where `positional`, an argument of a command."""
 
-    name: str  # of the field, with dots where it is a field of a field: model.position.theta
-    kind: Any  # its type
+    name: str  # name of the field; dots separate nested fields, as in model.position.theta
+    kind: Any  # type of the field
     help: str
     group: str = "options"
     default: Any = None
     positional: bool = False
     required: bool = False
-    of_part: bool = False  # whether it is a field of the part of the command; see `arguments`
+    of_part: bool = False  # whether the field belongs to the command's part; see `arguments`
 
     @property
     def flag(self) -> str:

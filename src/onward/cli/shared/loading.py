@@ -20,12 +20,12 @@ class Loading:
     """How the model is loaded."""
 
     device: str = "auto"  # auto, cpu, cuda, mps
-    dtype: Literal["", "float32", "bfloat16"] = ""  # dtype of the weights; by default that of the files
-    quantize: Literal["", "int8", "int4"] = ""  # keep the weights as integers: less memory, faster, less exact
-    adapter_folder: str | None = None  # folder of an adapter of the model, as PEFT or a LoRA run writes it
+    dtype: Literal["", "float32", "bfloat16"] = ""  # dtype of the weights; default: the dtype of the files
+    quantize: Literal["", "int8", "int4"] = ""  # store the weights as integers: less memory, faster, less accurate
+    adapter_folder: str | None = None  # folder of an adapter of the model, as written by PEFT or a LoRA run
     rope: str | None = None  # extend the context of rotary positions: yarn:2, linear:2, dynamic:2 or llama3:8
     allow_nonfinite: bool = False  # load a model even if some weights are NaN or infinite
-    revision: str = ""  # branch, tag or commit of a model on the hub; by default main
+    revision: str = ""  # branch, tag or commit of a model on the hub; default: main
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,9 +32,9 @@ class VariantOptions(RunConfig):
 
     positional: ClassVar[tuple[str, ...]] = ("sources",)
     fixed: ClassVar[tuple[str, ...]] = ("epochs",)
-    tokens: str = ""  # tokens that each variant is trained on, such as 10M
-    flops: str = ""  # operations that each variant takes, such as 1e13: 6 for each parameter and token
-    seeds: Size = 1  # runs of each variant, with seeds seed, seed + 1, ..., the same for all variants
+    tokens: str = ""  # tokens to train each variant on, such as 10M
+    flops: str = ""  # operations for each variant, such as 1e13: 6 for each parameter and token
+    seeds: Size = 1  # runs per variant, with seeds seed, seed + 1, ...; all variants use the same seeds
     config: str = ""  # a TOML file with options of `onward train` that all variants share
     json: bool = False  # print the result as JSON
 

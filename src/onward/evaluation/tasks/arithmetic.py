@@ -12,7 +12,7 @@ from onward.evaluation.tasks.task import Question, Task
 class Arithmetic(Task, kind="arithmetic"):
     """A task: a sum or a difference, and four numbers of near size, of which one is the result."""
 
-    digits: Annotated[int, Range(1, 9)] = 1  # digits of each number
+    digits: Annotated[int, Range(1, 9)] = 1  # digits in each number
 
     def questions(self, count: int) -> list[Question]:
         rng, result = random.Random(0), []

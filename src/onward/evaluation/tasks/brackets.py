@@ -13,7 +13,7 @@ PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">"}
 class Brackets(Task, kind="brackets"):
     """A task: brackets, some of them closed, and four closing ones, of which one closes the innermost that is open."""
 
-    length: Size = 8  # brackets of the context
+    length: Size = 8  # number of brackets in the context
 
     def questions(self, count: int) -> list[Question]:
         rng, result, closing = random.Random(0), [], tuple(PAIRS.values())

@@ -12,8 +12,8 @@ from onward.evaluation.tasks.task import Question, TextTask
 class Cloze(TextTask, kind="cloze"):
     """A task: a passage of a text, its next words, and the next words of three other passages."""
 
-    before: Size = 40  # words of the passage
-    after: Size = 8  # words of a continuation
+    before: Size = 40  # words of the passage before the continuation
+    after: Size = 8  # words in a continuation
 
     separator = "\n\n"
 

@@ -16,7 +16,7 @@ WORDS = (
 class Copying(Task, kind="copying"):
     """A task: a random sequence of words, its beginning again, and four of its words, of which one is next."""
 
-    words: Size = 8  # words of the sequence, at most 20
+    words: Size = 8  # words in the sequence, at most 20
 
     def questions(self, count: int) -> list[Question]:
         rng, result = random.Random(0), []

@@ -50,9 +50,9 @@ class CoreEntry:
     label: str
     icl_task_type: Kind
     dataset_uri: str  # path of the data in eval_data/
-    num_fewshot: tuple[SizeOrZero, ...]  # examples in front of each item; the first number counts
-    continuation_delimiter: str = " "  # between a question and its answer
-    baseline: Annotated[float, Range(0, 99.999)] = 0.0  # percent
+    num_fewshot: tuple[SizeOrZero, ...]  # number of examples before each item; only the first value is used
+    continuation_delimiter: str = " "  # text between a question and its answer
+    baseline: Annotated[float, Range(0, 99.999)] = 0.0  # score of guessing, in percent
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Core(ScoredTask, kind="core"):
     """
 
     folder: str  # folder of the bundle
-    task: str = ""  # the label of one task; none: all of them
+    task: str = ""  # label of one task; none: all tasks
 
     @property
     def label(self) -> str:

@@ -54,9 +54,9 @@ class Answers(Task, kind="answers"):
     """
 
     file: str  # .jsonl, .json or .csv with question and answer
-    match: Match = "exact"  # how answers are compared; regex: the answer of the row is a regular expression
-    tokens: Size = 64  # most tokens of a generated answer
-    stop: str = "\n"  # the text before which a written answer ends
+    match: Match = "exact"  # how answers are compared; regex: the row's answer is a regular expression
+    tokens: Size = 64  # maximum number of tokens in a generated answer
+    stop: str = "\n"  # text that ends a generated answer and is not part of it
 
     separator = "\n\n"
 

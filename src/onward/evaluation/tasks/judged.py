@@ -22,14 +22,14 @@ class Judged(Task, kind="judged"):
     """Rows with a question and a reference answer. A model behind an OpenAI-compatible address grades the answers that
     the model writes, from 0 to 10; the score is the mean tenth of the grades."""
 
-    file: str  # .jsonl, .json or .csv with question and, if there is one, answer
+    file: str  # .jsonl, .json or .csv with question and, optionally, answer
     url: str  # address of the judge up to /v1, such as http://localhost:8000/v1
     model: str  # name of the judge's model on the server
     prompt: str = PROMPT  # template, with fields {question}, {reference} and {answer}
-    key_env: str = "OPENAI_API_KEY"  # name of the environment variable with the key; without it none is sent
-    seconds: Annotated[float, Range(1e-3, 1e6)] = 60.0  # time limit of a request
-    concurrency: Annotated[int, Range(1, 1024)] = 8  # requests at a time
-    tokens: Size = 256  # most tokens of an answer
+    key_env: str = "OPENAI_API_KEY"  # environment variable that holds the API key; if it is not set, no key is sent
+    seconds: Annotated[float, Range(1e-3, 1e6)] = 60.0  # time limit for a request
+    concurrency: Annotated[int, Range(1, 1024)] = 8  # concurrent requests
+    tokens: Size = 256  # maximum number of tokens in an answer
 
     separator = "\n\n"
 

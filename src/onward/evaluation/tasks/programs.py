@@ -30,13 +30,13 @@ class Programs(Task, kind="programs"):
     reaches.
     """
 
-    file: str  # .jsonl, .json or .csv with prompt and test, a Python text; entry_point: the argument of its check()
-    samples: Size = 1  # programs for each row
-    k: Size | None = None  # k of pass@k, at most `samples`
+    file: str  # .jsonl, .json or .csv with prompt and test (Python code); entry_point: the argument of its check()
+    samples: Size = 1  # programs to generate for each row
+    k: Size | None = None  # k of pass@k, at most `samples`; none: each of 1, 10 and 100 up to `samples`
     temperature: Annotated[float, Range(0, 10)] = 0.0  # sampling temperature; 0.8 is usual with several samples
-    tokens: Size = 512  # most tokens of a program
-    seconds: Annotated[float, Range(0.1, 1e4)] = 10.0  # time limit of a program and its tests
-    gigabytes: Annotated[float, Range(0.1, 1e4)] = 1.0  # memory limit
+    tokens: Size = 512  # maximum number of tokens in a program
+    seconds: Annotated[float, Range(0.1, 1e4)] = 10.0  # time limit for a program and its tests
+    gigabytes: Annotated[float, Range(0.1, 1e4)] = 1.0  # memory limit for a program and its tests
 
     runs_code = True
     separator = "\n\n"

@@ -44,10 +44,10 @@ class Question:
     of the right one; without, it writes an answer, which the task compares with `expected` or grades."""
 
     context: str
-    choices: tuple[str, ...] = ()  # with the space before them, if there is one
+    choices: tuple[str, ...] = ()  # each with its leading space, if any
     answer: int = 0
     expected: str = ""
-    accepted: tuple[str, ...] = ()  # further answers that are right; of a program, its tests
+    accepted: tuple[str, ...] = ()  # other correct answers; for a program, its tests
 
     @property
     def solution(self) -> str:
@@ -68,7 +68,7 @@ class Task(Part):
     imported: `onward evaluate MODEL --import MODULE --tasks mine`.
     """
 
-    separator: ClassVar[str] = "\n"  # between examples and the question
+    separator: ClassVar[str] = "\n"  # text between the examples and the question
     runs_code: ClassVar[bool] = False  # whether it runs programs that the model writes
 
     @classmethod
@@ -127,7 +127,7 @@ class Task(Part):
 class TextTask(Task, kind=""):
     """Questions that are made from a text: a file, the validation text of a run, or any (`on`)."""
 
-    file: str = ""  # a text file; none: the validation text of the run that is evaluated
+    file: str = ""  # a text file; none: the validation text of the evaluated run
     text: str = field(default="", init=False, repr=False)
 
     def on(self, text: str) -> Self:

@@ -29,8 +29,8 @@ class Draft(Protocol):
     """The interface of drafts: a draft proposes tokens that the model then verifies. A draft serves one engine at a
     time."""
 
-    num_draft_tokens: int  # maximum number of tokens that it proposes
-    manager: CacheManager | None  # of the draft's own cache, whose row i belongs to row i of the engine
+    num_draft_tokens: int  # maximum number of tokens per proposal
+    manager: CacheManager | None  # manager of the draft's own cache; row i belongs to row i of the engine
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
         """Prepare for an engine: its number of `rows`, the `length` of a row in tokens, the most tokens of a row per

@@ -11,11 +11,11 @@ LEAST = 8  # the fewest steps without proposals whose mean time is used
 class SpeculationTimes:
     """The seconds of decoding steps with and without proposals, from which the speed-up of speculation is computed."""
 
-    seconds: float = 0.0  # of steps with proposals, drafting included
+    seconds: float = 0.0  # seconds of steps with proposals, drafting included
     drafting: float = 0.0  # seconds of the draft, included in `seconds`
-    tokens_per_row: float = 0.0  # new tokens of a request in all of these steps
+    tokens_per_row: float = 0.0  # new tokens per row, summed over these steps
     steps: int = 0
-    plain_seconds: float = 0.0  # of steps without proposals
+    plain_seconds: float = 0.0  # seconds of steps without proposals
     plain_steps: int = 0
 
     def add(self, seconds: float, drafting: float, tokens_per_row: float, speculated: bool) -> None:

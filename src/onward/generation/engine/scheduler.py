@@ -24,8 +24,8 @@ class Schedule:
     those that prefill, with their tokens."""
 
     decode: list[Request]  # row i decodes request i
-    room: list[int]  # the most draft tokens of each of them
-    prefill: list[tuple[Request, list[int]]]  # requests of the next rows, and the tokens that each prefills
+    room: list[int]  # maximum number of draft tokens for each decoding request
+    prefill: list[tuple[Request, list[int]]]  # requests of the next rows, and the tokens to prefill for each
 
 
 class Pace:

@@ -30,17 +30,17 @@ class Hypothesis:
 
     tokens: list[int]  # without the stop token
     score: float  # (logprob - diversity penalties) / (number of tokens, stop token included) ** length_penalty
-    logprob: float  # of the tokens, stop token included, after `sampling`
-    finished: bool  # whether it ended with a stop token; else with max_new_tokens
+    logprob: float  # log-probability of the tokens, stop token included, after `sampling`
+    finished: bool  # whether it ended with a stop token; otherwise it reached max_new_tokens
 
 
 @dataclass
 class Beam:
     """A hypothesis that the search still extends, with its row in the cache."""
 
-    row: int  # its row of the cache or, until the rows are reordered, the row of the beam that it continues
+    row: int  # cache row of the beam; until rows are reordered, the row of the beam that it continues
     tokens: list[int]
-    total: float = 0.0  # log-probability less the diversity penalties
+    total: float = 0.0  # log-probability minus the diversity penalties
     logprob: float = 0.0
 
 
@@ -68,7 +68,7 @@ class Group:
     """Beams of one prompt that compete with each other, and the hypotheses they finished."""
 
     running: list[Beam]
-    finished: list[Hypothesis] = field(default_factory=list)  # the best first
+    finished: list[Hypothesis] = field(default_factory=list)  # best first
 
     def advance(self, log_p: Tensor, penalty: Tensor, rules: StoppingRules) -> list[int]:
         """Extend the beams by one token, given log-probabilities (B, V) of all rows and a penalty (V,) to subtract.

@@ -24,8 +24,8 @@ class Finding:
     check: str
     status: Status
     what: str  # the measurement as a sentence, with its number
-    where: str = ""  # the module or parameters that fail
-    how: str = ""  # how it was measured
+    where: str = ""  # the module or parameters that fail the check
+    how: str = ""  # method of the measurement
     why: str = ""  # why a failure matters
     mend: str = ""  # what to change
 
@@ -40,7 +40,7 @@ class Check:
     why: str
     mend: str
     run: Callable[[Any], Outcome]
-    cheap: bool = False  # whether it takes only a few forwards, so that training can begin with it
+    cheap: bool = False  # whether the check takes only a few forward passes, so that training can begin with it
 
 
 def largest(x: Tensor) -> float:

@@ -36,7 +36,7 @@ class Linear:
     weight: Tensor
     result: Tensor
     module: str
-    after: Linear | None  # the product whose result is `given`, with nothing in between but views and biases
+    after: Linear | None  # product that `given` results from, with only views and biases in between
     read: bool = False  # whether an operation other than a product with a weight uses the result
 
 
@@ -45,13 +45,13 @@ class Attention:
     """A recorded attention: a product of weights and values, with the product of queries and keys before it."""
 
     module: str
-    queries: Tensor  # (H, T, E), as they enter the product
+    queries: Tensor  # (H, T, E), as passed to the product
     keys: Tensor
     weights: Tensor  # (H, T, T)
     values: Tensor
-    sources: dict[str, list[Tensor]]  # of queries, keys and values: the outputs of the projections they are made of
+    sources: dict[str, list[Tensor]]  # outputs of the projections that queries, keys and values are computed from
     softmax_of_softmax: bool
-    width: int  # D of the vectors that are projected
+    width: int  # D, width of the projected vectors
 
 
 @dataclass(eq=False)

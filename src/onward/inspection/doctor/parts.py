@@ -38,7 +38,7 @@ class AttentionLayer:
 
     name: str
     module: nn.Module
-    parts: Mapping[str, nn.Module]  # q, k, v or qkv, and out
+    parts: Mapping[str, nn.Module]  # q, k, v (or qkv) and out
     size: int  # E
     heads: int  # H
     kv_heads: int  # K

@@ -74,7 +74,7 @@ def kept_once(ops: Operations, s: Subject) -> Outcome:
     what = f"with branches near 0, the cosine of the head's input and the token embeddings is {max(kept):.2f}"
     if max(kept) < KEPT:
         return "failed", f"{what}: a branch replaces the residual stream", "the sum of the stream and a branch"
-    began: Tensor | None = None  # the stream before its first branch
+    began: Tensor | None = None  # residual stream before its first branch
     for addition in ops.sums:
         small, big = sorted((addition.left, addition.right), key=lambda x: float(x.norm()))
         share = float(small.norm() / big.norm().clamp(min=1e-12))

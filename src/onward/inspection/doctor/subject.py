@@ -36,21 +36,21 @@ TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float64: 1e-10}  #
 class About(TypedDict, total=False):
     """Optional facts about the model to check, as keyword arguments of `doctor`."""
 
-    vocab_size: Annotated[int, Range(1, 1 << 31)]  # number of token ids; by default as many as there are logits
+    vocab_size: Annotated[int, Range(1, 1 << 31)]  # number of token ids; default: the number of logits
     context_length: Annotated[
         int, Range(0, 1 << 31)
     ]  # tokens of the longest text; by default an attribute of the model
-    fresh: bool  # the weights are those of the initialization
+    fresh: bool  # the weights are newly initialized
     trained: bool  # the model is trained to predict the next token
-    adapter: Adapter | None  # adapter(model, tokens) returns the logits of a model that is called in another way
-    loss: Loss | None  # the loss that the model is trained with; by default the one that it returns for targets
+    adapter: Adapter | None  # adapter(model, tokens) returns the logits of a model with a different signature
+    loss: Loss | None  # training loss of the model; default: the loss that it returns for targets
     cache: Callable[[nn.Module], Step] | None  # makes an empty cache: a function from the next tokens to their logits,
     # with a method crop(length) if the cache can be rolled back
-    batches: Iterable[tuple[Tensor, Tensor]]  # token ids and targets, (B, T) each, that the model is trained on
-    validation_batches: Iterable[tuple[Tensor, Tensor]]  # the same, of the text that is held out
+    batches: Iterable[tuple[Tensor, Tensor]]  # token ids and targets for training, (B, T) each
+    validation_batches: Iterable[tuple[Tensor, Tensor]]  # token ids and targets of held-out text, (B, T) each
     train: Callable[..., Any] | None  # train(model), or one step as train(model, optimizer, tokens, targets)
-    tokenizer: Any  # with a vocab_size or a length; Onward's has chat templates
-    frozen: str  # a pattern of the names of parameters that must not be trained
+    tokenizer: Any  # a tokenizer with vocab_size or a length; Onward's has chat templates
+    frozen: str  # regular expression for the names of parameters that must not be trained
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Cache:
     logits."""
 
     step: Step
-    crop: Callable[[int], object] | None = None  # rolls back to a length
-    content: Callable[[], Any] = lambda: None  # whatever holds the keys and values
+    crop: Callable[[int], object] | None = None  # rolls the cache back to a length
+    content: Callable[[], Any] = lambda: None  # returns the object that holds the keys and values
 
 
 class Use(NamedTuple):
@@ -68,7 +68,7 @@ class Use(NamedTuple):
 
     name: str
     result: Tensor
-    given: Tensor | None  # its first argument
+    given: Tensor | None  # first argument of the call
 
 
 class ReachedError(BaseException):

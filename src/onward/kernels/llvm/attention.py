@@ -116,9 +116,9 @@ def attend(form: Form) -> Emit:
 class Run(NamedTuple):
     """A range of visible slots that are adjacent in memory."""
 
-    offset: Any  # of the first one among the visible positions
+    offset: Any  # offset of the run's first slot among the visible slots
     size: Any
-    place: Any  # of the vector of the first one
+    place: Any  # index of the first slot's vector
 
 
 class Group:

@@ -27,7 +27,7 @@ class Code(ir.IRBuilder):
     """A builder of LLVM code with loops, vectors of LANES fp32 numbers, and the dtypes of tensors. Its methods emit
     code and return the LLVM value of the result."""
 
-    thread: Any = INT(0)  # the index of the thread that runs a kernel, below their number
+    thread: Any = INT(0)  # index of the thread that runs the kernel, less than the number of threads
 
     @contextmanager
     def loop(

@@ -31,7 +31,7 @@ class Arguments(ctypes.Structure):
     AttributeError."""
 
     __slots__ = ()
-    names: ClassVar[tuple[str, ...]]  # of the fields, in their order
+    names: ClassVar[tuple[str, ...]]  # names of the fields, in order
 
 
 def arguments(name: str, *fields: str) -> type[Arguments]:

@@ -25,7 +25,7 @@ class Prepared(NamedTuple):
     """A copy of x with its numbers in the order in which `dot` reads them."""
 
     address: Any
-    stride: Any  # numbers of a row
+    stride: Any  # numbers per row
 
 
 def halves(code: Code, codes: Any, place: Any) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ class Step:
     """One step of the forward pass: its title, shape, formula, text and panels."""
 
     title: str
-    shape: str  # of the result, for all tokens of the text
+    shape: str  # shape of the result, for all tokens of the text
     formula: str
     text: str
     panels: Sequence[Panel] = ()

@@ -41,7 +41,7 @@ class Row:
     that leaves it, and the shape of the result."""
 
     place: Place
-    boxes: Sequence[tuple[str, str]]  # name, and its weights or what it computes
+    boxes: Sequence[tuple[str, str]]  # name, and weights or computation, of each box
     shape: str = ""
 
 

@@ -51,12 +51,12 @@ class Panel:
     """One panel of a picture, such as a matrix or a plot: its SVG, its lines for a terminal, and its data."""
 
     title: str
-    width: float  # in pixels
+    width: float  # width in pixels
     height: float
-    body: str  # SVG elements from the origin on
-    text: Sequence[str]  # the same as lines for a terminal
+    body: str  # SVG elements, starting at the origin
+    text: Sequence[str]  # the same picture as lines for a terminal
     data: Mapping[str, Any] = field(default_factory=dict)  # the numbers shown, for JSON and for the pointer
-    scale: Scale | None = None  # of cells, for the legend
+    scale: Scale | None = None  # scale of the cells, for the legend
 
 
 @dataclass(frozen=True)

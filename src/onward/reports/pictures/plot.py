@@ -92,7 +92,7 @@ class Series:
     shape: Literal["line", "area", "dots", "marks"]  # marks: lines from top to bottom
     coordinates: np.ndarray
     heights: np.ndarray
-    name: str = ""  # shown with the value at the pointer; "": no value is shown
+    name: str = ""  # name shown with the value at the pointer; "": no value is shown
     values: Sequence[float] | np.ndarray = ()
     opacity: float = 1.0
 

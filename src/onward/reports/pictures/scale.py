@@ -31,11 +31,11 @@ class Scale:
 
     top: float
     signed: bool = False
-    root: bool = False  # strength is the square root of the share, so that small shares can be seen
-    unit: str = ""  # what the values are; "": without a legend
-    faint: bool = False  # FAINT as strong, since texts are written over the cells
-    keys: tuple[tuple[float, str], ...] = ()  # the only values that occur, with their meanings, instead of a unit
-    clipped: bool = False  # values beyond `top` occur, in the color of `top`
+    root: bool = False  # strength is the square root of the share, which makes small shares visible
+    unit: str = ""  # unit of the values; "": no legend
+    faint: bool = False  # limit the strength to FAINT, because texts are written over the cells
+    keys: tuple[tuple[float, str], ...] = ()  # instead of a unit: all occurring values with their meanings
+    clipped: bool = False  # whether values beyond `top` occur; they get the color of `top`
 
     @property
     def full(self) -> float:

@@ -20,8 +20,8 @@ ROW, LEFT, BAR = 15, 58, 80  # pixels of a panel: height of a row, width of its 
 class Comparison:
     """The probabilities of the likeliest tokens, unchanged and under each sampling strategy."""
 
-    tokens: list[str]  # the most probable first; the last is "others" where there are more
-    probabilities: dict[str, list[float]]  # strategy -> the probability of each token
+    tokens: list[str]  # most probable first; the last is "others" if there are more tokens
+    probabilities: dict[str, list[float]]  # for each strategy, the probability of each token
 
     def markdown(self) -> str:
         """Return a Markdown table with a row for each token and a column for each strategy."""

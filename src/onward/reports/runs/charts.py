@@ -86,7 +86,7 @@ def figure(
     frame = Frame(WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM, np.stack([ends[:, 0], ends.max(axis=1)], axis=1))
     y = axis(frame, np.concatenate([*(line[:, 1] for line in drawn.values()), theirs[:, 1]]), log)
 
-    tables: dict[bytes, np.ndarray] = {}  # lines that are recorded at the same steps share their coordinates
+    tables: dict[bytes, np.ndarray] = {}  # lines recorded at the same steps share their coordinates
     series = [Series("rollback", "marks", metrics.coordinates(failed), np.zeros(len(failed)))]
     for i, (layer, line) in enumerate(drawn.items()):
         coordinates = tables.setdefault(line[:, 0].tobytes(), metrics.coordinates(line[:, 0]))

@@ -98,14 +98,14 @@ def loss_plot(
 class Curves:
     """The curves of a run to be plotted, with at most POINTS points each."""
 
-    coordinates: np.ndarray  # of the steps on AXES, (3, N)
+    coordinates: np.ndarray  # coordinates of the steps on AXES, (3, N)
     losses: np.ndarray
     smooth: np.ndarray
     rates: np.ndarray
     validated: np.ndarray  # coordinates of the validations on AXES, (3, M)
     validations: np.ndarray
     low: float  # smallest loss
-    high: float  # largest loss of the first step, of the validations and of the smoothed curve
+    high: float  # maximum of the first step's loss, the validation losses and the smoothed curve
     ends: np.ndarray  # coordinates of the first and the last row, (3, 2)
 
     @classmethod

@@ -115,7 +115,7 @@ def distributions(
     top = log_p.topk(min(likeliest, log_p.size(-1)))
     rest = log_p.scatter(-1, top.indices, -math.inf)
     others = torch.stack([(rest / temperature).logsumexp(-1) for temperature in TEMPERATURES], -1)
-    pieces: dict[int, int] = {}  # token id -> its place in the list of pieces
+    pieces: dict[int, int] = {}  # token id -> its index in the list of pieces
     rows: list[dict[str, Any]] = []
     for i, (ids, values, log_rest) in enumerate(zip(top.indices.tolist(), top.values.tolist(), others.tolist())):
         after = following[i] if i < len(following) else None

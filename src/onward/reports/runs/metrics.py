@@ -18,8 +18,8 @@ LARGEST = 1e100
 class Metrics:
     """The rows of metrics.jsonl, in the order in which the run wrote them, and those of rollbacks."""
 
-    rows: list[dict[str, float]]  # the finite numbers of each step and each validation
-    rollbacks: list[dict[str, Any]]  # each with the failed_step, the reason, and the step of the save it went back to
+    rows: list[dict[str, float]]  # finite numbers of each step and each validation
+    rollbacks: list[dict[str, Any]]  # each with failed_step, the reason, and the step of the save it returned to
 
     @cached_property
     def steps(self) -> list[dict[str, float]]:

@@ -21,8 +21,8 @@ class Published:
 
     model: str
     parameters: int
-    suite: str  # the program and the data that measured it
-    task: str  # as the suite names it
+    suite: str  # program and data of the measurement
+    task: str  # the suite's name for the task
     metric: str
     examples: int
     score: float

@@ -34,17 +34,17 @@ class Figures(Shown):
     validation. A figure that is not recorded is None."""
 
     name: str
-    state: State  # no run: a folder that contains only a model
+    state: State  # "no run": the folder contains only a model
     parameters: int | None
     step: int
-    steps: int | None  # planned; None while the clock has not fixed them
+    steps: int | None  # planned number of steps; None until the time limit has fixed it
     validation_loss: float | None  # nats per token
     perplexity: float | None
     bits_per_byte: float | None
-    tokens: int  # trained on
+    tokens: int  # number of training tokens
     tokens_per_second: float | None
-    seconds: float | None  # of training
-    when: str  # the folder was last written to, local time
+    seconds: float | None  # seconds of training
+    when: str  # local time of the last write to the folder
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ class ReportCard:
     """The report card of a run, as texts."""
 
     facts: Sequence[tuple[str, str]] = ()  # name and value
-    scores: Sequence[tuple[str, ...]] = ()  # columns SCORES
-    published: Sequence[tuple[str, ...]] = ()  # columns PUBLISHED
-    sources: Sequence[str] = ()  # of the published figures
+    scores: Sequence[tuple[str, ...]] = ()  # rows with the columns SCORES
+    published: Sequence[tuple[str, ...]] = ()  # rows with the columns PUBLISHED
+    sources: Sequence[str] = ()  # sources of the published figures
     samples: Sequence[tuple[str, str]] = ()  # prompts and their continuations
     limits: Sequence[str] = ()
 

@@ -27,15 +27,15 @@ FILE = "tasks.jsonl"
 class TaskScore:
     """The score of a model at a task."""
 
-    step: int  # of the weights
+    step: int  # step of the evaluated weights
     task: str
     score: float
-    metric: str = "acc"  # centered: of CORE
+    metric: str = "acc"  # "centered" for CORE
     suite: str = "Onward"  # Onward, CORE or lm-evaluation-harness
     error: float | None = None  # standard error; None: not known
-    chance: float | None = None  # the score of guessing; None: not known
-    examples: int = 0  # in front of each question
-    questions: int | None = None  # None: not known
+    chance: float | None = None  # score of guessing; None: not known
+    examples: int = 0  # solved examples before each question
+    questions: int | None = None  # number of questions; None: not known
 
     @property
     def shown(self) -> bool | None:

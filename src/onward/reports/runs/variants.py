@@ -30,12 +30,12 @@ class Result:
     """The figures of one variant: a value of the measure per seed, and their difference from the first variant."""
 
     name: str
-    values: list[float]  # of the measure, for each run; empty if a run diverged
+    values: list[float]  # value of the measure in each run; empty if a run diverged
     parameters: int | None
     steps: int
     tokens: int
-    seconds: float  # of training, mean of the runs
-    difference: Difference | None = None  # of the measure, from that of the first variant
+    seconds: float  # seconds of training, mean of the runs
+    difference: Difference | None = None  # difference of the measure from the first variant
 
     @property
     def mean(self) -> float:
@@ -132,7 +132,7 @@ class Valley:
     """The results of a sweep over the values of one field, or of two fields; its minimum is the best setting."""
 
     field: str
-    lines: Mapping[str, Mapping[str, Result]]  # by the second field's value ("": there is none), by the field's
+    lines: Mapping[str, Mapping[str, Result]]  # by the second field's value ("": no such field), by the first's
 
     @classmethod
     def of(cls, grid: Sequence[Mapping[str, str]], points: Sequence[Result]) -> Valley:

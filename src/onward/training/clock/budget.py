@@ -27,10 +27,10 @@ class Costs:
     """The measured seconds of each kind of work in a run: a step, a validation, the end and the start."""
 
     step: float
-    validation: float = 0.0  # of a part of the validation text, with the save and the sample that come with it
-    end: float = 0.0  # after the last step: the evaluation of the validation text and the report
-    evaluation: float = 0.0  # of the end: an evaluation that may use less of the text if time is short
-    start: float = 0.0  # before the first step: reading the texts, the calibration
+    validation: float = 0.0  # one validation, with its save and sample
+    end: float = 0.0  # everything after the last step: the final evaluation and the report
+    evaluation: float = 0.0  # the final evaluation, a part of `end`; it uses less text if time is short
+    start: float = 0.0  # everything before the first step: reading texts and calibration
 
 
 @dataclass
@@ -41,8 +41,8 @@ class Budget:
     end: float
     costs: Costs
     clock: Callable[[], float] = perf_counter
-    limit: float = 60.0  # the seconds of the run in all
-    since: float = field(init=False)  # when the present step began
+    limit: float = 60.0  # seconds of the whole run
+    since: float = field(init=False)  # start time of the current step
 
     def __post_init__(self) -> None:
         self.begin_step()

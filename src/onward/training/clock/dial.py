@@ -52,21 +52,21 @@ SIZES: list[dict[str, Any]] = [
 class Candidate:
     """A model size that could be trained in the time, with its forecast loss."""
 
-    model: dict[str, Any]  # the fields of DecoderConfig that are chosen
+    model: dict[str, Any]  # chosen fields of DecoderConfig
     batch_size: int
     parameters: int
     step_seconds: float
-    epochs: float  # how often that is the training text
-    bits_per_byte: float  # by the law
+    epochs: float  # passes over the training text
+    bits_per_byte: float  # forecast of the scaling law
 
 
 @dataclass(frozen=True)
 class Choice:
     """The chosen model size, and the candidates it was chosen from."""
 
-    candidates: tuple[Candidate, ...]  # of rising size
+    candidates: tuple[Candidate, ...]  # in ascending size
     chosen: Candidate
-    loss: tuple[float, float]  # the range of the forecast, in nats per token
+    loss: tuple[float, float]  # range of the forecast, in nats per token
 
     def __str__(self) -> str:
         c = self.chosen
@@ -93,7 +93,7 @@ class Compression:
     """The bits per byte of a training text compressed by bz2, a measure of how hard it is to predict, and its bytes per
     token."""
 
-    bits_per_byte: float  # as bz2 compresses it
+    bits_per_byte: float  # of the text compressed by bz2
     bytes_per_token: float
 
 

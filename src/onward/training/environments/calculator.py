@@ -32,9 +32,9 @@ class Calculator(Talk, kind="calculator"):
     a text between `before` and `after`; a turn without an expression ends the completion."""
 
     begin: str = "calc("  # text before an expression
-    end: str = ")"  # text after it
+    end: str = ")"  # text after the expression
     before: str = "= "  # text before the result
-    after: str = "\n"  # text after it
+    after: str = "\n"  # text after the result
 
     def reply(self, completion: Completion) -> str | None:
         expressions = re.findall(rf"{re.escape(self.begin)}(.*?){re.escape(self.end)}", completion.turns[-1], re.DOTALL)

@@ -44,8 +44,8 @@ class Environment(Part):
 class Talk(Environment, kind=""):
     """The base class of environments, with the most turns of a completion and the role of replies."""
 
-    turns: Annotated[int, Range(1, 1000)] = 4  # the most turns of the model in a completion
-    role: str = ""  # the role of a reply, such as tool, which the chat template writes; "": the text as it is
+    turns: Annotated[int, Range(1, 1000)] = 4  # maximum number of model turns in a completion
+    role: str = ""  # role of a reply in the chat template, such as tool; "": the reply is inserted as plain text
 
 
 def reply_tokens(tokenizer: Tokenizer, role: str, reply: str) -> list[int]:

@@ -21,9 +21,9 @@ class Function(Talk, kind="function"):
     Fields of the records are given by name, as to rewards. It runs in a process, which is ended after `seconds`.
     """
 
-    file: str = ""  # a Python file, which is executed
+    file: str = ""  # a Python file, which Onward executes
     name: str = ""  # name of the function
-    seconds: Seconds = 60.0  # time limit of a call
+    seconds: Seconds = 60.0  # time limit for a call
 
     def open(self) -> Replier:
         from onward.training.rewards.worker import Worker

@@ -28,12 +28,12 @@ class ExampleOptions:
     method: Method = SFT()  # how the model learns from the examples
     columns: str = ""  # renamed columns, such as prompt=question,completion=answer: Onward's name = the file's name
     template: str = ""  # chat template: chatml, llama3, mistral, gemma, plain or a file; "": the model's own
-    length: SizeOrZero = 0  # maximum tokens of an example; 0: the model's context length, at most 4096
-    too_long: Literal["error", "cut", "drop"] = "error"  # longer examples; cut: keep the first tokens
-    packed: bool = True  # pack as many examples into a row as fit; none attends to another
-    lora: Adapters | None = None  # adapters to train in place of the weights: a rank, or lora(rank=16, dora=true)
-    first: Literal["", "merged", "frozen"] = ""  # lora on an adapter: merge that one, or keep it frozen
-    quantize: Literal["", "int8", "int4"] = ""  # keep the frozen weights under the adapters as integers (QLoRA)
+    length: SizeOrZero = 0  # maximum number of tokens in an example; 0: the model's context length, at most 4096
+    too_long: Literal["error", "cut", "drop"] = "error"  # what to do with longer examples; cut: keep the first tokens
+    packed: bool = True  # pack as many examples into a row as fit; examples never attend to each other
+    lora: Adapters | None = None  # adapters to train instead of the weights: a rank, or lora(rank=16, dora=true)
+    first: Literal["", "merged", "frozen"] = ""  # with lora on an adapter: merge that adapter, or freeze it
+    quantize: Literal["", "int8", "int4"] = ""  # store the frozen weights under the adapters as integers (QLoRA)
 
 
 @named
@@ -46,9 +46,9 @@ class FinetuneConfig(RunConfig, ExampleOptions):
         *("label_smoothing", "z_loss", "loss_chunk"),  # which are fields of methods
     )
 
-    optimizer: str = "adamw"  # adamw, muon (for matrices, AdamW for the rest) or module:Class of a library
+    optimizer: str = "adamw"  # adamw, muon (for matrices, with AdamW for the rest) or module:Class of a library
     weight_decay: NotNegative = 0.0  # weight decay of matrices; norms and biases have none
-    out: str = ""  # folder of the run; "": runs/ and the names of the model and the method
+    out: str = ""  # folder of the run; "": runs/ followed by the names of the model and the method
 
     def __post_init__(self) -> None:
         check_fields(self)

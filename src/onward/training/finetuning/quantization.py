@@ -11,10 +11,10 @@ class QuantizationError:
     that of the plain weights (Frobenius)."""
 
     precision: str
-    weights: float  # the error of all quantized weights
-    layer: str  # the layer with the greatest error
+    weights: float  # relative error of all quantized weights
+    layer: str  # layer with the largest error
     greatest: float
-    tokens: int  # of the data, on which both losses are
+    tokens: int  # number of tokens that both losses are computed on
     loss: float  # nats per token
     plain_loss: float
 

@@ -19,15 +19,15 @@ from onward.training.finetuning.quantization import QuantizationError
 class Record:
     """The content of inputs.json: the tokens, tokenizer and model of a run, with checksums."""
 
-    train: tuple[tuple[str, int | None], ...]  # of each source, its folder and its number there; none: all of them
-    validation: str  # the folder of the validation text; "" where it is a share of each source, or none
-    data: Mapping[str, Any]  # the checksum of the index of each folder
-    tokenizer: str  # the checksum of tokenizer.json
-    model: Mapping[str, Any]  # the fields of its DecoderConfig
-    base: str = ""  # the checksum of the weights that the run compares its model with, if it does
-    labels: tuple[str, ...] = ()  # of the head of outputs that the run trains, if it does
-    notes: tuple[str, ...] = ()  # for the user: the shapes of the data that were recognized
-    quantization: QuantizationError | None = None  # of a quantized base
+    train: tuple[tuple[str, int | None], ...]  # folder of each source, and its number in the folder; none: all
+    validation: str  # folder of the validation text; "" if there is none or it is a share of each source
+    data: Mapping[str, Any]  # checksum of the index of each folder
+    tokenizer: str  # checksum of tokenizer.json
+    model: Mapping[str, Any]  # fields of the model's DecoderConfig
+    base: str = ""  # checksum of the weights to compare the model with; "": no comparison
+    labels: tuple[str, ...] = ()  # labels of the output head, if the run trains one
+    notes: tuple[str, ...] = ()  # messages to the user: the recognized data shapes
+    quantization: QuantizationError | None = None  # quantization error of the base, if it is quantized
 
     @property
     def checksums(self) -> tuple[str, ...]:

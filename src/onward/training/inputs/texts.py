@@ -36,15 +36,15 @@ MOST_HELD_OUT = 1 << 22  # the most tokens of a source for validation; more woul
 class Inputs:
     """The inputs of a run as tokens: training tokens of each source, and validation tokens."""
 
-    train: tuple[Tokens, ...]  # of each source
+    train: tuple[Tokens, ...]  # training tokens of each source
     validation: Tokens | None
     unknown_characters: int
-    validation_bytes: int | None = None  # of the validation text; None where it is a share of each source
-    validation_parts: tuple[Tokens, ...] = ()  # of each source, where the validation text is a share of each
-    cut_documents: int = 0  # sources whose validation text begins inside a document
-    labels: tuple[str, ...] = ()  # of the head of outputs that the run trains, if it does
-    notes: tuple[str, ...] = ()  # for the user, at the start of the run
-    checksums: tuple[str, ...] = ()  # of the data and the tokenizer
+    validation_bytes: int | None = None  # bytes of the validation text; None if it is a share of each source
+    validation_parts: tuple[Tokens, ...] = ()  # validation tokens of each source, if `validation` is a share of each
+    cut_documents: int = 0  # number of sources whose validation text begins inside a document
+    labels: tuple[str, ...] = ()  # labels of the output head, if the run trains one
+    notes: tuple[str, ...] = ()  # messages to the user at the start of the run
+    checksums: tuple[str, ...] = ()  # checksums of the data and the tokenizer
 
     @property
     def tokens(self) -> int:

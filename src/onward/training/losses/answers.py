@@ -30,7 +30,7 @@ class Logprobs:
     """The sum of the log-probabilities of the trained tokens of each sequence of a batch, and the number of these
     tokens."""
 
-    total: Tensor  # (S,), their sum
+    total: Tensor  # (S,), sum of the log-probabilities
     count: Tensor  # (S,), the number of tokens
 
     @property
@@ -44,8 +44,8 @@ class Answers:
     """The log-probabilities of the chosen, or of the rejected, answers of M pairs, by the model and by the
     reference."""
 
-    logprob: Tensor  # (M,), the sum over an answer's tokens of log p
-    reference: Tensor  # (M,), the same of the reference; 0 without a reference
+    logprob: Tensor  # (M,), sum of log p over the tokens of each answer
+    reference: Tensor  # (M,), the same sum under the reference; 0 without a reference
     count: Tensor  # (M,), the number of tokens
 
     @property
@@ -236,8 +236,8 @@ class ReferencedLoss(Loss):
 class PairLoss(ReferencedLoss):
     """A loss of pairs of a chosen and a rejected answer, in this order."""
 
-    of_pairs: Callable[[Answers, Answers], Tensor]  # of the chosen and the rejected answers -> (M,)
-    beta: float  # factor of the rewards that are reported
+    of_pairs: Callable[[Answers, Answers], Tensor]  # loss of chosen and rejected answers -> (M,)
+    beta: float  # factor of the reported rewards
     reference: Reference | None = None
     tail: float = 1.0  # see `logprobs_of`
 
@@ -276,7 +276,7 @@ class JudgedLoss(ReferencedLoss):
     """A loss of single answers with a `label`: 1 for a wanted answer, 0 for an unwanted one. The second sequence of an
     example is an answer to another prompt; its log-probabilities estimate the divergence from the reference."""
 
-    of_answers: Callable[[Tensor, Tensor, Tensor], Tensor]  # log-ratios and labels (M,), KL () -> (M,)
+    of_answers: Callable[[Tensor, Tensor, Tensor], Tensor]  # log-ratios and labels (M,), KL () -> loss (M,)
     beta: float
     reference: Reference
 

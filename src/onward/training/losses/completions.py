@@ -26,10 +26,10 @@ class ModelCompletion:
     """A completion of a prompt: turns of the model and, between them, replies that the model did not write."""
 
     prompt: Sequence[int]
-    tokens: list[int] = field(default_factory=list)  # of all turns and replies
+    tokens: list[int] = field(default_factory=list)  # tokens of all turns and replies
     by_model: list[bool] = field(default_factory=list)  # for each token, whether the model wrote it
-    logprobs: list[float] = field(default_factory=list)  # of each token, as the engine reported them; 0 in replies
-    ended: bool = False  # whether the last turn ended by itself, and nothing followed
+    logprobs: list[float] = field(default_factory=list)  # as the engine reported them, one for each token; 0 in replies
+    ended: bool = False  # whether the last turn ended with a stop token and nothing followed
 
 
 # of the numbers of completions and of these: the tokens that follow each; None where it has ended

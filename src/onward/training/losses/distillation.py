@@ -57,7 +57,7 @@ class Distillation(Loss):
     teacher: Frozen
     mix: float
     temperature: float = 1.0
-    chunk: int = 0  # targets whose logits are in memory at once; 0: as many as take 128 MiB in fp32, of both models
+    chunk: int = 0  # targets whose logits are in memory at once; 0: as many as fit in 128 MiB in fp32, for both models
 
     def __call__(self, model: Decoder, batch: Batch) -> Sums:
         """Return the sum over targets. Logits are computed for targets only, and in chunks that the backward recomputes

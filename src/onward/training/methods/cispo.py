@@ -20,7 +20,7 @@ class CISPO(GroupMethod, kind="cispo"):
 
     formula: ClassVar[str] = "-min(p / p_old, highest), a constant in the gradient, times A log p, + kl KL"
 
-    highest: Annotated[float, Range(1, 1e6)] = 5.0  # the largest weight of a token
+    highest: Annotated[float, Range(1, 1e6)] = 5.0  # maximum weight of a token
 
     @property
     def mean_over(self) -> Reduction:

@@ -21,7 +21,7 @@ class CPO(PairMethod, kind="cpo"):
 
     formula: ClassVar[str] = "-log s(beta (log p(chosen) - log p(rejected)))"
 
-    label_smoothing: BelowOne = 0.0  # share of the pairs that are taken to be swapped
+    label_smoothing: BelowOne = 0.0  # assumed share of pairs whose answers are swapped
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
         m, e = self.beta * (chosen.logprob - rejected.logprob), self.label_smoothing

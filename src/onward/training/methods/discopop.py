@@ -20,7 +20,7 @@ class DiscoPOP(ComparedPairs, kind="discopop"):
 
     formula: ClassVar[str] = "-(1 - g) log s(beta m) + g exp(-beta m)"
 
-    tau: Positive = 0.05  # temperature of the mixture of both terms
+    tau: Positive = 0.05  # temperature of the mixture of the two terms
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
         m = self.beta * (chosen.ratio - rejected.ratio)

@@ -23,12 +23,12 @@ class Distill(Method, kind="distill"):
 
     formula: ClassVar[str] = "mix KL(t || m) + (1 - mix) KL(s || m), m = mix t + (1 - mix) s; KL(t || s) for mix 0"
 
-    teacher: str = ""  # the model to learn from: its folder or its name on the hub
+    teacher: str = ""  # model to learn from: a folder or a name on the hub
     mix: Share = 0.0  # 0: forward KL(t || s), 1: reverse KL(s || t), between: Jensen-Shannon
     temperature: Positive = 1.0  # temperature of both models' probabilities
-    on_policy: Share = 0.0  # share of batches whose answers the student generates
-    completion_length: Size = 256  # most tokens of an answer that the student generates
-    loss_chunk: SizeOrZero = 0  # tokens whose logits are in memory at once; 0: as many as fit into 128 MB
+    on_policy: Share = 0.0  # share of batches with answers that the student generates
+    completion_length: Size = 256  # maximum number of tokens in an answer that the student generates
+    loss_chunk: SizeOrZero = 0  # tokens whose logits are in memory at once; 0: as many as fit in 128 MB
 
     def check(self) -> None:
         if not self.teacher:

@@ -24,9 +24,9 @@ class DPO(ComparedPairs, kind="dpo"):
 
     formula: ClassVar[str] = "-(1 - e) log s(beta m) - e log s(-beta m)"
 
-    label_smoothing: BelowOne = 0.0  # e: share of the pairs that are taken to be swapped
-    tail: Share = 1.0  # weight of the tokens of the longer answer that lie beyond the length of the shorter
-    normalized: bool = False  # r is a mean over the answer's tokens, not a sum
+    label_smoothing: BelowOne = 0.0  # e: assumed share of pairs whose answers are swapped
+    tail: Share = 1.0  # weight of the tokens by which the longer answer exceeds the shorter one
+    normalized: bool = False  # make r a mean over the answer's tokens instead of a sum
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
         e = self.label_smoothing

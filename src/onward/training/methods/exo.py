@@ -22,7 +22,7 @@ class EXO(ComparedPairs, kind="exo"):
 
     formula: ClassVar[str] = "s(beta m) log(s(beta m) / (1 - e)) + s(-beta m) log(s(-beta m) / e)"
 
-    label_smoothing: Annotated[float, Range(1e-9, 0.5)] = 1e-3  # e: probability that the rejected answer is the better
+    label_smoothing: Annotated[float, Range(1e-9, 0.5)] = 1e-3  # e: probability that the rejected answer is better
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
         m, e = self.beta * (chosen.ratio - rejected.ratio), self.label_smoothing

@@ -32,10 +32,10 @@ class KTO(Method, kind="kto"):
     rate: ClassVar[float] = 0.005
     reports: ClassVar[tuple[str, ...]] = ("accuracy", "kl", "reward")
 
-    beta: Positive = 0.1  # larger values keep the model nearer to the reference
+    beta: Positive = 0.1  # larger values keep the model closer to the reference
     reference: ReferenceModel = Online()  # online, kept (computed once, before training) or synced(every=512)
-    desirable: NotNegative = 1.0  # weight w of wanted answers
-    undesirable: NotNegative = 1.0  # weight w of other answers
+    desirable: NotNegative = 1.0  # weight w of desirable answers
+    undesirable: NotNegative = 1.0  # weight w of undesirable answers
 
     def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
         from onward.data.forms import judged

@@ -27,9 +27,9 @@ class Base:
     """The model that a run begins from, as a function that loads another copy, for losses that need it again; with its
     tokenizer."""
 
-    load: Callable[[], Decoder]  # another copy of the model
-    tokenizer: Callable[[], Tokenizer]  # with the chat template of the run
-    device: str  # that the run is computed on
+    load: Callable[[], Decoder]  # loads another copy of the model
+    tokenizer: Callable[[], Tokenizer]  # returns the tokenizer, with the chat template of the run
+    device: str  # device of the run
 
 
 class Method(Part):
@@ -40,12 +40,12 @@ class Method(Part):
     """
 
     formula: ClassVar[str] = ""  # the loss of one target or example, for `--help`
-    rate: ClassVar[float] = 0.05  # the default learning rate times d_model; that of pre-training is 0.5
-    by_example: ClassVar[bool] = False  # whether the loss is a mean over examples, and not over targets
-    by_record: ClassVar[bool] = True  # whether the examples of a record do not depend on other records
-    dropout: ClassVar[bool] = True  # whether training uses dropout; losses that compare log-probabilities do without
-    labels: ClassVar[tuple[str, ...]] = ()  # of the head of outputs that it trains; those of `classify` are in its data
-    reports: ClassVar[tuple[str, ...]] = ()  # the names of its figures in the log, beside the loss
+    rate: ClassVar[float] = 0.05  # default learning rate times d_model; pre-training uses 0.5
+    by_example: ClassVar[bool] = False  # whether the loss is a mean over examples instead of targets
+    by_record: ClassVar[bool] = True  # whether each record is turned into examples independently of other records
+    dropout: ClassVar[bool] = True  # whether training uses dropout; losses that compare log-probabilities use none
+    labels: ClassVar[tuple[str, ...]] = ()  # labels of the trained output head; `classify` reads them from its data
+    reports: ClassVar[tuple[str, ...]] = ()  # names of the method's figures in the log, in addition to the loss
 
     @property
     def reference(self) -> Part | None:

@@ -31,10 +31,10 @@ class OnlineDPO(PolicyMethod, kind="online_dpo"):
         *("reward", "length", "ended", "entropy", "zero_spread", "kl", "logprob_gap", *DPO.reports),
     )
 
-    samples: Annotated[int, Range(2, 4096)] = 2  # completions of each prompt
+    samples: Annotated[int, Range(2, 4096)] = 2  # completions for each prompt
     temperature: Positive = 1.0  # sampling temperature; the loss uses the model's own probabilities
-    beta: Positive = 0.1  # larger values keep the model nearer to the reference
-    label_smoothing: BelowOne = 0.0  # e: share of the pairs that are taken to be swapped
+    beta: Positive = 0.1  # larger values keep the model closer to the reference
+    label_smoothing: BelowOne = 0.0  # e: assumed share of pairs whose answers are swapped
 
     @property
     def reference(self) -> ReferenceModel | None:

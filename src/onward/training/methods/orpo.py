@@ -22,7 +22,7 @@ class ORPO(PairMethod, kind="orpo"):
     formula: ClassVar[str] = "-l(chosen) - beta log s(log odds(chosen) - log odds(rejected))"
     rate: ClassVar[float] = 0.02
 
-    beta: NotNegative = 0.1  # weight of the ratio of odds; 0: the chosen answers alone
+    beta: NotNegative = 0.1  # weight of the odds ratio; 0: train only on the chosen answers
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
         a, b = chosen.mean_logprob, rejected.mean_logprob

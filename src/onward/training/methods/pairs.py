@@ -31,7 +31,7 @@ class PairMethod(Method, kind=""):
     rate: ClassVar[float] = 0.005
     reports: ClassVar[tuple[str, ...]] = ("accuracy", "margin", "chosen_reward", "rejected_reward")
 
-    beta: Positive = 0.1  # factor of the log-probabilities in the loss, and of the rewards in the log
+    beta: Positive = 0.1  # factor of the log-probabilities in the loss and of the rewards in the log
 
     @property
     def reference(self) -> ReferenceModel | None:
@@ -66,5 +66,5 @@ class ComparedPairs(PairMethod, kind=""):
     r = log p(answer) - log p_ref(answer), a sum over the answer's tokens; m = r(chosen) - r(rejected), the margin.
     """
 
-    beta: Positive = 0.1  # larger values keep the model nearer to the reference
+    beta: Positive = 0.1  # larger values keep the model closer to the reference
     reference: ReferenceModel = Online()  # online, kept (computed once, before training) or synced(every=512)

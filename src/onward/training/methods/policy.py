@@ -48,18 +48,18 @@ class PolicyMethod(Method, kind=""):
         "zero_spread",
         "logprob_gap",
     )
-    kl_in_loss: ClassVar[bool] = True  # whether the KL is a term of the loss, and not of the reward
-    tempered: ClassVar[bool] = True  # whether the probabilities in the loss are those at the temperature
+    kl_in_loss: ClassVar[bool] = True  # whether the KL is a term of the loss instead of the reward
+    tempered: ClassVar[bool] = True  # whether the loss uses probabilities at the sampling temperature
 
     reward: Reward | None = None  # such as exact, exact + 0.2 * length(tokens=50), FILE.py:FUNCTION or a folder
-    samples: Annotated[int, Range(2, 4096)] = 8  # completions of each prompt
-    completion_length: Size = 256  # the most tokens of a completion
-    temperature: Positive = 1.0  # temperature of the samples and of the probabilities in the loss
-    kl: NotNegative = 0.0  # weight of the KL divergence from the model at the start
+    samples: Annotated[int, Range(2, 4096)] = 8  # completions for each prompt
+    completion_length: Size = 256  # maximum number of tokens in a completion
+    temperature: Positive = 1.0  # temperature of sampling and of the probabilities in the loss
+    kl: NotNegative = 0.0  # weight of the KL divergence from the initial model
     iterations: Size = 1  # steps that use the same completions
-    mask_truncated: bool = False  # leave completions that reach completion_length out of the loss
+    mask_truncated: bool = False  # exclude completions that reach completion_length from the loss
     environment: Environment | None = None  # replies to the model's turns: calculator, or FILE.py:FUNCTION
-    replay: SizeOrZero = 0  # prompts kept whose rewards differ; they replace prompts whose rewards are all equal
+    replay: SizeOrZero = 0  # number of prompts with differing rewards to keep; they replace prompts with equal rewards
 
     def check(self) -> None:
         if self.reward is None:
@@ -124,7 +124,7 @@ class PolicyMethod(Method, kind=""):
 class GroupMethod(PolicyMethod, kind=""):
     """A method whose advantages compare the completions of a prompt: A = (reward - mean) / deviation."""
 
-    scale: Scale = "group"  # standard deviation that divides advantages: of the group, of the batch, or none
+    scale: Scale = "group"  # divide advantages by the standard deviation of the group, of the batch, or not at all
 
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
         return {"advantages": group_advantages(rollouts.rewards, self.samples, self.scale)[:, None]}

@@ -30,12 +30,12 @@ class PPO(PolicyMethod, kind="ppo"):
     labels: ClassVar[tuple[str, ...]] = ("value",)
     kl_in_loss: ClassVar[bool] = False
 
-    samples: Annotated[int, Range(1, 4096)] = 8  # completions of each prompt
+    samples: Annotated[int, Range(1, 4096)] = 8  # completions for each prompt
     clip_low: Clip = 0.2  # probability ratios are clipped to at least 1 - clip_low
     clip_high: ClipAbove = 0.2  # probability ratios are clipped to at most 1 + clip_high
-    discount: Share = 1.0  # discount of the rewards of later tokens
-    gae_lambda: Share = 0.95  # lambda of generalized advantages: 0 trusts the values, 1 the rewards
-    value_weight: NotNegative = 0.5  # weight of the loss of the values
+    discount: Share = 1.0  # discount factor for the rewards of later tokens
+    gae_lambda: Share = 0.95  # lambda of generalized advantage estimation: 0 trusts the values, 1 the rewards
+    value_weight: NotNegative = 0.5  # weight of the value loss
 
     @property
     def mean_over(self) -> Reduction:

@@ -40,8 +40,8 @@ class Synced(ReferenceModel, kind="synced"):
     """A model that follows the one that is trained (TR-DPO, Gorbatovski et al. 2024): every so many steps its weights
     become share times the model's plus 1 - share times its own. For runs that train the weights, not adapters."""
 
-    every: Size = 512  # steps between two updates
-    share: Annotated[float, Range(1e-6, 1)] = 0.6  # fraction of the distance to the model; 1: a copy
+    every: Size = 512  # steps between updates of the reference
+    share: Annotated[float, Range(1e-6, 1)] = 0.6  # fraction of the distance to the model per update; 1: a copy
 
     def open(self, base: Base) -> Reference:
         from onward.training.losses.answers import SyncedReference

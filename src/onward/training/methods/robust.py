@@ -21,7 +21,7 @@ class Robust(ComparedPairs, kind="robust"):
 
     formula: ClassVar[str] = "(-(1 - e) log s(beta m) + e log s(-beta m)) / (1 - 2 e)"
 
-    label_smoothing: Annotated[float, Range(0, 0.499999)] = 0.0  # e: share of the pairs that are swapped
+    label_smoothing: Annotated[float, Range(0, 0.499999)] = 0.0  # e: share of pairs whose answers are swapped
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
         m, e = self.beta * (chosen.ratio - rejected.ratio), self.label_smoothing

@@ -21,7 +21,7 @@ class SimPO(PairMethod, kind="simpo"):
     formula: ClassVar[str] = "-log s(beta (l(chosen) - l(rejected)) - gamma)"
 
     gamma: NotNegative = 0.5  # margin by which the chosen answer should be better
-    label_smoothing: BelowOne = 0.0  # share of the pairs that are taken to be swapped
+    label_smoothing: BelowOne = 0.0  # assumed share of pairs whose answers are swapped
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
         m = self.beta * (chosen.mean_logprob - rejected.mean_logprob) - self.gamma

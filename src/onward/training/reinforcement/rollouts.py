@@ -24,18 +24,18 @@ from onward.transforms.heads import VALUE, head_labels, head_of
 class Rollouts(Batch):
     """Completions with their rewards: `targets` are the tokens of the completions."""
 
-    advantages: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, T) of each target, or (N, 1)
-    engine_logprobs: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, T), as the engine reported them
-    old_logprobs: Tensor | None = None  # (N, T), of the model that sampled; None: of the model as it is
-    reference_logprobs: Tensor | None = None  # (N, T), of the reference
-    old_values: Tensor | None = None  # (N, T), PPO
-    returns: Tensor | None = None  # (N, T), PPO
+    advantages: Tensor = field(default_factory=lambda: torch.empty(0))  # advantages: (N, T) per target, or (N, 1)
+    engine_logprobs: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, T), as reported by the engine
+    old_logprobs: Tensor | None = None  # (N, T), from the model that sampled; None: from the current model
+    reference_logprobs: Tensor | None = None  # (N, T), from the reference
+    old_values: Tensor | None = None  # (N, T), only for PPO
+    returns: Tensor | None = None  # (N, T), only for PPO
     rewards: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,)
-    terms: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, K), scores by the K terms of the reward
-    ended: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,), 1 where the completion ends by itself
-    used: Tensor | None = None  # (N,), 1 where the completion is in the loss; None: all are
-    gap: float | None = None  # of engine and trainer when these were sampled; None: to be computed
-    share: int = 1  # the divisor
+    terms: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, K), score of each of the K terms of the reward
+    ended: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,), 1 if the completion ends with a stop token
+    used: Tensor | None = None  # (N,), 1 if the completion counts in the loss; None: all count
+    gap: float | None = None  # gap between engine and trainer when the completions were sampled; None: not computed yet
+    share: int = 1  # divisor of the loss
 
     @property
     def divisor(self) -> int:
@@ -60,9 +60,9 @@ class PolicyOutputs:
     positions."""
 
     logprobs: Tensor  # log-probabilities, with logits divided by the temperature
-    entropy: Tensor  # of these distributions, without gradient
+    entropy: Tensor  # entropies of these distributions, without gradient
     plain: Tensor  # log-probabilities at temperature 1, without gradient
-    values: Tensor  # where the model has a head of values
+    values: Tensor  # values, if the model has a value head
 
 
 def policy_outputs(model: Decoder, batch: Batch, temperature: float) -> PolicyOutputs:

@@ -32,7 +32,7 @@ class SharedRows:
 
     tokens: Tensor  # (R, S)
     positions: Tensor  # (R, S)
-    indices: Tensor  # (N, T), where each token of the completions is in the rows, flattened
+    indices: Tensor  # (N, T), index of each completion token in the flattened rows
 
 
 def shared_rows(batch: Batch, width: int) -> SharedRows | None:

@@ -21,9 +21,9 @@ class Code(Reward, kind="code"):
     and the network: see evaluation/sandbox.py.
     """
 
-    tests: str = "tests"  # the name of the column
-    seconds: Seconds = 10.0  # time limit of the code and its tests
-    gigabytes: Annotated[float, Range(0.1, 1e4)] = 1.0  # memory limit
+    tests: str = "tests"  # name of the column with the tests
+    seconds: Seconds = 10.0  # time limit for the code and its tests
+    gigabytes: Annotated[float, Range(0.1, 1e4)] = 1.0  # memory limit for the code and its tests
 
     @property
     def needs(self) -> frozenset[str]:

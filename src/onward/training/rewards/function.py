@@ -23,10 +23,10 @@ class Function(Reward, kind="function"):
     long ends the run.
     """
 
-    file: str  # a Python file, which is executed
+    file: str  # a Python file, which Onward executes
     name: str  # name of the function
-    seconds: Seconds = 60.0  # time limit of a call
-    processes: Annotated[int, Range(1, 1024)] = 1  # each gets a part of the completions of a step
+    seconds: Seconds = 60.0  # time limit for a call
+    processes: Annotated[int, Range(1, 1024)] = 1  # number of processes that share the completions of a step
 
     @property
     def label(self) -> str:

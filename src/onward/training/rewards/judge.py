@@ -33,12 +33,12 @@ class AskedModel(Reward, kind=""):
 
     needed: ClassVar[tuple[str, ...]] = ()  # variables that the prompt must have
 
-    url: str  # up to /v1, such as http://localhost:8000/v1
+    url: str  # address up to /v1, such as http://localhost:8000/v1
     model: str  # name of the judge's model on the server
     prompt: str = ""
-    key_env: str = "OPENAI_API_KEY"  # name of the environment variable with the key; without it none is sent
-    seconds: Seconds = 60.0  # time limit of a request
-    concurrency: Annotated[int, Range(1, 1024)] = 8  # requests at a time
+    key_env: str = "OPENAI_API_KEY"  # environment variable that holds the API key; if it is not set, no key is sent
+    seconds: Seconds = 60.0  # time limit for a request
+    concurrency: Annotated[int, Range(1, 1024)] = 8  # concurrent requests
 
     def __post_init__(self) -> None:
         from onward.evaluation.judging import check_judge

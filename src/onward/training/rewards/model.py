@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Model(Reward, kind="model"):
     """The output of a reward model for the tokens of a prompt and its completion."""
 
-    folder: str  # folder of the reward model, or its name on the hub; its vocabulary must equal the trained model's
+    folder: str  # folder of the reward model, or its name on the hub; it needs the vocabulary of the trained model
 
     @property
     def label(self) -> str:

@@ -26,12 +26,12 @@ class Completion:
     """A completion of a prompt, with the record that the prompt comes from."""
 
     prompt: str
-    text: str  # of the completion, without its end token
-    answer: str = ""  # of the record, "" if it has none
-    columns: Mapping[str, Any] = field(default_factory=dict)  # the other fields of the record, values of JSON
+    text: str  # text of the completion, without its end token
+    answer: str = ""  # the record's answer; "": no answer
+    columns: Mapping[str, Any] = field(default_factory=dict)  # other fields of the record, as JSON values
     prompt_tokens: Sequence[int] = ()
-    tokens: Sequence[int] = ()  # of the completion, with its end token
-    turns: Sequence[str] = ()  # of the model and of its environment in turn; `text` is the last of the model
+    tokens: Sequence[int] = ()  # tokens of the completion, including its end token
+    turns: Sequence[str] = ()  # turns of the model and the environment, alternating; `text` is the model's last turn
 
 
 Scorer = Callable[[Sequence[Completion]], Sequence[float]]

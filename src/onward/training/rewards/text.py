@@ -52,7 +52,7 @@ class Number(Reward, kind="number"):
 class Contains(Reward, kind="contains"):
     """1 if the completion contains a text; else 0."""
 
-    text: str = ""  # the text; "": the answer of the record
+    text: str = ""  # text to compare with; "": the record's answer
 
     @property
     def needs(self) -> frozenset[str]:
@@ -82,8 +82,8 @@ class Length(Reward, kind="length"):
     """max(0, 1 - |n - N| / N) of a completion of n characters or tokens, N being the wanted number: 1 for N, falling to
     0 for none and for twice as many."""
 
-    characters: SizeOrZero = 0  # the wanted number; 0: tokens are counted
-    tokens: SizeOrZero = 0  # the wanted number, with the end token; 0: characters are counted
+    characters: SizeOrZero = 0  # target number of characters; 0: count tokens instead
+    tokens: SizeOrZero = 0  # target number of tokens, including the end token; 0: count characters instead
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,7 +104,7 @@ class Format(Reward, kind="format"):
     of the template, such as <answer>, must occur in the completion as often as in the template.
     """
 
-    template: str  # such as "<think>{}</think> <answer>{}</answer>"
+    template: str  # format of the completion, such as "<think>{}</think> <answer>{}</answer>"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,7 +136,7 @@ class Format(Reward, kind="format"):
 class JsonSchema(Reward, kind="json_schema"):
     """1 for JSON that conforms to a schema, 0.1 for other JSON, else 0."""
 
-    file: str  # file of the schema, draft 2020-12
+    file: str  # file that contains the schema, draft 2020-12
 
     def open(self, tokenizer: Tokenizer | None = None, device: str = "auto") -> Scorer:
         try:

@@ -23,10 +23,10 @@ from onward.training.step.validation import Validation
 class Rollback:
     """Event: a step failed. The run returned to its newest save and skips the windows of that step."""
 
-    step: int  # of the save
+    step: int  # step of the save
     failed_step: int
     reason: str
-    skipped: tuple[int, int]  # half-open range of window numbers that are left out from now on
+    skipped: tuple[int, int]  # half-open range of window numbers that are skipped from now on
 
 
 @dataclass(frozen=True)

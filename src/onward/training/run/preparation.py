@@ -47,10 +47,10 @@ class Prepared:
     inputs: Inputs
     hf: dict[str, Any]
     loss: Loss
-    budget: Budget | None  # of a run of a given time, in the first process until its steps are fixed
-    choice: Choice | None = None  # of the size, where a new run left it open
-    fresh: bool = False  # whether the weights are those of the initialization
-    messages: Sequence[str] = ()  # for the user
+    budget: Budget | None  # budget of a run with a time limit, in the first process until the number of steps is fixed
+    choice: Choice | None = None  # chosen model size, if the options of a new run leave it open
+    fresh: bool = False  # whether the weights are newly initialized
+    messages: Sequence[str] = ()  # messages to the user
     fill: Callable[[Decoder], object] = lambda model: None
 
 

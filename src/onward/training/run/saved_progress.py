@@ -14,10 +14,10 @@ from onward.training.clock.budget import Costs
 class RunProgress:
     """The position of a run in its data, and its failed steps. The trainer counts the steps."""
 
-    position: int = 0  # the number of the window to continue from
-    seconds: float = 0.0  # that the run has trained
-    skipped: tuple[tuple[int, int], ...] = ()  # windows that are left out, as half-open ranges of their numbers
-    failed_steps: tuple[int, ...] = ()  # since the last good save after them
+    position: int = 0  # number of the window to continue from
+    seconds: float = 0.0  # training time so far
+    skipped: tuple[tuple[int, int], ...] = ()  # windows to skip, as half-open ranges of their numbers
+    failed_steps: tuple[int, ...] = ()  # steps that failed; cleared by a good save after the last of them
 
     def recovered(self, step: int) -> bool:
         """Return whether a step is past the last failed step."""
@@ -30,11 +30,11 @@ class SavedProgress(RunProgress):
 
     step: int
     frozen: tuple[str, ...]  # names of frozen parameters
-    losses: tuple[float, ...]  # that spikes are compared with
+    losses: tuple[float, ...]  # recent losses, to detect spikes
     scaler: Mapping[str, Any]  # state of the GradScaler
-    averaged: int  # updates of the averaged weights
+    averaged: int  # number of updates of the averaged weights
     config: Mapping[str, Any]  # fields of RunConfig
-    costs: Costs | None = None  # of a run of a given time, until its steps are fixed
+    costs: Costs | None = None  # costs of a run with a time limit, until the number of steps is fixed
 
     @property
     def reached(self) -> RunProgress:

@@ -82,11 +82,11 @@ class TrainingSpeed:
 
     precision: str
     batch: int
-    context: int  # tokens of a window
+    context: int  # tokens in a window
     tokens_per_second: float
-    flops_per_token: float  # that training needs
-    flops_share: float  # operations per second, of the peak of the device
-    seconds: dict[str, float]  # of a step, by part
+    flops_per_token: float  # operations that training needs per token
+    flops_share: float  # operations per second, as a share of the device's peak
+    seconds: dict[str, float]  # seconds of each part of a step
 
     @property
     def step(self) -> float:

@@ -33,9 +33,9 @@ class StepPlan:
     """The input of one optimizer step: its batches, and the numbers of their windows. It is a value, so it can be made
     ahead, in another thread."""
 
-    batches: Sequence[Batch]  # of this process; their gradients are accumulated
-    numbers: Sequence[int] = ()  # of the step's windows, in all processes
-    next_position: int = 0  # the number of the window to continue from after this step
+    batches: Sequence[Batch]  # batches of this process; their gradients are accumulated
+    numbers: Sequence[int] = ()  # numbers of the step's windows, in all processes
+    next_position: int = 0  # number of the window to continue from after this step
     measure_update: bool = False  # whether to measure how far the weights move
 
 
@@ -45,9 +45,9 @@ class Step:
     the reason."""
 
     step: int  # counted from 1
-    loss: float  # mean over the targets; of the cross-entropy, nats per token
+    loss: float  # mean over the targets; for the cross-entropy, nats per token
     learning_rate: float
-    grad_norm: float  # before clipping
+    grad_norm: float  # norm of the gradient before clipping
     tokens: int  # targets in this step, in all processes
     seconds: float
     failure: str = ""
@@ -59,8 +59,8 @@ class Step:
 class StepConfig:
     """The settings of an optimizer step: the limit of the gradient norm, and the precision."""
 
-    clip: float = 0.0  # the largest norm of the gradient; 0: no limit
-    precision: str = "fp32"  # of matrix products: fp32, bf16 or fp16
+    clip: float = 0.0  # maximum norm of the gradient; 0: no limit
+    precision: str = "fp32"  # precision of matrix products: fp32, bf16 or fp16
 
     def __post_init__(self) -> None:
         check_fields(self)

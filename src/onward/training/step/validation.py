@@ -20,7 +20,7 @@ class Validation:
 
     step: int
     validation_loss: float  # nats per token
-    bits_per_byte: float  # of the text of these tokens; NaN where the loss is not one per token
+    bits_per_byte: float  # bits per byte of the text; NaN if the loss is not per token
     tokens: int
     figures: dict[str, float] = field(default_factory=dict)
 

@@ -41,7 +41,7 @@ class Cell:
 
     width: int
     parameters: int
-    batch: int  # windows of a step
+    batch: int  # windows per step
     steps: int
     context: int
 

@@ -52,11 +52,11 @@ SPENT = 0.95  # of the time, by which a grid is planned
 class ScalingStudy:
     """A planned grid of runs whose tokens are prepared, and its configuration."""
 
-    config: RunConfig  # of all runs; its `out` is the folder of the study
+    config: RunConfig  # config of all runs; its `out` is the folder of the study
     sizes: Sizes
     cells: list[Cell]
     training_tokens: int
-    seconds_left: float  # for the grid; infinity: no limit
+    seconds_left: float  # time left for the grid; infinity: no limit
 
     def warnings(self) -> list[str]:
         """List reasons why a law fitted to this grid would be unreliable."""

@@ -48,8 +48,8 @@ class Variant:
 
     name: str
     config: RunConfig
-    work: float = 1.0  # of one of its runs, in a unit that the variants share
-    parameters: int = 0  # of its model; 0 before its tokens are prepared
+    work: float = 1.0  # work of one run, in a unit common to all variants
+    parameters: int = 0  # parameters of the model; 0 before its tokens are prepared
 
     def folder(self, seed: int) -> Path:
         """Return the folder of the run with a seed."""
@@ -102,10 +102,10 @@ class Moment:
 
     variant: Variant
     seed: int
-    number: int  # of the run, from 1
+    number: int  # number of the run, from 1
     runs: int
-    share: float  # of all work that is done
-    seconds_left: float | None  # None before it can be known
+    share: float  # share of all work that is done
+    seconds_left: float | None  # None until it can be estimated
     run: Run
     event: Event
 

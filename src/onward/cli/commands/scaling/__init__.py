@@ -11,16 +11,16 @@ from onward.cli.shared.output import console, human, print_json, print_next, pri
 from onward.errors import UserError
 
 ABOUT = """\
-Scaling laws. `optimum`: the model size and number of tokens with the lowest loss for a compute budget, by the
-published laws. `fit`: the law of runs of your own, from a folder of runs or a table with the columns parameters,
-tokens (or flops) and loss. `run`: plans and trains small runs, fits their law and forecasts a larger one; its
-options are those of onward scaling run --help.
+Compute and fit scaling laws. `optimum` computes the model size and number of tokens with the lowest loss for a compute
+budget, by the published laws. `fit` fits a law to your own runs, from a folder of runs or a table with the columns
+parameters, tokens (or flops) and loss. `run` trains small runs, fits their law and forecasts a larger run; onward
+scaling run --help lists its options.
 
 examples:
   onward scaling optimum --flops 1e21
   onward scaling optimum --params 7B                          the compute budget for which 7 billion parameters are best
   onward scaling optimum --hours 24 --device h100 --out optimum.svg
-  onward scaling optimum --params 7B --requests 1e9           smaller models cost more to train and less to use
+  onward scaling optimum --params 7B --requests 1e9           includes the cost of using the model
   onward scaling fit runs/                                    finished runs of several sizes and lengths
   onward scaling fit mine.csv --json
   onward scaling run mybook.txt --budget 10m --check
@@ -39,15 +39,15 @@ class Options:
     }
     action: Literal["optimum", "fit", "run"]  # optimum of published laws; fit a law to RUNS; run a grid and fit its law
     runs: str = ""  # fit: a folder of runs, or a table (.csv, .tsv)
-    flops: str = ""  # optimum: operations of the whole training, such as 1e21
+    flops: str = ""  # optimum: operations for the whole training, such as 1e21
     params: str = ""  # optimum: parameters, such as 7B
-    tokens: str = ""  # optimum: tokens of the training, such as 300B
-    hours: str = ""  # optimum: hours of --device
-    device: str = "h100"  # device of --hours: b200, h200, h100, mi300x, a100, l40s, l4, v100, t4, rtx4090, rtx3090
-    count: Annotated[int, Range(1, 1 << 24)] = 1  # number of devices of --hours
-    share: Annotated[float, Range(0.01, 1)] = 0.4  # share of peak arithmetic that training reaches
+    tokens: str = ""  # optimum: training tokens, such as 300B
+    hours: str = ""  # optimum: training time in hours on --device
+    device: str = "h100"  # device for --hours: b200, h200, h100, mi300x, a100, l40s, l4, v100, t4, rtx4090, rtx3090
+    count: Annotated[int, Range(1, 1 << 24)] = 1  # number of devices for --hours
+    share: Annotated[float, Range(0.01, 1)] = 0.4  # share of peak operations that training reaches
     requests: str = ""  # optimum: tokens that the model will process in its lifetime, such as 1e12
-    out: str = ""  # also draw the laws: a file that ends in .svg, .png, .html or .json
+    out: str = ""  # also draw the laws, to a file that ends in .svg, .png, .html or .json
     json: bool = False  # print the result as JSON
 
     @property
