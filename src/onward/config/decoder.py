@@ -51,7 +51,7 @@ class DecoderConfig(Shown):
     mlp: FeedForward | tuple[FeedForward, ...] = Gated()  # the feed-forward, applied to each token by itself
     norm: Norm | tuple[Norm, ...] = RMSNorm()  # the norm of each branch
     block: Block | tuple[Block, ...] = PreNorm()  # the arithmetic of the residual stream
-    final_norm: Norm | None = None  # the norm before the head; none: the same norm as in the blocks
+    final_norm: Norm | None = None  # the norm before the head; none: as in the blocks
     tied: bool = False  # the head uses the embedding's weights
     head_bias: bool = False  # whether the head has a bias
     d_embed: SizeOrZero = 0  # width of the embeddings, projected to d_model and back before the head; 0: d_model

@@ -107,7 +107,7 @@ class NoPosition(Position, kind="none"):
 class SelfAttention(Attention, kind="self"):
     """Softmax attention: multi-head, grouped-query or multi-query, depending on n_kv_heads."""
 
-    window: SizeOrZero = 0  # number of tokens that a token attends to, itself included; 0: no limit
+    window: SizeOrZero = 0  # number of tokens that a token attends to, itself included; 0: all
     scale: Factor | None = None  # multiplies the scores; none: d_head ** -0.5
     attn_softcap: Factor | None = None  # scores s become cap * tanh(s / cap) (Gemma 2)
     sinks: bool = False  # add a learned score per head to the softmax, with no value (GPT-OSS)

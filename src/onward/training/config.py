@@ -37,7 +37,7 @@ class DataOptions:
     weights: tuple[Weight | MovingWeight, ...] = ()  # share of each source, or a ramp; (): shares in proportion to size
     tokenizer: str = ""  # char, byte, bpe:VOCABULARY or a path; "": that of prepared sources, else bpe:4096
     validation: str = "0.1"  # a file, a share at the end of each source (up to 4 million tokens), or none
-    field: str = "text"  # field that holds the text in each record of .jsonl, .parquet and hf://
+    field: str = "text"  # field of .jsonl, .parquet and hf:// records that holds the text
     encoding: str = "utf-8"  # encoding of the text files
     pack: Literal["stream", "documents"] = "stream"  # documents: a token attends only to its own document
 
