@@ -93,7 +93,7 @@ def test_a_mesh_of_one_device_is_a_plain_training() -> None:
 def test_more_shards_than_experts_hold_a_part_of_each() -> None:
     *_, experts, _ = groups(config(mlp=Experts(count=4, d_ff=64)), Mesh(shard=16))
     stacks = [piece for piece in experts.pieces if len(piece.shape) == 3]
-    assert [(piece.held * 16, piece.gathered) for piece in stacks] == [(piece.size, piece.size) for piece in stacks]
+    assert [(piece.local * 16, piece.gathered) for piece in stacks] == [(piece.size, piece.size) for piece in stacks]
 
 
 def test_arrangements_divide_more_and_more() -> None:

@@ -20,12 +20,12 @@ SAFE = 0.9  # the share of a device's memory that a training may plan to use
 def arrangements(count: int, neighbors: int = MACHINE, tensor: Sequence[int] = (1,)) -> list[Mesh]:
     """List meshes of `count` devices in the order in which they divide more and send more: replicas, shards of the
     `neighbors` in a machine, shards of all; then the last two for each further size of the tensor axis."""
-    found = [Mesh(replicate=count)]
+    meshes = [Mesh(replicate=count)]
     for n in tensor:
         for shards in (neighbors // n, count // n):
             if shards > 0 and count % (shards * n) == 0:
-                found.append(Mesh(count // (shards * n), shards, n))
-    return list(dict.fromkeys(found))
+                meshes.append(Mesh(count // (shards * n), shards, n))
+    return list(dict.fromkeys(meshes))
 
 
 def tensor_sizes(config: DecoderConfig, count: int, neighbors: int = MACHINE) -> list[int]:
@@ -72,7 +72,7 @@ def step_time(
             waiting += seconds
     head = 3 * sum(
         part.flops for part in part_sizes(config) if part.name == "head"
-    )  # which each process computes whole
+    )  # which each process computes without dividing them
     operations = head + (training_flops(config, length, recompute) - head) / mesh.tensor
     return StepTime(rows * length * operations / (machine.training_share * machine.peak(precision)), meanwhile, waiting)
 

@@ -19,7 +19,7 @@ from onward.planning.pieces import Group, groups, matrices_by_shape
 
 def narrowed(config: DecoderConfig, tensor: int) -> DecoderConfig:
     """Return the decoder whose activations are those of one process of a tensor axis: it has its share of the heads and
-    of the feed-forward, and the whole vocabulary. Key/value heads are repeated if there are fewer than processes."""
+    of the feed-forward, and the full vocabulary. Key/value heads are repeated if there are fewer than processes."""
 
     def experts(part: Any) -> Any:
         if not isinstance(part, Experts):
@@ -54,10 +54,10 @@ def device_memory(
     if mesh.count == 1:
         return training_memory(config, rows, length, loss, **options)
     mesh.check_decoder(config)
-    found, part = groups(config, mesh), narrowed(config, mesh.tensor)
+    of_decoder, part = groups(config, mesh), narrowed(config, mesh.tensor)
     sharded = mesh.divides and mesh.data > 1
-    held, trained = (sum(group.count * group.total("held", only) for group in found) for only in (False, True))
-    matrices = sum(group.count * group.matrices for group in found)
+    local, trained = (sum(group.count * group.total("local", only) for group in of_decoder) for only in (False, True))
+    matrices = sum(group.count * group.matrices for group in of_decoder)
     low = sharded and precision == "bf16"
     width = 2 if low else 4
     dry = dry_step(
@@ -72,25 +72,27 @@ def device_memory(
     )
     activations, gathered = dry.forward.kept, 0
     if sharded:
-        dry = with_gathers(dry, part, found, width)
-        gathered = dry.forward.kept - activations + 2 * max(width * group.total("gathered") for group in found[:-1])
+        dry = with_gathers(dry, part, of_decoder, width)
+        gathered = (
+            dry.forward.kept - activations + 2 * max(width * group.total("gathered") for group in of_decoder[:-1])
+        )
     if not mesh.divides:
         dry = with_buckets(dry, part)
     transient = dry.step.peak
     if optimizer == "muon":
-        transient = max(transient, 4 * trained + 2 * matrices + orthogonalizing(found, mesh.count))
+        transient = max(transient, 4 * trained + 2 * matrices + orthogonalizing(of_decoder, mesh.count))
     state = 8 * trained - (4 * matrices if optimizer == "muon" else 0)
     return TrainingMemory(
-        4 * held, 4 * trained, state, activations, dry.loss.peak, transient, int(holes * transient), gathered
+        4 * local, 4 * trained, state, activations, dry.loss.peak, transient, int(holes * transient), gathered
     )
 
 
-def orthogonalizing(found: list[Group], count: int) -> int:
+def orthogonalizing(of_decoder: list[Group], count: int) -> int:
     """Compute the bytes that Muon needs for the matrices of one shape: those that a process orthogonalizes, and one of
     each process."""
     return max(
         ORTHOGONAL * -(-number // count) * math.prod(shape) + 2 * count * math.prod(shape)
-        for shape, number in matrices_by_shape(found).items()
+        for shape, number in matrices_by_shape(of_decoder).items()
     )
 
 
@@ -115,19 +117,19 @@ def kind_of_layers(config: DecoderConfig) -> list[int]:
     return [numbers[layer] for layer in range(config.n_layers)]
 
 
-def with_gathers(dry: DryStep, part: DecoderConfig, found: list[Group], width: int) -> DryStep:
+def with_gathers(dry: DryStep, part: DecoderConfig, of_decoder: list[Group], width: int) -> DryStep:
     """Add the weights that shards gather to a step of plain modules, and the gradients that they reduce. `part` is the
     decoder of that step, `width` the bytes of a gathered number of a block.
 
     The embedding, the last norm and the head are gathered in fp32 for the whole step. Of blocks two are there at a
     time, and in the backward the fp32 gradients of one more, until they are summed.
     """
-    *blocks, rest = found
+    *blocks, rest = of_decoder
     order = kind_of_layers(part)
     weights = [width * group.total("gathered") for group in blocks]
-    sums, shards = ([4 * group.total(name, trained=True) for group in found] for name in ("gathered", "held"))
+    sums, shards = ([4 * group.total(name, trained=True) for group in of_decoder] for name in ("gathered", "local"))
     made = [width * size(block) for block, _ in modules(part)[:-1]]
-    whole = 4 * rest.total("gathered")
+    gathered_rest = 4 * rest.total("gathered")
 
     def forward(segment: Segment, kind: int) -> Segment:
         return Segment(segment.kept, segment.peak + 2 * weights[kind])
@@ -137,11 +139,11 @@ def with_gathers(dry: DryStep, part: DecoderConfig, found: list[Group], width: i
         return Segment(kept, max(segment.peak + 2 * weights[kind], kept + made[kind]) + sums[kind])
 
     end = backward(dry.end, order[0])
-    last = end.kept - 4 * size(modules(part)[-1][0]) + shards[-1] - whole
+    last = end.kept - 4 * size(modules(part)[-1][0]) + shards[-1] - gathered_rest
     return DryStep(
-        Segment(dry.embedding.kept + whole, dry.embedding.peak + 2 * whole),
+        Segment(dry.embedding.kept + gathered_rest, dry.embedding.peak + 2 * gathered_rest),
         [*map(forward, dry.blocks, order)],
         Segment(dry.head.kept, dry.head.peak + weights[order[-1]]),
         [*map(backward, dry.backward, reversed(order[1:]))],
-        Segment(last, max(end.peak, end.kept - whole + sums[-1] + shards[-1])),
+        Segment(last, max(end.peak, end.kept - gathered_rest + sums[-1] + shards[-1])),
     )

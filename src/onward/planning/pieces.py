@@ -21,7 +21,7 @@ class Piece:
     """A parameter in the processes of a mesh: what the tensor axis leaves of it to a process, and how the shard axis
     divides that."""
 
-    whole: tuple[int, ...]  # the parameter's shape
+    full_shape: tuple[int, ...]  # shape of the parameter
     shape: tuple[int, ...]  # shape of the part that is sharded
     shards: int
     trained: bool
@@ -29,9 +29,9 @@ class Piece:
     summed: bool = False  # whether each process of the tensor axis computes a part of the gradient
 
     @property
-    def whole_size(self) -> int:
-        """The elements of the whole parameter."""
-        return math.prod(self.whole)
+    def full_size(self) -> int:
+        """The number of elements of the parameter."""
+        return math.prod(self.full_shape)
 
     @property
     def size(self) -> int:
@@ -39,7 +39,7 @@ class Piece:
         return math.prod(self.shape)
 
     @property
-    def held(self) -> int:
+    def local(self) -> int:
         """The elements that the first of the shards holds, which holds the most."""
         dim = shard_dim(self.shape, self.shards)
         return self.size // max(1, self.shape[dim]) * -(-self.shape[dim] // self.shards)
@@ -47,7 +47,7 @@ class Piece:
     @property
     def gathered(self) -> int:
         """The elements that a gather of all shards takes, with those that fill up unequal shards."""
-        return self.held * self.shards
+        return self.local * self.shards
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,14 @@ class Group:
     @property
     def matrices(self) -> int:
         """The elements that a device holds of the matrices that Muon trains, in one module."""
-        return sum(piece.held for piece in self.pieces if self.is_block and piece.trained and piece.matrix)
+        return sum(piece.local for piece in self.pieces if self.is_block and piece.trained and piece.matrix)
 
 
 def groups(config: DecoderConfig, mesh: Mesh) -> list[Group]:
     """Return the groups of parameters of a decoder on a mesh: one for each kind of block, and that of the rest."""
-    found = modules(config)
-    return [
-        Group(tuple(pieces_of(module, mesh)), count, is_block=module is not found[-1][0]) for module, count in found
-    ]
+    all_modules = modules(config)
+    rest, _ = all_modules[-1]
+    return [Group(tuple(pieces_of(module, mesh)), count, module is not rest) for module, count in all_modules]
 
 
 def pieces_of(module: nn.Module, mesh: Mesh) -> Iterator[Piece]:
@@ -82,24 +81,24 @@ def pieces_of(module: nn.Module, mesh: Mesh) -> Iterator[Piece]:
     rules: dict[int, Rule | None] = {}
     for kind in ("attn", "mlp") if mesh.tensor > 1 else ():
         if branch := module._modules.get(kind):
-            found = rules_of(kind, branch, mesh.tensor)
-            rules |= {id(owner._parameters[name]): rule for (owner, name), rule in found.items()}
+            of_branch = rules_of(kind, branch, mesh.tensor)
+            rules |= {id(owner._parameters[name]): rule for (owner, name), rule in of_branch.items()}
     for name, parameter in module.named_parameters():
-        whole, shape, rule = tuple(parameter.shape), list(parameter.shape), rules.get(id(parameter))
+        full_shape, shape, rule = tuple(parameter.shape), list(parameter.shape), rules.get(id(parameter))
         if rule and rule.split is not None:
             shape[rule.split] //= mesh.tensor
         matrix = parameter.ndim >= 2 and not name.endswith("bias")
         summed = rule is not None and rule.split is None
-        yield Piece(whole, tuple(shape), mesh.shard, parameter.requires_grad, matrix, summed)
+        yield Piece(full_shape, tuple(shape), mesh.shard, parameter.requires_grad, matrix, summed)
 
 
-def matrices_by_shape(found: list[Group]) -> Counter[tuple[int, ...]]:
+def matrices_by_shape(of_decoder: list[Group]) -> Counter[tuple[int, ...]]:
     """Count the parameters that Muon trains by shape, (O, I) or (X, O, I); a shape and its transpose count as the
     same."""
     alike = Counter[tuple[int, ...]]()
-    for group in found:
+    for group in of_decoder:
         for piece in group.pieces if group.is_block else ():
             if piece.trained and piece.matrix:
-                *stack, a, b = piece.whole
+                *stack, a, b = piece.full_shape
                 alike[(*stack, *sorted((a, b)))] += group.count
     return alike

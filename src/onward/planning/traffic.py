@@ -56,13 +56,13 @@ def collectives(
 ) -> list[Collective]:
     """List the collectives of a step in which each device trains on one batch of `rows` windows of `length` tokens.
     Replicas sum gradients in buckets, which count as one call."""
-    found = [*of_shards(config, mesh, precision), *of_replicas(config, mesh)]
+    calls = [*of_shards(config, mesh, precision), *of_replicas(config, mesh)]
     if mesh.tensor > 1:
-        found += of_tensor(config, mesh, rows, length, precision, recompute)
+        calls += of_tensor(config, mesh, rows, length, precision, recompute)
     if optimizer == "muon":
-        found += of_muon(config, mesh)
-    found += of_numbers(config, mesh)
-    return [one for one in found if one.devices > 1 and one.bytes]
+        calls += of_muon(config, mesh)
+    calls += of_numbers(config, mesh)
+    return [one for one in calls if one.devices > 1 and one.bytes]
 
 
 def of_shards(config: DecoderConfig, mesh: Mesh, precision: str) -> Iterator[Collective]:
@@ -79,17 +79,17 @@ def of_shards(config: DecoderConfig, mesh: Mesh, precision: str) -> Iterator[Col
 
 def of_replicas(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
     """Yield the sums of gradients in fp32 over the replicas of each part."""
-    found = groups(config, mesh)
-    held = 4 * sum(group.count * group.total("held", trained=True) for group in found)
-    calls = sum(group.count for group in found) if mesh.divides else 1
-    yield Collective("replicate", SUM, "gradients", mesh.replicate, calls, held)
+    of_decoder = groups(config, mesh)
+    gradients = 4 * sum(group.count * group.total("local", trained=True) for group in of_decoder)
+    calls = sum(group.count for group in of_decoder) if mesh.divides else 1
+    yield Collective("replicate", SUM, "gradients", mesh.replicate, calls, gradients)
 
 
 def of_tensor(
     config: DecoderConfig, mesh: Mesh, rows: int, length: int, precision: str, recompute: bool
 ) -> Iterator[Collective]:
     """Yield the sums of the outputs of branches in the forward, of the gradients of their inputs, and of the gradients
-    of parameters that each device has whole."""
+    of parameters that each device keeps undivided."""
     make, n = partial(Collective, "tensor", SUM), mesh.tensor
     layers = branches_of(config, rows, length, precision)
     outputs = [size for layer in layers for size in layer.outputs]
@@ -149,31 +149,31 @@ def branches_of(config: DecoderConfig, rows: int, length: int, precision: str) -
 
     kinds = kinds_of_layers(config)
     chosen = [layer for layer in sorted({*kinds}) for _ in range(2)]
-    found = [Branches() for _ in chosen]
+    noted = [Branches() for _ in chosen]
     with FakeTensorMode(), SizeLimit(1 << 62), Shortened(), torch.no_grad(), computing_in(AUTOCAST[precision]):
         model = Decoder(reduced(config, chosen))
-        for branches, block in zip(found, model.blocks):
+        for branches, block in zip(noted, model.blocks):
             for name, child in block.named_children():
                 child.register_forward_hook(branches.note if name in ("attn", "mlp") else branches.note_other)
         model.hidden_of_checked(torch.zeros(rows, length, dtype=torch.int64), None, None)
-    return [found[chosen.index(kind) + (kind != layer)] for layer, kind in enumerate(kinds)]
+    return [noted[chosen.index(kind) + (kind != layer)] for layer, kind in enumerate(kinds)]
 
 
 def of_muon(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
     """Yield the gathers of Muon in bf16: of each matrix's update from its parts, and of the orthogonalized matrices,
     each of which one of all devices makes."""
-    found, parts, calls = groups(config, mesh), Counter[str](), Counter[str]()
-    for group in found:
+    of_decoder, parts, calls = groups(config, mesh), Counter[str](), Counter[str]()
+    for group in of_decoder:
         for piece in group.pieces if group.is_block else ():
             if piece.trained and piece.matrix:
                 parts["shard"] += group.count * piece.gathered
                 calls["shard"] += group.count
-                if piece.shape != piece.whole:
-                    parts["tensor"] += group.count * piece.whole_size
+                if piece.shape != piece.full_shape:
+                    parts["tensor"] += group.count * piece.full_size
                     calls["tensor"] += group.count
     for axis in "shard", "tensor":
         yield Collective(axis, GATHER, "updates of matrices", getattr(mesh, axis), calls[axis], 2 * parts[axis])
-    turns = {shape: -(-number // mesh.count) for shape, number in matrices_by_shape(found).items()}
+    turns = {shape: -(-number // mesh.count) for shape, number in matrices_by_shape(of_decoder).items()}
     made = sum(turn * mesh.count * math.prod(shape) for shape, turn in turns.items())
     yield Collective("", GATHER, "orthogonalized matrices", mesh.count, sum(turns.values()), 2 * made)
 

@@ -36,9 +36,9 @@ def size(section: str, what: str, value: int, by: str) -> Line:
 
 def memory_lines(section: str, memory: TrainingMemory, mesh: Mesh) -> Iterator[Line]:
     """Yield the lines for the memory of a device of a mesh, by kind."""
-    line, held = partial(size, section), "the device's part of the parameters"
-    yield line("weights", memory.weights, f"4 bytes x {held}")
-    yield line("gradients", memory.gradients, f"4 bytes x {held}")
+    line, part = partial(size, section), "the device's part of the parameters"
+    yield line("weights", memory.weights, f"4 bytes x {part}")
+    yield line("gradients", memory.gradients, f"4 bytes x {part}")
     yield line("optimizer", memory.optimizer, "state of its part")
     yield line(
         "activations", memory.activations, "dry run" + " of its heads and feed-forward units" * (mesh.tensor > 1)

@@ -132,12 +132,12 @@ class Watch:
     def step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Compare the gradients that the optimizer receives with those of the backward passes: a hook called before
         each step. Raises a ReachedError after STEPS steps, which ends the training."""
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not held & {id(p) for p in self.trained.values()}:
+        received = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not received & {id(p) for p in self.trained.values()}:
             return
         if self.steps == STEPS:
             raise ReachedError
-        self.optimized |= held
+        self.optimized |= received
         given = torch.cat([(p.new_zeros(()).expand_as(p) if p.grad is None else p.grad).flatten() for p in self.all()])
         flat = lambda sums: torch.cat([x.flatten() for x in sums.values()])
         cosine = lambda sums: float(torch.nn.functional.cosine_similarity(given, flat(sums), 0))
@@ -197,9 +197,9 @@ def judged(watch: Watch, before: list[Tensor]) -> Outcome:
     moved = sum(not torch.equal(p, old) for p, old in zip(watch.all(), before))
     if not moved:
         return "failed", f"no parameter changes in {watch.steps} steps", "the learning rate"
-    left = [name for name, p in watch.trained.items() if id(p) not in watch.optimized and watch.ever[name].any()]
-    if left:
-        return "failed", f"{len(left)} parameters get gradients but are in no optimizer", ", ".join(left[:5])
+    orphans = [name for name, p in watch.trained.items() if id(p) not in watch.optimized and watch.ever[name].any()]
+    if orphans:
+        return "failed", f"{len(orphans)} parameters get gradients but are in no optimizer", ", ".join(orphans[:5])
     return "ok", f"{what}; {moved} of {len(before)} parameters change"
 
 

@@ -280,7 +280,7 @@ def cache() -> Picture:
     panels = []
     for width, layer in zip(windows, view.layers):
         strengths = np.zeros((len(calls), layer.slots))
-        content, held = ["–"] * layer.slots, []
+        content, contents = ["–"] * layer.slots, []
         for row, call in enumerate(calls):
             indices = layer.slot_indices(torch.tensor([call]))
             for slot, position in zip(indices.write[1][0].tolist(), call):
@@ -288,11 +288,11 @@ def cache() -> Picture:
             seen = AttentionMask(torch.tensor([call]), indices.key_positions, width).visible()[0, -1]
             strengths[row, seen.numpy()] = 0.4
             strengths[row, indices.write[1][0].numpy()] = 1
-            held.append([*content])
+            contents.append([*content])
         title = f"window of {width}: {layer.slots} slots" if width else f"no window: {layer.slots} slots"
         slots = [f"slot {i}" for i in range(layer.slots)]
         reading = "{row}, {column} holds position {text}"
-        panels.append(cells(title, strengths, names, slots, texts=held, scale=IN_SLOT, reading=reading))
+        panels.append(cells(title, strengths, names, slots, texts=contents, scale=IN_SLOT, reading=reading))
     return Picture(
         "The KV cache",
         "Keys and values of past tokens are kept, so that each call computes only its new tokens. Each row is a call "
