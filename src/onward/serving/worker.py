@@ -150,8 +150,8 @@ class Worker(threading.Thread):
 
     def send(self, engine: Engine, new: Sequence[tuple[Request, int]] = ()) -> None:
         """Hand the event loop the updates of requests with new tokens, and of those that are done; return once it has
-        sent them, or after PATIENCE. Otherwise it would send them while the next step computes, and take the lock of Python and a core
-        from the step several times."""
+        sent them, or after PATIENCE. Otherwise it would send them while the next step computes, and take the lock of
+        Python and a core from the step several times."""
         changed = dict.fromkeys(request for request, _ in new if request in self.jobs)
         changed |= dict.fromkeys(request for request in self.jobs if request.done)
         batches: dict[Job, list[Update]] = {}
