@@ -10,17 +10,19 @@ from onward.text.tokenizer import TokenId, Tokenizer
 
 
 class StopText:
-    """Passes text through up to the first stop text, and delays characters that may begin a stop text.
+    """A filter for streamed text that stops at the first stop text, and delays characters that may begin a stop text.
 
     `stops` are the stop texts. The first stop text is the one that ends first, however the text is split into pieces;
-    of two that end at the same character, the longer one. With `include` the text ends with it, else before it.
+    of two that end at the same character, the longer one. With `include` the text ends after the stop text, else before
+    it.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self.stops, self.include, self.pending, self.stopped = stops, include, "", False
 
     def push(self, piece: str) -> str:
-        """Add a piece of text; returns the text that can no longer become part of a stop text."""
+        """Add a piece of text; returns the part of the delayed and new text that can no longer become part of a stop
+        text."""
         self.pending += piece
         ends = [(start + len(stop), start) for stop in self.stops if (start := self.pending.find(stop)) >= 0]
         if ends:
@@ -44,9 +46,9 @@ class StopText:
 class Answer:
     """The text of an answer, decoded token by token: a character is added once no later token can change it.
 
-    `before` are the tokens that the answer follows; `limit` is its maximum number of tokens; `stop` are texts that end
-    the answer, which ends before them or, with `include_stop`, after them; `when` is called with the text so far after
-    each token and returns whether the answer ends.
+    `before` are the tokens of the prompt, after which the answer is decoded; `limit` is the answer's maximum number of
+    tokens, None for no limit; `stop` are texts that end the answer, which ends before them or, with `include_stop`,
+    after them; `when` is called with the text so far after each token and returns whether the answer ends.
     """
 
     @checked
@@ -83,6 +85,6 @@ class Answer:
         return self.text
 
     def take(self) -> str:
-        """Return the text that was added since the last call."""
+        """Return the text that was added since the last call of `take`, for streaming."""
         piece, self.num_taken = self.text[self.num_taken :], len(self.text)
         return piece

@@ -10,9 +10,9 @@ from onward.model.decoder import check_ids
 
 
 def check_request(request: Request, config: DecoderConfig, length: int, slide: bool | None) -> None:
-    """Raise a UserError if a request cannot be answered within `length` tokens of context.
+    """Raise a UserError if a request cannot be answered within a context of `length` tokens.
 
-    `slide`: whether the context slides when it is full; None if sliding is not supported.
+    `slide`: whether the oldest tokens are dropped when the context is full; None if the caller cannot do so.
     """
     if not request.prompt:
         raise UserError("the prompt is empty and there is no beginning-of-text token: give it at least one token")

@@ -62,7 +62,7 @@ def constraint(
 class Language:
     """The set of texts that a regular expression, a JSON schema or a grammar allows, as an llguidance grammar.
 
-    `what` is one of FORMS, and `text` the expression, the schema or the grammar.
+    `what` is "regex", "json_schema" or "grammar", and `text` is the expression, the schema or the grammar.
     """
 
     def __init__(self, what: str, text: str) -> None:
@@ -96,14 +96,15 @@ class Language:
         return State(matcher, search)
 
     def spelled_by(self, spelling: Spelling) -> bool:
-        """Return whether an incomplete vocabulary still completes every prefix that the matcher allows."""
+        """Return whether the tokens of an incomplete vocabulary can still complete every prefix of a text that the
+        grammar allows. `spelling` describes the texts that these tokens can spell."""
         if self.what == "regex":
             return spelling.prefix_free
         return self.what == "json_schema" and spelling.covers(self.text)
 
     def intersected(self, vocab: Vocabulary) -> LLMatcher:
-        """Return an llguidance matcher of the grammar at its start; a regular expression is intersected with the texts
-        that the tokens of `vocab` can spell."""
+        """Return an llguidance matcher of this language, before the first token; a regular expression is intersected
+        with the texts that the tokens of `vocab` can spell."""
         matcher = self.matcher(self.grammar, vocab)
         if vocab.spelling.complete or self.what != "regex":
             return matcher
@@ -111,8 +112,8 @@ class Language:
         return self.matcher(ALL_TOKENS + OF_BYTES + both, vocab)
 
     def matcher(self, grammar: str, vocab: Vocabulary) -> LLMatcher:
-        """Return an llguidance matcher of a grammar at its start. Raises a UserError if llguidance rejects the
-        grammar."""
+        """Return an llguidance matcher of `grammar` over a vocabulary, before the first token. Raises a UserError if
+        llguidance rejects the grammar."""
         from llguidance import LLMatcher
 
         matcher = LLMatcher(vocab.inner, grammar, log_level=0)
@@ -121,7 +122,8 @@ class Language:
         return matcher
 
     def unspelled(self, spelling: Spelling) -> list[str]:
-        """Return the characters that the tokens lack to spell an allowed text, as few as possible.
+        """Return the characters that the tokens lack to spell an allowed text, as few as possible; an error message
+        names them.
 
         Only characters of the expression or schema (and, for a schema, of JSON) are tried; empty if they do not
         suffice.
@@ -147,7 +149,7 @@ class Language:
 
 
 class State:
-    """The state of the grammar after some tokens of an answer.
+    """The state of a grammar after some tokens of an answer.
 
     Without a `search`, tokens can complete the answer after each token that the grammar allows. With a search, `ending`
     are tokens that complete the answer, or None if the search finds none; a token is then allowed only if the search
@@ -194,7 +196,7 @@ class State:
 class TextConstraint:
     """The constraint of one answer at its current token; implements `request.Constraint`.
 
-    `end` are the token ids that end the answer. `full` is True if the answer is complete and no token but these may
+    `end` are the token ids that end the answer. `full` is True if the answer is complete and only tokens of `end` may
     follow.
     """
 
@@ -214,7 +216,7 @@ class TextConstraint:
         return self.mask
 
     def accept(self, token: int) -> bool:
-        """Advance by a token; returns False if the token was not allowed, or if no token may follow it."""
+        """Advance by a token; returns False if the token was not allowed, or if no further token may follow."""
         if token in self.end or not self.mask[token]:
             return False
         self.state.consume(token)
@@ -238,7 +240,8 @@ class TextConstraint:
 
 
 class Vocabulary:
-    """The tokens of a model for llguidance, given by their bytes; tokens without bytes are never allowed.
+    """The tokens of a model for llguidance, given by their bytes in `pieces`, by token id; tokens without bytes are
+    never allowed.
 
     The token ids in `spaced` lose their first space at the beginning of a text.
     """
@@ -262,14 +265,14 @@ class Vocabulary:
 @lru_cache(maxsize=2)
 def vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
     """Return the tokens of a tokenizer with ids below `size`, for llguidance; control tokens and unused ids have no
-    bytes."""
+    bytes and are never allowed."""
     pieces = [tokenizer.token_bytes(i) for i in range(size)]
     starts = [] if tokenizer.of_bytes else [i for i, piece in enumerate(pieces) if piece[:1] == b" "]
     return Vocabulary(pieces, [i for i in starts if tokenizer.decode([i]).encode() != pieces[i]])
 
 
 def read_schema(text: str) -> Any:
-    """Parse a schema from JSON text. Raises a UserError if it is not JSON."""
+    """Parse a JSON schema from its text. Raises a UserError if the text is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -277,8 +280,8 @@ def read_schema(text: str) -> Any:
 
 
 def lark_of(grammar: str) -> str:
-    """Return a grammar in Lark's syntax, into which GBNF, the syntax of llama.cpp, is converted. Raises a UserError for
-    GBNF with a mistake."""
+    """Return a grammar in Lark's syntax; a `grammar` in GBNF, the syntax of llama.cpp, is converted. Raises a UserError
+    for GBNF with a mistake."""
     from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
     try:

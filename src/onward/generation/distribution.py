@@ -51,15 +51,16 @@ def next_token_distribution(
 
 
 def check_mask(allowed: Tensor | None, *shapes: Sequence[int]) -> None:
-    """Raise a UserError unless the mask `allowed` is None, or a bool tensor with one of these shapes."""
+    """Raise a UserError unless `allowed`, the mask of the tokens that may be generated, is None or a bool tensor with
+    one of these shapes."""
     if allowed is not None and not (allowed.dtype == torch.bool and allowed.shape in shapes):
         wanted = " or ".join(str(tuple(shape)) for shape in shapes)
         raise UserError(f"allowed is {described(allowed)}: give bool {wanted}")
 
 
 class History:
-    """The tokens before each row's next token. `texts` are the tokens of each row; the first `prompt_lengths` of them
-    (by default all) are its prompt."""
+    """The earlier tokens of each row of logits, from which penalties and n-gram bans are computed. `texts` are the
+    tokens of each row; the first `prompt_lengths` of them (by default all) are the row's prompt."""
 
     def __init__(self, texts: Sequence[Sequence[int]], prompt_lengths: Sequence[int] | None = None) -> None:
         self.texts = texts
@@ -70,7 +71,7 @@ class History:
         return [len(text) - length for text, length in zip(self.texts, self.prompt_lengths)]
 
     def text(self, row: int) -> Sequence[int]:
-        """Return the tokens of a row."""
+        """Return all tokens of a row, prompt and answer."""
         return self.texts[row]
 
     def seen(self, like: Tensor) -> Tensor:
@@ -94,10 +95,10 @@ def process_logits(
     allowed: Tensor | None,
     errors: dict[int, Exception] | None = None,
 ) -> Tensor:
-    """Apply each row's Sampling to the logits; the softmax of the result is the distribution of the next token. The
-    arguments are those of `next_token_distribution`.
+    """Apply each row's Sampling (`rows`) to the logits (B, V); the softmax of the result is the distribution of the
+    next token. `allowed` (V,) or (B, V) is False for tokens that must not be generated.
 
-    An exception of a processor is stored in `errors` under its row or, without `errors`, raised.
+    An exception of a user's logits processor is stored in `errors` under the row's index or, without `errors`, raised.
     """
     z = logits.float()
 
@@ -147,8 +148,9 @@ KEEP: dict[str, Callable[[Tensor, Sequence[Any]], Tensor]] = {
 def processed(
     sampling: Sampling, history: History, row: int, logits: Tensor, errors: dict[int, Exception] | None
 ) -> Tensor:
-    """Apply the user's processors of a Sampling to the logits (V,) of a row. Raises a UserError for a result of another
-    shape, NaN or infinity, and any exception of a processor, is stored in errors[row] or, without `errors`, raised."""
+    """Apply the user's logits processors, `sampling.processors`, to the logits (V,) of a row. A UserError for a result
+    of another shape, NaN or infinity, and any exception of a processor, is stored in errors[row] or, without `errors`,
+    raised."""
     try:
         for i, processor in enumerate(sampling.processors):
             changed = processor(history.text(row), logits.clone())  # a processor may change its argument
@@ -166,7 +168,7 @@ def processed(
 
 
 def is_broken(logits: Tensor) -> bool:
-    """Return whether logits have no softmax: one is NaN or infinity."""
+    """Return whether logits have no softmax, because one is NaN or positive infinity."""
     return bool((logits.isnan() | logits.isposinf()).any())
 
 

@@ -19,18 +19,18 @@ NOTHING_ALLOWED = "no token may come next: the constraint, bans and processors o
 
 
 class NotANumber(Exception):
-    """Marks a request whose logits are NaN; `nan_error` makes the UserError that names the activation."""
+    """The mark of a request whose logits are NaN; `nan_error` makes the UserError that names the activation."""
 
 
 def no_distribution_error(logits: Tensor, contexts: Sequence[Sequence[int]], model: Decoder) -> UserError:
-    """Return the error for logits (N, V) of which a row has no distribution: NaN, or no allowed token. `contexts` are
-    the tokens before each row."""
+    """Return the error for logits (N, V) of which a row is NaN or allows no token. `contexts` are the tokens before
+    each row, with which the model is run again to find the first NaN."""
     nan = logits.isnan().any(-1)
     return nan_error(model, contexts[int(nan.int().argmax())]) if bool(nan.any()) else UserError(NOTHING_ALLOWED)
 
 
 def nan_error(model: Decoder, tokens: Sequence[int]) -> UserError:
-    """Return the error that names the first activation that is NaN for these tokens."""
+    """Run the model on these tokens, and return an error that names the first activation that is NaN."""
     name = first_nan(model, torch.tensor([list(tokens)], device=model.device))
     return UserError(f"the logits are NaN: the first NaN is in {name}")
 

@@ -19,7 +19,8 @@ from onward.generation.request import Request
 
 
 class NgramIndex:
-    """The tokens that followed each sequence of `size` - 1 tokens of a text, to look up repeated n-grams."""
+    """An index of a text that finds repeated n-grams of `size` tokens: the tokens that followed each sequence of `size`
+    - 1 tokens."""
 
     def __init__(self, size: int) -> None:
         self.size, self.tokens = size, list[int]()
@@ -32,7 +33,7 @@ class NgramIndex:
             self.following[tuple(self.tokens[-self.size : -1])].append(token)
 
     def pop(self) -> None:
-        """Remove the last token."""
+        """Remove the last token of the text."""
         if len(self.tokens) >= self.size:
             self.following[tuple(self.tokens[-self.size : -1])].pop()
         self.tokens.pop()
@@ -43,8 +44,8 @@ class NgramIndex:
 
 
 class TokenCounts:
-    """Counts of tokens for penalties, on the device: which tokens are in the prompts of requests, and how often each
-    was generated."""
+    """Counts of tokens for repetition, frequency and presence penalties, on the device: which tokens are in the prompt
+    of each request, and how often each was generated."""
 
     def __init__(self) -> None:
         self.requests: list[Request | None] = []  # of each row
@@ -52,7 +53,7 @@ class TokenCounts:
         self.prompts = self.generated = torch.empty(0, 0)  # (B, V) of bool, (B, V)
 
     def update(self, requests: Sequence[Request], like: Tensor) -> None:
-        """Assign row i to request i, and count new tokens; `like` (B, V) gives V and the device."""
+        """Assign row i to request i, and count its new tokens; `like` (B, V) gives V and the device."""
         rows = len(requests)
         if rows > len(self.prompts) or self.prompts.device != like.device:
             self.requests, self.counted = [None] * rows, [0] * rows
@@ -71,10 +72,11 @@ class TokenCounts:
 
 
 class RequestHistory(History):
-    """The tokens before each row of logits: prompt and answer of a request, and the draft tokens proposed before the
-    row.
+    """The earlier tokens of each row of logits in speculative decoding: prompt and answer of a request, and the draft
+    tokens proposed before the row.
 
-    `prefixes` holds, for each row of logits, the index of its request and these proposed tokens.
+    `prefixes` holds, for each row of logits, the index of its request and these draft tokens. `counts` and `ngrams` are
+    kept from step to step.
     """
 
     def __init__(
@@ -88,11 +90,11 @@ class RequestHistory(History):
         self.counts, self.ngrams = counts, ngrams
 
     def num_generated(self) -> list[int]:
-        """Return the number of generated and proposed tokens before each row of logits."""
+        """Return the number of generated and draft tokens before each row of logits."""
         return [len(self.requests[i].tokens) + len(proposed) for i, proposed in self.prefixes]
 
     def text(self, row: int) -> Sequence[int]:
-        """Return the prompt, the answer and the proposed tokens before a row of logits."""
+        """Return the prompt, the answer and the draft tokens before a row of logits."""
         i, proposed = self.prefixes[row]
         return [*self.requests[i].prompt, *self.requests[i].tokens, *proposed]
 
@@ -102,7 +104,7 @@ class RequestHistory(History):
         return self.counts.prompts[self.rows(like)] | (generated > 0)
 
     def generated(self, like: Tensor) -> Tensor:
-        """Return how often each token was generated or proposed before each row of logits, (N, V). `like` gives V and
+        """Return how often each token was generated or drafted before each row of logits, (N, V). `like` gives V and
         the device."""
         self.counts.update(self.requests, like)
         generated = self.counts.generated[self.rows(like)]
@@ -114,7 +116,8 @@ class RequestHistory(History):
         return tensor_on(like.device, [i for i, _ in self.prefixes])
 
     def repeats(self, row: int, size: int) -> Iterable[int]:
-        """Return the tokens that, after a row of logits, would repeat an n-gram of `size` tokens."""
+        """Return the tokens that, as the next token of a row, would repeat one of its n-grams of `size` tokens; empty
+        if `size` is 0."""
         if not size:
             return ()
         i, proposed = self.prefixes[row]

@@ -52,7 +52,8 @@ class ContrastiveSearchKeywords(SearchKeywords, ContrastiveKeywords, total=False
 def split(
     keywords: Mapping[str, Any], own: type, default: GenerationOptions
 ) -> tuple[GenerationOptions, dict[str, Any]]:
-    """Split keyword arguments into GenerationOptions and the arguments that the TypedDict `own` declares.
+    """Split keyword arguments into GenerationOptions and the arguments that the TypedDict `own`, the type of a method's
+    further keywords, declares.
 
     The fields of GenerationOptions replace those of the keyword argument `options`, or else of `default`. A value of
     None counts as not given. Raises a UserError for an unknown keyword.

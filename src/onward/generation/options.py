@@ -54,7 +54,7 @@ class GenerationOptions(Sampling):
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:
-    """Convert a JSON schema to text. Raises a UserError if JSON cannot express it."""
+    """Convert a JSON schema, a dict, to text. Raises a UserError if JSON cannot express it."""
     try:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:

@@ -17,7 +17,7 @@ MIN_TEMPERATURE = 1e-6  # lower temperatures count as 0: logits divided by them 
 
 
 def column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return one value per row as a tensor (B, 1) on the device of `like`."""
+    """Return `values`, one per row, as a tensor (B, 1) on the device of `like`."""
     return tensor_on(like.device, values, dtype)[:, None]
 
 
@@ -44,7 +44,7 @@ def repeats(tokens: Sequence[int], size: int) -> set[int]:
 
 
 def ban(logits: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
-    """Set the logits of each row's banned `tokens`, given as token ids per row, to -inf."""
+    """Set the logits of each row's banned `tokens`, lists of token ids, to -inf."""
     rows = [row for row, ids in enumerate(tokens) for _ in ids]
     logits = logits.clone()
     indices = tensor_on(logits.device, [rows, [i for ids in tokens for i in ids]], torch.long)
@@ -52,7 +52,8 @@ def ban(logits: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
 
 
 def force(logits: Tensor, token: Sequence[int | None]) -> Tensor:
-    """Force a token per row: set its logit to 0 and all others to -inf. Rows with None stay unchanged."""
+    """Force one token per row: set its logit to 0 and all others to -inf. Rows for which `token` has None stay
+    unchanged."""
     forced = tensor_on(logits.device, [-1 if t is None else t for t in token])[:, None]
     keep = (forced < 0) | (torch.arange(logits.size(1), device=logits.device) == forced)
     return torch.where((forced >= 0) & keep, 0.0, logits).masked_fill(~keep, -math.inf)
@@ -78,8 +79,8 @@ def keep_top_k(logits: Tensor, k: Sequence[int]) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, p: Sequence[float]) -> Tensor:
-    """Keep each row's smallest set of likeliest tokens whose total probability is at least p; set the others to -inf
-    (Holtzman et al. 2020)."""
+    """Keep each row's smallest set of likeliest tokens whose total probability is at least the row's `p`; set the
+    others to -inf (Holtzman et al. 2020)."""
     ranked, order = logits.sort(-1, descending=True)
     shares = ranked.softmax(-1)
     out = shares.cumsum(-1) - shares >= column([value if value < 1 else math.inf for value in p], logits)
@@ -87,15 +88,15 @@ def keep_top_p(logits: Tensor, p: Sequence[float]) -> Tensor:
 
 
 def keep_min_p(logits: Tensor, share: Sequence[float]) -> Tensor:
-    """Keep tokens with at least the fraction `share` of the likeliest token's probability; set the others to -inf
-    (Nguyen et al. 2024)."""
+    """Keep the tokens whose probability is at least `share` times that of the row's likeliest token; set the others to
+    -inf (Nguyen et al. 2024)."""
     shares = logits.softmax(-1)
     return logits.masked_fill(shares < column(share, logits) * shares.amax(-1, keepdim=True), -math.inf)
 
 
 def keep_typical(logits: Tensor, p: Sequence[float]) -> Tensor:
-    """Keep the tokens whose surprise -log p is nearest to the entropy, until their total probability reaches `p`; set
-    the others to -inf (Meister et al. 2023)."""
+    """Keep the tokens whose surprise, the negative log-probability, is nearest to the entropy, until their total
+    probability reaches the row's `p`; set the others to -inf (Meister et al. 2023)."""
     surprise = -logits.log_softmax(-1)
     shares = logits.softmax(-1)
     entropy = (shares * surprise).nansum(-1, keepdim=True)  # a token without probability adds nothing

@@ -18,13 +18,13 @@ DEFAULT_NEW_TOKENS = 256
 
 
 def default_new_tokens(room: int) -> int:
-    """Return the default for the most new tokens of an answer: DEFAULT_NEW_TOKENS, or `room`, the tokens that the
-    context still holds, if fewer."""
+    """Return the default maximum number of new tokens: DEFAULT_NEW_TOKENS, or `room`, the number of tokens that still
+    fit into the context, if that is less; at least 1."""
     return max(1, min(DEFAULT_NEW_TOKENS, room))
 
 
 def prompts_of(prompt: str | Sequence[Prompt]) -> list[Prompt]:
-    """Return a text as a list of one prompt, and a sequence of prompts as a list."""
+    """Return a list of prompts: a text becomes a list of one prompt."""
     return [prompt] if isinstance(prompt, str) else list(prompt)
 
 
@@ -35,7 +35,7 @@ def prompt_tokens(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
 
 
 def continued(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:
-    """Decode tokens to the text that they add after the tokens `before`."""
+    """Decode the tokens of an answer; `before` are the tokens of its prompt, which may affect its first characters."""
     answer = Answer(tokenizer, before)
     for token in tokens:
         answer.push(token)
@@ -45,8 +45,8 @@ def continued(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]
 def requests_for(
     engine: Engine, tokenizer: Tokenizer, prompts: Sequence[Prompt], options: GenerationOptions
 ) -> dict[Request, Answer]:
-    """Make n requests for each prompt, to be added to an engine; returns each request with its Answer, whose text grows
-    as the engine steps. The engine is read, not changed, so that any thread may call this while it steps.
+    """Make options.n requests for each prompt, to be added to an engine; returns each request with its Answer, whose
+    text grows as the engine steps. The engine is not changed, so that any thread may call this while it steps.
 
     Request i, counted over all prompts, has the seed options.seed + i, or a random one. Requests with one prompt share
     its prefill. By default an answer has at most DEFAULT_NEW_TOKENS tokens, or as many as the context has room for.
@@ -80,8 +80,9 @@ def requests_for(
 def submit(
     engine: Engine, tokenizer: Tokenizer, prompts: Sequence[Prompt], options: GenerationOptions
 ) -> dict[Request, Answer]:
-    """Add the requests of `requests_for` to an engine, and return them. Of several requests, one that can never be
-    answered fails alone, see `Request.error`."""
+    """Make requests for the prompts as `requests_for` does, and add them to an engine; returns each request with its
+    Answer. Of several requests, one that can never be answered fails alone, with `Request.error` set; the error of an
+    only request is raised."""
     answers = requests_for(engine, tokenizer, prompts, options)
     for number, request in enumerate(answers):
         try:

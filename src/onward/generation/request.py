@@ -16,14 +16,15 @@ from onward.generation.sampling import Sampling
 
 @runtime_checkable
 class Constraint(Protocol):
-    """The interface of a constraint on the text of one answer, such as a regular expression, at its current token."""
+    """The interface of a constraint on the text of one answer, such as a regular expression. The object is the
+    constraint's state after the tokens so far."""
 
     def allowed(self) -> Tensor:
         """Return a mask (V,) that is True for the tokens that are allowed next."""
         ...
 
     def accept(self, token: int) -> bool:
-        """Advance by a token; returns False if the token was not allowed, or if no token may follow it."""
+        """Advance by a token; returns False if the token was not allowed, or if no further token may follow."""
         ...
 
     def copy(self) -> Constraint:
@@ -32,7 +33,7 @@ class Constraint(Protocol):
 
 
 def random_seed() -> int:
-    """Draw a seed for a request without one."""
+    """Draw a random seed of 63 bits, for a request without a seed."""
     return secrets.randbits(63)
 
 
@@ -82,7 +83,7 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """The most tokens that may still be generated."""
+        """The maximum number of tokens that may still be generated."""
         return self.max_new_tokens - len(self.tokens)
 
     @property
@@ -97,10 +98,11 @@ class Request:
 
     @property
     def context(self) -> list[int]:
-        """The tokens from which the next one is predicted, as a new list."""
+        """The tokens from which the next one is predicted: prompt and answer or, once the context has slid, the later
+        ones; a new list."""
         return self.context_from(0)
 
     def context_from(self, index: int) -> list[int]:
-        """Return the tokens of the context from this index on, at a cost in proportion to their number."""
+        """Return the tokens of `context` from index `index` on, in time proportional to their number."""
         index += self.start - len(self.prompt)
         return self.tokens[index:] if index >= 0 else self.prompt[index:] + self.tokens

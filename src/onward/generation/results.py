@@ -9,7 +9,8 @@ from onward.generation.logprobs import TokenLogprob
 
 @dataclass(frozen=True)
 class Completion:
-    """An answer to a prompt as text and tokens, with the reason why it ended and figures of its generation."""
+    """An answer to a prompt as text and tokens, with the reason why it ended and the counts of its decoding steps and
+    draft tokens."""
 
     text: str
     tokens: list[int]  # without the stop token, but including the tokens of a stop text

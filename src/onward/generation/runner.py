@@ -25,9 +25,10 @@ MAX_VIEWS = 64  # views that are kept
 
 
 class Runner:
-    """Runs a model over the rows of its cache. After `compile_after` steps (None: never), a decoding step is compiled.
+    """The calls of a model over the rows of a KV cache, for an engine. After `compile_after` steps (None: never), a
+    decoding step is compiled.
 
-    Views of the cache are made once per range of rows and bucket of length, and reused in later steps. While the same
+    Views of the cache are made once per range of rows and rounded length, and reused in later steps. While the same
     rows decode, sampled tokens and positions stay on the device: the next step needs no copy from the host.
     `state.follow()` is called before each step.
     """
@@ -45,7 +46,8 @@ class Runner:
         self.positions = self.sampled = torch.empty(0)  # on the device: these positions, the sampled tokens; (B,)
 
     def view(self, first: int, end: int, length: int) -> CacheView:
-        """Return a view of rows first to end - 1 of the cache, with the slots of positions below `length`."""
+        """Return a view of rows first to end - 1 of the cache, with the slots of positions below `length`, rounded
+        up."""
         if self.capacity != self.cache.capacity:  # a cache that grew has other tensors
             self.views.clear()
             self.capacity = self.cache.capacity
@@ -57,7 +59,7 @@ class Runner:
         return self.views[key]
 
     def adapter(self, name: str | None) -> str:
-        """Return the name of the adapter that a request uses: `name` or, for None, the adapter in use. Raises a
+        """Return the name of the LoRA adapter that a request uses: `name` or, for None, the adapter in use. Raises a
         UserError if the model does not have it."""
         self.selection = selection(self.model)
         if name is None:
@@ -68,8 +70,9 @@ class Runner:
     def forward_rows(
         self, first: int, pieces: Sequence[Sequence[int]], starts: Sequence[int], adapters: Sequence[str] = ()
     ) -> Tensor:
-        """Run the model on a piece of tokens per row, in the rows from `first` on, at positions from `starts` on;
-        returns the hidden states (B, T, D). `adapters` names the adapter of each row; empty: the adapter in use.
+        """Run the model on the next tokens of each row (`pieces`), in the rows from `first` on, at positions from
+        `starts` on; returns the hidden states (B, T, D). `adapters` names the adapter of each row; empty: the adapter
+        in use.
 
         Shorter pieces are padded with their own last token: NaN from a token never reaches another row.
         """
@@ -80,19 +83,21 @@ class Runner:
             return self.model.hidden(tokens, positions, view)
 
     def inputs(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return tokens and positions, each (B, T), of pieces of equal length that begin at positions `starts`."""
+        """Return the model's inputs, tokens and positions, each (B, T), for `pieces`, token lists of equal length that
+        begin at positions `starts`."""
         tokens = tensor_on(self.model.device, pieces)
         return tokens, tensor_on(self.model.device, starts)[:, None] + torch.arange(
             tokens.size(1), device=tokens.device
         )
 
     def using(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
-        """Return a context in which each row uses its adapter; if `adapters` is empty, the adapter in use."""
+        """Return a context in which each row uses the adapter named for it; if `adapters` is empty, the adapter in
+        use."""
         return self.selection.use(adapters) if adapters else nullcontext()
 
     def decode(self, requests: Sequence[Request]) -> Tensor:
-        """Run the model on the last token of each request; returns the logits (B, V) after it. Request i is in row
-        i."""
+        """Run the model on the last token of each request; returns the logits (B, V) after it. Request i is in row i of
+        the cache."""
         starts, adapters = [request.num_cached for request in requests], [r.adapter or "" for r in requests]
         if not self.follows(requests, starts):
             device = self.model.device
@@ -111,18 +116,19 @@ class Runner:
         self.sampled_for, self.sampled = list(requests), sampled
 
     def forget(self) -> None:
-        """Discard the tokens and positions kept on the device, so that the next decoding step copies them there from
-        its requests."""
+        """Discard the tokens and positions kept on the device, so that the next decoding step copies them from its
+        requests."""
         self.decoding = []
 
     def logits(self, hidden: Tensor, adapters: Sequence[str] = ()) -> Tensor:
-        """Compute the logits (N, V) of hidden states (N, D), each row with its adapter."""
+        """Compute the logits (N, V) of hidden states (N, D), each row with the adapter named for it (empty: the adapter
+        in use)."""
         with self.using(adapters):
             return self.model.logits(hidden[None])[0]
 
     def follows(self, requests: Sequence[Request], starts: Sequence[int]) -> bool:
-        """Return whether the tokens kept on the device are the inputs of this step: the same requests, each one
-        position after the last call. If so, advances `positions`."""
+        """Return whether the tokens kept on the device are the inputs of this decoding step: the requests are those of
+        the last step, and each of their positions in `starts` is one higher. If so, advances `positions`."""
         if self.decoding != list(requests) or self.sampled_for != self.decoding:
             return False
         if any(start != before + 1 for start, before in zip(starts, self.starts)):

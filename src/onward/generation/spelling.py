@@ -29,8 +29,8 @@ STEPS = (1 / 64, 1 / 4, 4)  # the cost of a token in three searches: for long en
 
 
 class Spelling:
-    """The texts that the tokens of a vocabulary, given by their bytes in `pieces`, can spell: sequences of
-    `generators`, the tokens that are not themselves sequences of shorter tokens."""
+    """The set of texts that the tokens of a vocabulary can spell. `pieces` are the bytes of the tokens; `generators`
+    are the tokens that are not themselves sequences of shorter tokens."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         pieces = {piece for piece in pieces if piece}
@@ -48,22 +48,23 @@ class Spelling:
 
     @cached_property
     def prefix_free(self) -> bool:
-        """Whether no generator (a token that is not a sequence of shorter tokens) begins with another one, so that a
-        text divides into generators in only one way."""
+        """Whether no token in `generators` (those that are not sequences of shorter tokens) begins with another one, so
+        that a text divides into generators in only one way."""
         ranked = sorted(self.generators)
         return not any(second.startswith(first) for first, second in pairwise(ranked))
 
     @cached_property
     def expression(self) -> str:
-        """The regular expression of all texts that tokens can spell, for a grammar with `allow_invalid_utf8`."""
+        """The regular expression of all texts that the tokens can spell, for an llguidance grammar with
+        `allow_invalid_utf8`."""
         characters = {piece: character(piece) for piece in sorted(self.generators)}
         classes = "".join(f"\\x{{{ord(c):x}}}" for c in characters.values() if c)
         rest = "|".join("".join(f"\\x{b:02x}" for b in piece) for piece, c in characters.items() if not c)
         return f"({'|'.join([f'(?u:[{classes}])'] * bool(classes) + [f'(?-u:{rest})'] * bool(rest))})*"
 
     def covers(self, schema: str) -> bool:
-        """Return whether tokens can complete every prefix of JSON that conforms to a schema, given as text; False if in
-        doubt."""
+        """Return whether tokens can complete every prefix of JSON that conforms to `schema`, a JSON schema as text;
+        False if in doubt."""
         spelled = lambda c: c in self.generators or all(bytes([b]) in self.generators for b in c)
         partial = [piece for piece in self.generators if character(piece) is None]  # bytes of incomplete characters
         completable = not partial or (self.generators >= CONTINUATION and max(map(len, partial)) == 1)
@@ -72,17 +73,18 @@ class Spelling:
 
 
 def character(piece: bytes) -> str | None:
-    """Return the character that these bytes spell; None if they spell a part of a character, or more than one
+    """Return the character that the bytes of a token spell; None if they spell a part of a character, or more than one
     character."""
     text = piece.decode(errors="ignore")
     return text if len(text) == 1 and text.encode() == piece else None
 
 
 class Search:
-    """Searches for token sequences that complete an answer under a grammar.
+    """A search for token sequences that complete an answer under a grammar.
 
     `ids` maps the bytes of the tokens to search with to their ids, and `end` is the id of the grammar's end token.
-    Characters of `hint` are tried first, then those that end JSON, then other characters of `text`.
+    Characters of `hint` are tried first, then those that end JSON, then other characters of `text`, the text of the
+    grammar.
     """
 
     def __init__(self, ids: Mapping[bytes, int], hint: str, text: str, end: int) -> None:
@@ -102,8 +104,8 @@ class Search:
         self.weights = np.array([SPACE_COST if piece.isspace() else 1 for piece in pieces])
 
     def after(self, matcher: LLMatcher, token: int, known: Sequence[int]) -> Sequence[int] | None:
-        """Return tokens that complete the answer after `token`; None if the search finds none. `known` are tokens that
-        complete the answer before `token` is added."""
+        """Return tokens that complete the answer after `token`, the next token of `matcher`; None if the search finds
+        none. `known` are tokens that complete the answer before `token` is added."""
         for guess in (known[1:], known):  # the token is the first known one, or one of a run of equal tokens
             if matcher.validate_tokens([token, *guess, self.end]) == len(guess) + 2:
                 return guess
@@ -112,14 +114,16 @@ class Search:
         return self.find(following)
 
     def find(self, matcher: LLMatcher) -> list[int] | None:
-        """Return tokens that complete the answer; None if there are none, or none that the best-first searches find."""
+        """Return tokens that complete the answer after the tokens that `matcher` has consumed; None if no search finds
+        any."""
         return next((path for step in STEPS if (path := self.best_first(matcher, step)) is not None), None)
 
     def best_first(self, matcher: LLMatcher, step: float) -> list[int] | None:
-        """Search for tokens that complete the answer, cheapest first; returns None if TRIES states do not suffice.
+        """Search for tokens that complete the answer, cheapest first; returns None if TRIES states of the grammar do
+        not suffice.
 
-        A token costs `step`, plus 0 for the first choice of the order, 1 for the second, 2 for the third and so on;
-        white space costs SPACE_COST times this addition.
+        A token costs `step`, plus its rank among the allowed tokens, in order of preference from 0 on; for white space
+        the rank is multiplied by SPACE_COST.
         """
         order = count(0, -1)  # of states with equal cost, the latest first
         states: list[tuple[float, int, float, LLMatcher, list[int], np.ndarray, int]] = []

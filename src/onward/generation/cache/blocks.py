@@ -23,8 +23,8 @@ from onward.model.paged import NULL_BLOCK, PagedKVCache, max_blocks
 
 
 class BlockPool:
-    """The blocks of a paged cache for the layers with one window size: `count` blocks of `size` positions, numbered
-    from 1.
+    """The blocks of a paged cache for all layers with one attention window: `count` blocks of `size` positions,
+    numbered from 1.
 
     Each row of the cache has a list of blocks; blocks behind the window are freed and replaced by NULL_BLOCK.
     `ref_counts` is the number of rows that hold each block. Blocks without references are free, but keep their hash
@@ -47,27 +47,27 @@ class BlockPool:
         return max(0, start - self.window + 1) // self.size if self.window else 0
 
     def prefix_blocks(self, hashes: Sequence[bytes]) -> list[int]:
-        """Return the registered blocks with these hashes, for the beginning of a new row; NULL_BLOCK stands for blocks
+        """Return the blocks registered under the `hashes` of a new row's first blocks; NULL_BLOCK stands for blocks
         behind the window."""
         first = self.first_visible(len(hashes) * self.size)
         return [NULL_BLOCK] * first + [self.hash_to_block[h] for h in hashes[first:]]
 
     def allocate(self) -> int:
-        """Take a block from the free list, with one reference."""
+        """Take a block from the free list and count one reference to it; returns the number of the block."""
         block, _ = self.free.popitem(last=False)
         self.unregister(block)
         self.ref_counts[block] = 1
         return block
 
     def acquire(self, block: int) -> int:
-        """Add a reference to a block; returns the block."""
+        """Add a reference to a block, which is then not free; returns the block. NULL_BLOCK has no references."""
         if block != NULL_BLOCK:
             self.ref_counts[block] += 1
             self.free.pop(block, None)
         return block
 
     def release(self, block: int) -> None:
-        """Remove a reference to a block."""
+        """Remove a reference to a block; without references the block is free."""
         if block == NULL_BLOCK:
             return
         self.ref_counts[block] -= 1
@@ -77,13 +77,14 @@ class BlockPool:
                 self.free.move_to_end(block, last=False)
 
     def unregister(self, block: int) -> None:
-        """Remove the hash of a block."""
+        """Remove the hash of a block, so that no other row shares the block."""
         block_hash, self.block_hashes[block] = self.block_hashes[block], None
         if block_hash is not None:
             del self.hash_to_block[block_hash]
 
     def register(self, row: int, first: int, hashes: Sequence[bytes]) -> None:
-        """Register the blocks of a row, from index `first` on, under these hashes."""
+        """Register the blocks of a row, from index `first` on, under these hashes of their tokens, so that rows with
+        the same prefix can share them."""
         for block, block_hash in zip(self.row_blocks[row][first:], hashes):
             if block != NULL_BLOCK and self.block_hashes[block] is None and block_hash not in self.hash_to_block:
                 self.block_hashes[block], self.hash_to_block[block_hash] = block_hash, block
@@ -158,7 +159,7 @@ class BlockPool:
 
 
 class BlockManager(CacheManager):
-    """Assigns the rows and blocks of a PagedKVCache to requests.
+    """The manager of a PagedKVCache: assigns its rows and blocks to requests.
 
     `allocate` shares the registered blocks of the longest cached prefix of the request's tokens, in all layers or in
     none. A shared block is copied before a row writes to it. `reserve` frees blocks behind the window and blocks from
@@ -194,8 +195,8 @@ class BlockManager(CacheManager):
         return num_shared * self.block_size
 
     def longest_prefix(self, hashes: Sequence[bytes]) -> int:
-        """Return the number of blocks in the longest cached prefix of a request whose blocks have these hashes: each
-        block of the prefix that lies in a pool's window must be registered in that pool."""
+        """Return the number of leading blocks of a request that are cached, given the hashes of all its blocks. In each
+        pool, the blocks of this prefix that lie in the pool's window must be registered."""
         num_shared, runs = 0, dict.fromkeys(self.pools, 0)
         for n, key in enumerate(hashes, 1):
             for window, pool in self.pools.items():
@@ -205,7 +206,8 @@ class BlockManager(CacheManager):
         return num_shared
 
     def reserve(self, row: int, start: int, end: int) -> bool:
-        """Allocate unshared blocks for positions start to end - 1 of a row; see `CacheManager.reserve`."""
+        """Allocate unshared blocks for positions start to end - 1 of a row; returns False, and changes nothing, if too
+        few blocks are free. See `CacheManager.reserve`."""
         if not all(pool.has_capacity(row, start, end) for pool in self.pools.values()):
             return False
         for window, pool in self.pools.items():
@@ -226,8 +228,8 @@ class BlockManager(CacheManager):
             pool.register(row, known - 1, self.hashes[row][known:])
 
     def chain(self, hashes: list[bytes], tokens: Sequence[int]) -> list[bytes]:
-        """Return `hashes` followed by the hashes of the further full blocks of `tokens`. Each hash is computed from the
-        block's tokens and the hash before it."""
+        """Return `hashes` (of the row's leading blocks) followed by the hashes of the further full blocks of `tokens`.
+        Each hash is computed from the block's tokens and the hash before it."""
         hashes = list(hashes)
         for start in range((len(hashes) - 1) * self.block_size, len(tokens) - self.block_size + 1, self.block_size):
             block = array("q", tokens[start : start + self.block_size]).tobytes()
@@ -258,7 +260,7 @@ class BlockManager(CacheManager):
         self.free(source)
 
     def reorder(self, index: Sequence[int]) -> None:
-        """Give row i the blocks of row index[i] for every i; `index` may omit or repeat rows."""
+        """Give row i the blocks of row index[i] for every i; `index` may omit or repeat rows. Used by beam search."""
         for pool in self.pools.values():
             rows = [[pool.acquire(block) for block in pool.row_blocks[i]] for i in index]
             for row, blocks in enumerate(rows):
@@ -267,8 +269,8 @@ class BlockManager(CacheManager):
         self.cache.rope_length[: len(index)] = self.cache.rope_length[torch.tensor(index)]
 
     def dump(self, row: int, length: int) -> dict[str, Tensor]:
-        """Return the cache entries of a row; see `CacheManager.dump`. Raises a UserError if a block that they need was
-        freed."""
+        """Return the cache entries of a row; see `CacheManager.dump`. Raises a UserError if a block with these entries
+        was freed."""
         if not self.can_continue(row, (length - 1) // self.block_size * self.block_size):
             raise UserError(f"a row no longer has the blocks of its first {length} tokens: they cannot be saved")
         return super().dump(row, length)

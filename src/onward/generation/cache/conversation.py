@@ -11,10 +11,10 @@ from onward.model.cache import KVCache
 
 
 class ConversationCache(CacheManager):
-    """A cache of one row that keeps its tokens when a request leaves, so that the next turn of a conversation prefills
-    only its new tokens.
+    """A manager of a cache with one row, for a chat: the row keeps its tokens when a request ends, so that the next
+    turn of the conversation prefills only its new tokens.
 
-    The next request continues after the longest common prefix of its tokens and the kept ones.
+    The next request continues after the longest common prefix of its tokens and the tokens in the row.
     """
 
     @checked
@@ -26,8 +26,8 @@ class ConversationCache(CacheManager):
         self.kind: tuple[str, bytes] = "", b""  # key and rotations with which they were computed
 
     def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
-        """Assign the row to a request, and keep the common prefix of its tokens and the row's; see
-        `CacheManager.allocate`."""
+        """Assign the row to a request, and keep the cached keys and values of the longest common prefix of `tokens` and
+        the row's tokens; see `CacheManager.allocate`."""
         kind = key, rope_key(self.cache.config, rope_length)
         length = min(common_prefix(tokens, self.tokens), len(tokens) - 1) if kind == self.kind else 0
         if not self.can_continue(row, length):
@@ -42,7 +42,7 @@ class ConversationCache(CacheManager):
         return length
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
-        """Record the tokens that the row holds."""
+        """Record `tokens` as the tokens that the row holds."""
         self.tokens = list(tokens)
 
     def free(self, row: int) -> None:

@@ -21,7 +21,7 @@ from onward.model.positions import rotation
 
 
 class CacheManager:
-    """Assigns the rows of a contiguous KVCache to requests.
+    """The manager of a contiguous KVCache: assigns its rows to requests.
 
     A scheduler calls `allocate` when it assigns a row to a request, `reserve` before each call of the model,
     `register_prefix` after the call, and `free` when the request leaves the row.
@@ -52,8 +52,8 @@ class CacheManager:
         return 0
 
     def reserve(self, row: int, start: int, end: int) -> bool:
-        """Prepare positions start to end - 1 of a row for writing, at most a chunk of them; the row holds the positions
-        before.
+        """Prepare positions start to end - 1 of a row for writing: at most `chunk` positions of the cache, directly
+        after the positions that the row holds.
 
         Returns False, and changes nothing, if memory is short.
         """
@@ -92,7 +92,7 @@ class CacheManager:
         self.free(source)
 
     def reorder(self, index: Sequence[int]) -> None:
-        """Copy row index[i] to row i for every i; `index` may omit or repeat rows."""
+        """Copy row index[i] to row i for every i, as beam search does; `index` may omit or repeat rows."""
         rows = torch.tensor(index, device=self.cache.rope_length.device)
         entries = (entry for cache in self.cache.layers for entry in cache.entries.values())
         for tensor in [self.cache.rope_length, *entries]:
@@ -101,8 +101,9 @@ class CacheManager:
         self.used[: len(index)] = [self.used[row] for row in index]
 
     def dump(self, row: int, length: int) -> dict[str, Tensor]:
-        """Return the cache entries that a row with `length` tokens needs to continue from the last token: "layer.entry"
-        -> vectors (T, ...) of all tokens or, in layers with a window, of the last tokens."""
+        """Return the cache entries that a row with `length` tokens needs to continue from the last token, for a file or
+        a later request. The keys are "layer.entry" (layer index, name of the entry); the values are tensors (T, ...) of
+        all tokens or, in layers with a window, of the last tokens."""
         return {
             f"{layer}.{name}": entry[index][0]
             for layer, cache, index in self.needed(row, length)
@@ -110,15 +111,15 @@ class CacheManager:
         }
 
     def load(self, row: int, length: int, vectors: Mapping[str, Tensor]) -> None:
-        """Write to a row the cache entries that `dump` returned for `length` tokens; position length - 1 must be
-        reserved."""
+        """Write `vectors`, which `dump` returned for `length` tokens, to the cache entries of a row; position
+        length - 1 must be reserved."""
         for layer, cache, index in self.needed(row, length):
             for name, entry in cache.entries.items():
                 entry[index] = vectors[f"{layer}.{name}"][None].to(entry.device)
 
     def needed(self, row: int, length: int) -> Iterator[tuple[int, LayerCache, tuple[Tensor, Tensor]]]:
-        """Yield each layer, its cache, and the slot indices of the positions that the block of position length - 1
-        attends to."""
+        """Yield (layer index, cache of the layer, slot indices) for each layer: the slots in a row's cache of the
+        positions that queries in the block of position length - 1 attend to."""
         size = self.block_size
         for layer, cache in enumerate(self.cache.view(row, row + 1).layers):
             first = max(0, (length - 1) // size * size - cache.window + 1) // size * size if cache.window else 0
@@ -128,8 +129,8 @@ class CacheManager:
 
 @lru_cache(maxsize=256)
 def rope_key(config: DecoderConfig, rope_length: int) -> bytes:
-    """Return a key that is equal for two values of `rope_length` if rotary positions rotate equally: the cosines and
-    sines at position 1."""
+    """Return the cosines and sines at position 1 as bytes. They are equal for two values of `rope_length`, the length
+    for which rotary positions are scaled, if cached keys are rotated equally and can be shared."""
     first, length = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1, 1), rope_length, dtype=torch.float64)
     widths = [(at(config.position, i), at(config.attention, i).rope_width(config)) for i in range(config.n_layers)]
     rotations = [rotation(position, width, first, length) for position, width in dict.fromkeys(widths)]

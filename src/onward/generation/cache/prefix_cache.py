@@ -19,10 +19,11 @@ from onward.generation.cache.prefix_files import PrefixFiles
 
 
 class PrefixCache:
-    """Allocates rows that hold the longest cached prefix of a request's tokens.
+    """A cache of prompt prefixes: assigns rows of a KV cache to requests, and fills each row with the longest cached
+    prefix of the request's tokens.
 
-    `manager` owns the cache, `files` are prompts on disk, and `state` reports changes of the model's weights, hooks and
-    edits; None: the model never changes.
+    `manager` owns the KV cache, `files` are prompts on disk, and `state` reports changes of the model's weights, hooks
+    and edits; None: the model never changes.
     """
 
     def __init__(
@@ -33,9 +34,11 @@ class PrefixCache:
         self.model: str | None = ""  # name of the model at the last admission; None: nothing is shared
 
     def model_changed(self, admitting: bool) -> bool:
-        """Return whether the model has changed since the last call.
+        """Return whether the model has changed since the last call, so that cached keys and values are no longer
+        shared.
 
-        If `admitting`, all weights are read: PyTorch does not count changes through `data`, such as `p.data.mul_(2)`.
+        If `admitting` (a request is about to be assigned to a row), all weights are read: PyTorch does not count
+        changes through `data`, such as `p.data.mul_(2)`.
         """
         if self.state is None:
             return False
@@ -53,8 +56,8 @@ class PrefixCache:
         return self.state.fingerprint()
 
     def key(self, adapter: str) -> str | None:
-        """Return the key of keys and values that the model now computes with an adapter; None if they are not
-        shared."""
+        """Return a text that names the model as of the last admission and an adapter: requests share cached keys and
+        values only if their keys are equal. None if they are not shared."""
         return None if self.model is None else f"{self.model} {adapter}"
 
     def allocate(
@@ -63,8 +66,8 @@ class PrefixCache:
         """Assign `row` to a request that begins with `tokens`, and fill it with their longest cached prefix.
 
         `rows` are the tokens that each row in use holds and may share. `rope_length` is the length for which rotary
-        positions are scaled. `key` names the model and the adapter that cached tokens must come from; with None, none
-        are used. Returns the number of tokens that the row then holds; None if memory is short now.
+        positions are scaled. `key` names the model and the adapter that cached tokens must come from; with None, no
+        cached tokens are used. Returns the number of tokens that the row then holds; None if memory is short now.
         """
         if key is None:  # a key that nothing else has
             return self.manager.allocate(row, tokens, rope_length, secrets.token_hex())
@@ -77,8 +80,8 @@ class PrefixCache:
     def fork(
         self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]], cached: int
     ) -> int:
-        """Copy the longest common prefix of `tokens` and another row to `row`, if it is longer than `cached` tokens.
-        Returns its length, or 0 if nothing is copied."""
+        """Copy to `row` the longest common prefix of `tokens` and another row, if it is longer than `cached` tokens;
+        `rows` are the tokens of each row. Returns the length of the prefix, or 0 if nothing is copied."""
         best, source = cached, None
         for other, row_tokens in enumerate(rows):
             length = min(common_prefix(tokens, row_tokens), len(tokens) - 1)
@@ -92,12 +95,13 @@ class PrefixCache:
         return best
 
     def register(self, row: int, tokens: Sequence[int]) -> None:
-        """Register the tokens that a row holds; see `CacheManager.register_prefix`."""
+        """Record that a row holds `tokens`, so that later requests may share them; see
+        `CacheManager.register_prefix`."""
         self.manager.register_prefix(row, tokens)
 
     def keep(self, row: int, tokens: Sequence[int], key: str) -> None:
-        """Save the keys and values of a row that holds these tokens to a file, under the `key` of its model and
-        adapter. Does nothing without `files`, or if the model has changed since the last admission. Warns if the
+        """Save the keys and values of a row, which holds `tokens`, to a file; `key` names the model and the adapter.
+        Does nothing without `files`, or if the model has changed since the last admission of a request. Warns if the
         file cannot be written."""
         if self.files is None or self.model_name() != self.model:
             return

@@ -20,12 +20,13 @@ from onward.model.decoder import Decoder
 
 
 class PrefixFiles:
-    """A folder of prefilled prompts of one model: the backend of a PrefixCache that persists. Each file holds the keys
+    """A folder of prefilled prompts of one model, which a PrefixCache loads after a restart. Each file holds the keys
     and values of one cache row, as safetensors.
 
-    A file's name is a hash of the tokens, a key of the model and its adapter, the config, and the dtypes and shapes of
-    the cache's entries. The key is by default the fingerprint of the model as it is. A file is written atomically and
-    has a checksum; damaged files and files under a wrong name are ignored. Files are never removed.
+    A file's name is a hash of the tokens, a key that names the model and its adapter, the config, and the dtypes and
+    shapes of the cache's entries. The key is by default the model's fingerprint, a hash of its structure and weights. A
+    file is written atomically and has a checksum; damaged files and files under a wrong name are ignored. Files are
+    never removed.
     """
 
     def __init__(self, folder: Path, model: Decoder) -> None:
@@ -65,8 +66,9 @@ class PrefixFiles:
         return cached
 
     def save(self, manager: CacheManager, row: int, tokens: Sequence[int], key: str | None = None) -> Path:
-        """Save the keys and values of a cache row to a file; returns its path. The row holds `tokens`, and at most a
-        chunk of further ones, which are not saved.
+        """Save the keys and values of the first tokens of a cache row, `tokens`, to a file; returns its path. The row
+        may hold at most `chunk` further tokens, which are not saved. `key` names the model and the adapter, by default
+        the model as it is.
 
         Raises a UserError if the file cannot be written, or if no key is given and the model has hooks or edits.
         """
@@ -82,8 +84,8 @@ class PrefixFiles:
         return path
 
     def name_hash(self, manager: CacheManager, rope_length: int, key: str) -> hashlib._Hash:
-        """Return the unfinished hash of a file name, of the model's `key`, the config, `rope_length` and the layout of
-        the cache; the tokens are still to be added."""
+        """Return the SHA-256 object for a file name, updated with the config, the cache's layout, the rotary scaling
+        for `rope_length` and `key`; the caller adds the tokens."""
         config, layers = self.model.config, manager.cache.layers
         kinds = [(name, t.dtype, t.shape[2:]) for layer in layers for name, t in layer.entries.items()]
         identity = config, kinds, manager.block_size, rope_key(config, rope_length), key
@@ -91,12 +93,12 @@ class PrefixFiles:
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor."""
+    """Return the bytes of a tensor, for a checksum."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def checksum(name: str, vectors: Mapping[str, Tensor]) -> str:
-    """Return a hash of a file's name and of all tensors in it."""
+    """Return the SHA-256 of a file's name and of all tensors in it, as hexadecimal text."""
     digest = hashlib.sha256(name.encode())
     for key in sorted(vectors):
         digest.update(key.encode())
@@ -105,7 +107,8 @@ def checksum(name: str, vectors: Mapping[str, Tensor]) -> str:
 
 
 def read(path: Path) -> dict[str, Tensor] | None:
-    """Read the tensors of a file; returns None if it is missing, damaged, or was saved under another name."""
+    """Read the tensors of a prefilled prompt; returns None if the file is missing, damaged, or was saved under another
+    name."""
     try:
         with safe_open(path, framework="pt") as file:
             vectors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -12,8 +12,9 @@ from onward.generation.request import Request
 
 
 class LookupDraft:
-    """A draft that proposes up to `num_draft_tokens` tokens: those that followed the last occurrence of the text's
-    final n-gram of at most `ngram` tokens (prompt lookup decoding, Saxena 2023)."""
+    """A draft for speculative decoding that looks up earlier text (prompt lookup decoding, Saxena 2023). It proposes
+    the up to `num_draft_tokens` tokens that followed the last occurrence of the text's final n-gram of at most `ngram`
+    tokens."""
 
     manager: CacheManager | None = None
 
@@ -24,7 +25,7 @@ class LookupDraft:
         self.indices: WeakKeyDictionary[Request, LookupIndex] = WeakKeyDictionary()
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
-        """Do nothing: a look-up needs no preparation."""
+        """Do nothing: a look-up needs no preparation for an engine."""
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
         """Propose the tokens after the last occurrence of each request's final n-gram, at most room[i] for
@@ -39,14 +40,14 @@ class LookupDraft:
 
 
 class LookupIndex:
-    """For each n-gram of a text of at most `ngram` tokens, the position after its last occurrence. Adding a token costs
-    O(ngram)."""
+    """An index of a text's n-grams of at most `ngram` tokens: the position after the last occurrence of each. Adding a
+    token costs O(ngram)."""
 
     def __init__(self, ngram: int) -> None:
         self.ngram, self.tokens, self.ends = ngram, list[int](), dict[tuple[int, ...], int]()
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text."""
+        """Append tokens to the indexed text."""
         for token in tokens:
             end = len(self.tokens)
             for size in range(1, min(self.ngram, end) + 1):

@@ -9,7 +9,8 @@ LEAST = 8  # the fewest steps without proposals whose mean time is used
 
 @dataclass
 class SpeculationTimes:
-    """The seconds of decoding steps with and without proposals, from which the speed-up of speculation is computed."""
+    """The seconds of decoding steps with and without draft tokens, from which the speed-up of speculative decoding is
+    computed."""
 
     seconds: float = 0.0  # seconds of steps with proposals, drafting included
     drafting: float = 0.0  # seconds of the draft, included in `seconds`
@@ -19,8 +20,8 @@ class SpeculationTimes:
     plain_steps: int = 0
 
     def add(self, seconds: float, drafting: float, tokens_per_row: float, speculated: bool) -> None:
-        """Count a step of `seconds`, `drafting` of them spent by the draft, that gave `tokens_per_row` new tokens per
-        request; `speculated` says whether it had proposals."""
+        """Count a decoding step of `seconds`, of which the draft took `drafting`, that gave `tokens_per_row` new tokens
+        per request; `speculated` is True if draft tokens were proposed in this step."""
         if speculated:
             self.seconds, self.drafting = self.seconds + seconds, self.drafting + drafting
             self.tokens_per_row, self.steps = self.tokens_per_row + tokens_per_row, self.steps + 1
@@ -28,10 +29,11 @@ class SpeculationTimes:
             self.plain_seconds, self.plain_steps = self.plain_seconds + seconds, self.plain_steps + 1
 
     def speed_up(self) -> float | None:
-        """Return how many times as fast decoding was as without proposals; None if no step had proposals.
+        """Return the speed of decoding with draft tokens divided by the speed without them; None if no step had draft
+        tokens.
 
-        The time without proposals is the mean of the steps without them, if there were at least LEAST; else the mean
-        time of verification, which is not less: the result is then an upper bound.
+        The time without them is the mean of the steps that had none, if there were at least LEAST; else the mean time
+        of verification, which is not less: the result is then an upper bound.
         """
         if not self.steps:
             return None

@@ -53,9 +53,10 @@ class Engine:
     which by default is contiguous and grows; with a draft its chunk must exceed `draft.num_draft_tokens`.
 
     While requests decode, a prompt of more than `prefill_budget` tokens (None: a chunk of the cache) is prefilled in
-    pieces of as many, and shorter ones together, up to 4 times as many. Each piece waits until the steps since the one
-    before have taken as long as that: a long prompt at most doubles the mean time between the tokens of others. While
-    more prompts are read than requests decode, pieces are as many times longer, and wait for as many times less.
+    pieces of this length; several shorter prompts are prefilled together, up to 4 times as many tokens. A piece waits
+    until decoding steps have taken as long as the piece before: a long prompt at most doubles the mean time between the
+    tokens of other requests. While more requests prefill than decode, pieces are longer and wait less by the ratio of
+    the two numbers.
 
     A decoding step is compiled after `compile_after` uncompiled steps with as many rows (None: never). On a CPU this
     takes about a second per model; on CUDA the step is captured as a graph.
@@ -155,7 +156,8 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, int]]:
-        """Run one step; returns the new tokens as pairs (request, token)."""
+        """Run one step: a decoding step of all requests that decode, a piece of prefill, or both. Returns the new
+        tokens as pairs (request, token)."""
         with without_dropout(self.model):
             self.runner.state.follow()
             schedule, start = self.scheduler.schedule(), perf_counter()
@@ -178,14 +180,16 @@ class Engine:
             return new
 
     def propose(self, schedule: Schedule) -> list[Proposal]:
-        """Return the draft's proposal for each request that decodes; without a draft, empty proposals."""
+        """Return the draft tokens for each request that decodes, as proposed by the engine's draft; without a draft,
+        empty proposals."""
         if self.draft and schedule.decode:
             return self.draft.propose(schedule.decode, schedule.room)
         return [Proposal() for _ in schedule.decode]
 
     def forward(self, schedule: Schedule, proposals: list[Proposal]) -> tuple[list[Request], list[Proposal], Tensor]:
-        """Run the model on the scheduled tokens. Returns the requests that sample a token, the proposal for each, and
-        the logits (N, V) after its last token and after each proposed token."""
+        """Run the model on the scheduled tokens, and on the draft tokens in `proposals`. Returns the requests that
+        sample a token, the proposal for each, and the logits (N, V) after each request's last token and after each
+        draft token."""
         requests, logits = list(schedule.decode), list[Tensor]()
         if requests:
             with labeled([row_of(r, 1 + len(p.tokens)) for r, p in zip(requests, proposals)]):
@@ -235,7 +239,8 @@ class Engine:
 
 
 def row_of(request: Request, tokens: int) -> Row:
-    """Return the label of a cache row for tracing: its request, and the `tokens` tokens that are processed next."""
+    """Return the label of a cache row for tracing, which records activations by request: the row's request, and the
+    number of its tokens that are processed next."""
     return Row(request, tokens, len(request.tokens), request.start + request.num_cached)
 
 
@@ -243,7 +248,8 @@ def receive(
     request: Request, proposal: Proposal, tokens: Sequence[int], logits: Tensor
 ) -> Iterator[tuple[Request, int]]:
     """Append tokens, sampled from logits (T, V), to a request up to the end of its answer; yields (request, token) for
-    each appended token. Raises a UserError if a forced token breaks the constraint."""
+    each appended token. `proposal` are the request's draft tokens, counted in its figures. Raises a UserError if a
+    forced token breaks the constraint."""
     if request.num_logprobs is not None:
         logprobs = token_logprobs(logits[: len(tokens)], tokens, request.num_logprobs)
     request.steps += 1

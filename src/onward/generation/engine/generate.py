@@ -16,7 +16,7 @@ from onward.model.decoder import Decoder
 
 
 class EngineOptions(TypedDict, total=False):
-    """The parameters of an Engine except its model and rows."""
+    """The parameters of an Engine, as keyword arguments of `generate`, except its model and rows."""
 
     cache: CacheManager | None
     stop_token_ids: Collection[int]
@@ -33,7 +33,7 @@ def generate(
     """Continue requests with a new Engine with these options; yields (request, token) for each token as it is
     generated.
 
-    Once all requests are done, raises the error of the first that failed.
+    Once all requests are done, raises the error of the first request that failed.
     """
     engine = Engine(model, rows=max(1, min(len(requests), ROWS)), **options)
     for request in requests:

@@ -33,9 +33,9 @@ class Sampler:
         """Sample the next tokens of each request: its accepted draft tokens and one more, or an exception if the
         request has no next token.
 
-        `logits` (N, V) are, request by request, those after its last token and after each of its draft tokens. Also
-        returns the last token of each request on the device, (B,). An exception after some accepted draft tokens is
-        left to the next step: the result is these tokens alone.
+        `logits` (N, V) are, request by request, those after its last token and after each of its draft tokens
+        (`proposals`). Also returns the last token of each request on the device, (B,). If the exception occurs after
+        some accepted draft tokens, only these are returned, and the next step fails.
         """
         plain = self.sample_plain(logits, requests, proposals)
         return self.shaped.sample(logits, requests, proposals) if plain is None else plain
@@ -43,10 +43,11 @@ class Sampler:
     def sample_plain(
         self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]
     ) -> tuple[list[list[int] | Exception], Tensor] | None:
-        """Sample as `sample` does, by one kernel on a CPU, if only the temperature shapes the distributions of all
-        rows.
+        """Sample as `sample` does, by one kernel on a CPU, if no option but the temperature changes the distribution of
+        any row.
 
-        Returns None on other devices, with other options, and if a row has no distribution.
+        Returns None on other devices, with other options, and if a row has no distribution (all its logits are -inf, or
+        one is NaN).
         """
         if not all(map(is_plain, requests, proposals)):
             return None
@@ -64,7 +65,7 @@ PLAIN = [getattr(Sampling(), name) for name in SHAPING]
 
 
 def is_plain(request: Request, proposal: Proposal) -> bool:
-    """Return whether only the temperature shapes the distribution of a request's next token."""
+    """Return whether no option but the temperature changes the distribution of a request's next token."""
     return (
         not proposal.tokens
         and request.constraint is None
@@ -74,6 +75,6 @@ def is_plain(request: Request, proposal: Proposal) -> bool:
 
 
 def inverse_temperature(temperature: float) -> float:
-    """Return 1 / temperature, the factor of the logits; 0 for a temperature of about 0, which selects the likeliest
-    token."""
+    """Return 1 / temperature, by which logits are multiplied; 0 for a temperature of about 0, which selects the
+    likeliest token."""
     return 0.0 if temperature < MIN_TEMPERATURE else 1 / temperature

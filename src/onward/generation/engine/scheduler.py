@@ -20,8 +20,8 @@ PADDING = 1.25  # prompts are prefilled together where padding makes the call at
 
 @dataclass(frozen=True)
 class Schedule:
-    """The requests that the model processes in one step: those that decode, with the room for draft tokens of each, and
-    those that prefill, with their tokens."""
+    """The requests that the model processes in one step: the decoding requests, with the maximum number of draft tokens
+    for each, and the prefilling requests, with their tokens."""
 
     decode: list[Request]  # row i decodes request i
     room: list[int]  # maximum number of draft tokens for each decoding request
@@ -29,8 +29,8 @@ class Schedule:
 
 
 class Pace:
-    """Decides when the next piece of a prompt is prefilled while other requests decode: once their steps have taken as
-    long as the piece before, in seconds."""
+    """The rule for when the next piece of a prompt is prefilled while other requests decode: once decoding steps have
+    taken as long, in seconds, as the piece before."""
 
     def __init__(self) -> None:
         self.debt = 0.0  # time that decoding has to catch up
@@ -38,7 +38,8 @@ class Pace:
         self.crowd = 1.0  # requests in prefill for each one that decodes; at least 1
 
     def add(self, seconds: float, decoding: bool, prefilling: bool) -> None:
-        """Count a step of `seconds`, which was `decoding` requests, `prefilling` a piece of a prompt, or both."""
+        """Count a step of `seconds`, in which requests decoded (`decoding`), a piece of a prompt was prefilled
+        (`prefilling`), or both."""
         if not decoding:
             self.debt = 0.0
         elif prefilling:
@@ -52,9 +53,10 @@ class Scheduler:
     others prefill.
 
     `prefixes` allocates rows of the cache, and `draft_manager` those of a draft's cache, with the same indices. At most
-    `rows` requests are active. A request whose context exceeds `length` tokens is prefilled again from the later half.
-    A request that can never continue fails alone, with its `error` set. `prefill_budget` is the most tokens of one
-    prompt in a step in which others decode, and a quarter of the most of several; None: a chunk of the cache.
+    `rows` requests are active. A request whose context exceeds `length` tokens is prefilled again from the later half
+    of its context. A request that can never continue fails alone, with its `error` set. `prefill_budget` is the most
+    tokens of one prompt in a step in which others decode; several prompts together may have 4 times as many. None: a
+    chunk of the cache.
     """
 
     def __init__(
@@ -140,8 +142,8 @@ class Scheduler:
         return self.active[: self.num_decoding]
 
     def prefill(self) -> list[tuple[Request, list[int]]]:
-        """Choose the tokens to prefill: a chunk of the first prompt that is not prefilled, or several complete prompts
-        of about the same length. Returns each request with its tokens."""
+        """Choose the tokens to prefill in this step: a chunk of the first prompt that is not prefilled, or several
+        complete prompts of about the same length. Returns pairs (request, tokens)."""
         while self.num_decoding < len(self.active) and not tokens_to_prefill(self.active[self.num_decoding]):
             self.num_decoding += 1  # a preempted request continues
         start, chunk = self.num_decoding, self.manager.cache.chunk
@@ -194,7 +196,8 @@ class Scheduler:
         return sampling
 
     def release(self, requests: Sequence[Request]) -> None:
-        """Remove requests that are done; requests whose context is full wait, to slide and be prefilled again."""
+        """Remove requests that are done from their rows; requests whose context is full return to the queue, to be
+        prefilled again from the later half of their context."""
         for request in requests:
             if request in self.active and (request.done or request.num_context_tokens > self.length):
                 self.leave(self.active.index(request))
@@ -219,7 +222,7 @@ class Scheduler:
         self.active.pop()
 
     def move(self, source: int, target: int) -> None:
-        """Move row `source` to row `target`, which is free."""
+        """Move the request in row `source` to row `target`, which is free."""
         if source != target:
             self.active[target] = self.active[source]
             for manager in self.managers:
@@ -238,22 +241,22 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def too_large(self, request: Request) -> UserError:
-        """Return the error of a request that needs more memory than the cache has."""
+        """Return the error for a request that needs more memory than the cache has."""
         return UserError(
             f"the cache has no room for {request.num_context_tokens} tokens of one request: make it larger"
         )
 
 
 def is_prefilling(request: Request, other: Request) -> bool:
-    """Return whether `request` is still prefilling the same prompt as `other`, with the same adapter, beyond the last
-    token, which is never shared."""
+    """Return whether `request` is still prefilling the same prompt as `other`, with the same adapter, so that `other`
+    waits to share it. The last token of the prompt does not count: it is never shared."""
     same = request.prompt == other.prompt and request.adapter == other.adapter
     return same and request.num_cached < len(request.prompt) - 1
 
 
 def shareable(request: Request, key: str | None) -> list[int]:
-    """Return the cached tokens of a request that another request with `key`, its model and adapter, may share; empty if
-    model or adapter differ."""
+    """Return the cached tokens of a request that another request may share; empty unless both have the same `key`, a
+    text that names the model and the adapter."""
     return request.context[: request.num_cached] if key is not None and request.computed_by == key else []
 
 

@@ -23,7 +23,8 @@ from onward.generation.request import Request
 
 
 class ShapedSampler:
-    """Samples from the complete distributions (N, V), and verifies draft tokens.
+    """The sampler for requests with options besides the temperature: it computes their complete distributions (N, V),
+    and verifies draft tokens.
 
     `allowed` (V,) is False for tokens that are never sampled.
     """
@@ -71,10 +72,10 @@ def masks(
     errors: dict[int, Exception],
 ) -> Tensor | None:
     """Return the mask of allowed tokens of each row of logits, (N, V), or one mask (V,) for all rows (None: all are
-    allowed); `like` gives V and the device.
+    allowed); `like` is a tensor (..., V) on the device of the mask.
 
-    It combines `allowed`, the constraints, and `min_new_tokens`. The exception of a constraint is stored in `errors`
-    under its row.
+    The mask combines `allowed` with the constraint and `min_new_tokens` of each request, after its draft tokens
+    (`proposals`). The exception of a constraint is stored in `errors` under the index of its row.
     """
     if all(r.constraint is None and len(r.tokens) >= r.min_new_tokens for r in requests):
         return allowed

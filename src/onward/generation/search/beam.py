@@ -36,7 +36,7 @@ class Hypothesis:
 
 @dataclass
 class Beam:
-    """A hypothesis that the search still extends, with its row in the cache."""
+    """A continuation of a prompt that beam search still extends, with its row in the cache."""
 
     row: int  # cache row of the beam; until rows are reordered, the row of the beam that it continues
     tokens: list[int]
@@ -46,7 +46,7 @@ class Beam:
 
 @dataclass(frozen=True)
 class StoppingRules:
-    """The rules of when a hypothesis ends and when the search ends; see `beam_search`."""
+    """The options of beam search that decide when a hypothesis ends and when the search ends; see `beam_search`."""
 
     group_size: int  # number of beams in a group
     stop_token_ids: frozenset[int]
@@ -55,7 +55,8 @@ class StoppingRules:
     early_stopping: EarlyStopping
 
     def ended(self, running: list[Beam], finished: list[Hypothesis]) -> bool:
-        """Return whether the search of a group ends, given its running and its finished hypotheses, both best first."""
+        """Return whether the search of a group of beams ends, given its running and its finished hypotheses, both best
+        first."""
         if not running or len(finished) < self.group_size:
             return not running
         longest = self.early_stopping == "never" and self.length_penalty > 0
@@ -65,13 +66,14 @@ class StoppingRules:
 
 @dataclass
 class Group:
-    """Beams of one prompt that compete with each other, and the hypotheses they finished."""
+    """A group of beams of one prompt, which compete with each other, and the hypotheses that these beams finished."""
 
     running: list[Beam]
     finished: list[Hypothesis] = field(default_factory=list)  # best first
 
     def advance(self, log_p: Tensor, penalty: Tensor, rules: StoppingRules) -> list[int]:
-        """Extend the beams by one token, given log-probabilities (B, V) of all rows and a penalty (V,) to subtract.
+        """Extend the beams of the group by one token, given log-probabilities (B, V) of all cache rows and a penalty
+        (V,) to subtract.
 
         Of the `group_size` likeliest candidates, those with a stop token become finished hypotheses; the `group_size`
         likeliest without a stop token become the running beams, or none once the search has ended. Returns the new
@@ -107,7 +109,7 @@ class Group:
 
 
 def ranked(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """Sort hypotheses by score, best first; the sort is stable."""
+    """Sort beam search hypotheses by score, best first; the sort is stable."""
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
 
 

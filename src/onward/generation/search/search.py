@@ -28,7 +28,7 @@ def check_prompts(
     min_new_tokens: int,
     stop_token_ids: Collection[int],
 ) -> None:
-    """Raise a UserError if a prompt cannot be continued with these options."""
+    """Raise a UserError if beam search or contrastive search cannot continue a prompt with these options."""
     ids = frozenset(stop_token_ids)
     for prompt in prompts:
         request = Request(prompt, sampling, max_new_tokens, min_new_tokens=min_new_tokens, stop_token_ids=ids)
@@ -36,31 +36,32 @@ def check_prompts(
 
 
 def mask_without(tokens: Collection[int], allowed: Tensor | None, like: Tensor) -> Tensor:
-    """Return a copy of the mask `allowed` (V,) with False for `tokens`. Without `allowed`, all other tokens are True;
-    `like` gives V and the device."""
+    """Return a copy of `allowed` (V,), the mask of tokens that may be chosen, with False for `tokens`. Without
+    `allowed`, all other tokens are True; `like` is a tensor (..., V) on the device of the mask."""
     mask = like.new_ones(like.size(-1), dtype=torch.bool) if allowed is None else allowed.clone()
     mask[list(tokens)] = False
     return mask
 
 
 class SearchRows:
-    """The rows of a growing cache that hold the hypotheses of a search, and the runner of the model over them."""
+    """The rows of a growing cache that hold the hypotheses of a beam or contrastive search, and the runner that calls
+    the model on them."""
 
     def __init__(self, model: Decoder, rows: int, length: int) -> None:
         self.manager = growing_cache(model, rows, length, min(CHUNK, length))
         self.runner = Runner(model, self.manager.cache)
 
     def forward(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-        """Run the model on a piece of tokens per row, in the first rows, at positions from `starts` on; returns the
-        hidden states (B, T, D)."""
+        """Run the model on the next tokens of each row (`pieces`), from row 0 on, at positions from `starts` on;
+        returns the hidden states (B, T, D)."""
         for row, (piece, start) in enumerate(zip(pieces, starts)):
             self.manager.reserve(row, start, start + len(piece))
         return self.runner.forward_rows(0, pieces, starts)
 
 
 def prefill(model: Decoder, prompts: Sequence[list[int]], new: int, rows: int) -> tuple[SearchRows, list[list[Tensor]]]:
-    """Prefill prompt i into row i of a new cache of `rows` rows, with slots for `new` tokens after each prompt. Returns
-    the rows, and the hidden states of each prompt as a list of (T, D)."""
+    """Prefill prompt i into row i of a new cache of `rows` rows, with space for `new` tokens after each prompt. Returns
+    the rows, and the hidden states of each prompt as a list of tensors (T, D), one per chunk."""
     longest = max(map(len, prompts))
     search = SearchRows(model, rows, longest + new)
     for row, prompt in enumerate(prompts):
