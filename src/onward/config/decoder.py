@@ -33,7 +33,7 @@ from onward.notebook import Shown
 @named
 @dataclass(frozen=True)
 class DecoderConfig(Shown):
-    """A decoder-only Transformer as a value.
+    """The configuration of a decoder-only Transformer as an immutable value: its sizes and its parts.
 
     Sizes that are 0 by default are computed from the others. Raises UserError where sizes contradict each other.
     """
@@ -96,8 +96,8 @@ class DecoderConfig(Shown):
 
 
 def shortest(parts: tuple[P, ...], n_layers: int) -> P | tuple[P, ...]:
-    """Return the shortest tuple of parts that, repeated, gives the parts of all layers; a single part if all layers
-    have the same."""
+    """Return the shortest tuple of parts that, repeated, gives each of `n_layers` layers the same part as `parts`,
+    repeated, does; a single part if all layers have the same."""
     seen = [at(parts, layer) for layer in range(min(n_layers, 2 * len(parts)))]
     period = next(p for p in range(1, len(seen) + 1) if all(a == b for a, b in zip(seen, seen[p:])))
     return seen[0] if period == 1 else tuple(seen[:period])

@@ -15,20 +15,21 @@ from onward.fields import Part
 
 
 class Adapters(Part):
-    """The type of adapters that are trained in place of the weights of a model."""
+    """Base class of adapters, small weights that are trained in place of the weights of a model, such as `LoRA`."""
 
     @classmethod
     def shorthand(cls, value: Any) -> Mapping[str, Any] | None:
-        """Return the table of lora(rank=16) for a rank alone, such as 16; None for other values."""
+        """Expand a rank given alone, such as 16, to the table {"kind": "lora", "rank": 16}; return None for other
+        values."""
         rank = type(value) is int or (isinstance(value, str) and value.isdecimal())
         return {"kind": LoRA.kind, "rank": int(value)} if rank else None
 
 
 class Initialization(Part):
-    """The type of initializations: the values that A and B of an adapter begin with.
+    """Base class of initializations: the initial values of A and B, the two factors of a low-rank adapter.
 
-    One of your own defines `factors(weight, rank, scaling)`, which returns A (R, I) and B (O, R) for a weight (O, I);
-    their product, times scaling, is subtracted from the weight. Onward's are computed in `transforms/`.
+    A subclass of your own defines `factors(weight, rank, scaling)`, which returns A (R, I) and B (O, R) for a weight
+    (O, I); their product, times scaling, is subtracted from the weight. Onward's are computed in `transforms/`.
     """
 
     factors: ClassVar[OwnMethod] = None
@@ -36,21 +37,22 @@ class Initialization(Part):
 
 @dataclass(frozen=True)
 class PiSSA(Initialization, kind="pissa"):
-    """The largest singular values of the weight and their vectors (Meng et al. 2024). Their product is subtracted from
-    the weight, so that the model begins as it was."""
+    """A and B hold the largest singular values of the weight and their vectors (Meng et al. 2024). Their product is
+    subtracted from the weight, so that the model begins as it was."""
 
     iterations: SizeOrZero = 0  # iterations of a randomized SVD for large weights (16 is usual); 0: an exact SVD
 
 
 @dataclass(frozen=True)
 class OLoRA(Initialization, kind="olora"):
-    """The first columns and rows of a QR decomposition of the weight (Büyükakyüz 2024), subtracted as in PiSSA."""
+    """A and B hold the first rows and columns of a QR decomposition of the weight (Büyükakyüz 2024). Their product is
+    subtracted from the weight, as in PiSSA."""
 
 
 @dataclass(frozen=True)
 class EVA(Initialization, kind="eva"):
-    """A is the directions in which the inputs of the layer vary most on the first data of the run, and B 0 (Paischer et
-    al. 2024). Ranks are distributed over the layers, with the same sum."""
+    """A holds the directions in which the inputs of the layer vary most on the first batches of the run, and B is 0
+    (Paischer et al. 2024). Ranks are distributed over the layers, with the same sum."""
 
     rho: Annotated[float, Range(1, 1000)] = 2.0  # maximum rank of a layer, as a multiple of `rank`; 1: equal ranks
     tau: Annotated[float, Range(0, 1)] = 0.99  # stop at this cosine similarity of directions in consecutive batches
@@ -85,6 +87,7 @@ class LoRA(Adapters, kind="lora"):
             raise UserError("targets are empty: name weights to adapt, such as attn.q")
 
     def scaling_of(self, rank: int) -> float:
-        """Return the factor of B A for a weight of this rank, whose alpha is in proportion to its rank."""
+        """Return the number that multiplies B A for a weight that is adapted with `rank`, which may differ from the
+        field `rank`; alpha is first scaled in proportion to the rank."""
         alpha = (2.0 * self.rank if self.alpha is None else self.alpha) * rank / self.rank
         return alpha / (math.sqrt(rank) if self.rslora else rank)

@@ -14,12 +14,12 @@ MOST = 1 << 20  # processes along an axis
 
 @dataclass(frozen=True)
 class Mesh:
-    """The numbers of processes along three axes, in this order: processes that differ along the last axis are
-    neighbors.
+    """The numbers of processes of a distributed run along three axes; neighboring processes differ along the last axis.
 
-    `replicate` groups each hold the whole model and compute other windows; the `shard` processes of a group divide
-    weights, gradients and optimizer state, and compute other windows too (FSDP); `tensor` processes divide the heads
-    and the feed-forward units of each layer, and compute the same windows (Shoeybi et al. 2019, Megatron-LM).
+    `replicate` groups each hold the whole model and process different training windows; the `shard` processes of a
+    group divide weights, gradients and optimizer state, and process different windows too (FSDP); `tensor` processes
+    divide the heads and the feed-forward units of each layer, and process the same windows (Shoeybi et al. 2019,
+    Megatron-LM).
     """
 
     replicate: int = 1
@@ -51,21 +51,22 @@ class Mesh:
 
     @property
     def count(self) -> int:
-        """The number of processes."""
+        """The number of processes of the mesh."""
         return self.replicate * self.shard * self.tensor
 
     @property
     def data(self) -> int:
-        """The number of groups of processes with windows of their own."""
+        """The number of groups of processes that process different training windows: `replicate` times `shard`."""
         return self.replicate * self.shard
 
     @property
     def divides(self) -> bool:
-        """Whether no process holds the whole model."""
+        """Whether the model is divided over processes (`shard` or `tensor` above 1), so that no process holds all of
+        it."""
         return self.shard * self.tensor > 1
 
     def check_count(self, count: int) -> None:
-        """Raise a UserError unless the mesh has `count` processes."""
+        """Raise a UserError unless the mesh has `count` processes, the number that were started."""
         if self.count != count:
             product = " x ".join(map(str, vars(self).values()))
             raise UserError(
@@ -86,7 +87,8 @@ class Mesh:
 
 
 def undivided(config: DecoderConfig, n: int) -> str:
-    """Return the first size of a decoder that n processes cannot divide, with its name; "" if there is none."""
+    """Return the first size of a decoder that cannot be divided evenly over n processes, with its name, such as
+    "n_heads 6"; "" if there is none."""
     sizes = {"n_heads": config.n_heads}
     if n % config.n_kv_heads:
         sizes["n_kv_heads"] = config.n_kv_heads

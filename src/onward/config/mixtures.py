@@ -17,17 +17,18 @@ Points = tuple[tuple[float, float], ...]  # shares of the run, ascending, and th
 
 
 class MovingWeight(Part):
-    """The type of weights that change over a run."""
+    """Base class of weights of a data source in a mixture that change over a training run."""
 
     def points(self) -> Points:
-        """Return the corners of the weight as pairs (share of the run, weight); between them it moves in straight
-        lines."""
+        """Return the corners of the weight as pairs (fraction of the run, weight); between corners the weight changes
+        linearly."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Ramp(MovingWeight, kind="ramp"):
-    """A weight that is `first` until a share of the run, moves to `last` in a straight line, and stays there."""
+    """A weight that is `first` until the fraction `begin` of the run, changes linearly to `last` until `end`, and stays
+    there."""
 
     first: WeightOrZero = 0.0
     last: WeightOrZero = 1.0
@@ -44,7 +45,7 @@ class Ramp(MovingWeight, kind="ramp"):
 
 
 def check_weights(weights: Sequence[float | MovingWeight]) -> None:
-    """Raise a UserError if all weights are 0 in some part of a run."""
+    """Raise a UserError if, in some part of a run, the weights of all sources of a mixture are 0."""
     corners = sorted({share for weight in weights for share, _ in points_of(weight)})
     for begin, end in pairwise(corners):
         if not any(at(points_of(weight), (begin + end) / 2) for weight in weights):
@@ -52,11 +53,13 @@ def check_weights(weights: Sequence[float | MovingWeight]) -> None:
 
 
 def at(points: Points, share: float) -> float:
-    """Return the weight at a share of the run between two corners."""
+    """Return the weight at `share`, a fraction of the run strictly between two corners, by linear interpolation of
+    `points`."""
     (begin, first), (end, last) = next(p for p in pairwise(points) if p[0][0] < share < p[1][0])
     return first + (last - first) * (share - begin) / (end - begin)
 
 
 def points_of(weight: float | MovingWeight) -> Points:
-    """Return the corners of a weight; those of a number are at 0 and 1."""
+    """Return the corners of a weight, pairs (fraction of the run, weight); a constant weight has the corners 0 and
+    1."""
     return weight.points() if isinstance(weight, MovingWeight) else ((0.0, weight), (1.0, weight))

@@ -27,7 +27,8 @@ OwnMethod = Callable[..., Any] | None  # a method that a part of your own may de
 
 
 def at(parts: P | tuple[P, ...], layer: int) -> P:
-    """Return the part of a layer: `parts` itself if it is a single part, else parts[layer % len(parts)]."""
+    """Return the part that a layer uses of a field of a DecoderConfig: `parts` itself if it is a single part, else
+    parts[layer % len(parts)]."""
     return parts[layer % len(parts)] if isinstance(parts, tuple) else parts
 
 
@@ -60,7 +61,7 @@ class ConfigFields(Protocol):
 
 
 class DecoderPart(Part):
-    """A part of a DecoderConfig.
+    """Base class of the parts of a DecoderConfig, such as its attention or its norm.
 
     `build(config, layer)` of a part of your own returns its module; `model/build.py` builds the modules of Onward's
     parts.
@@ -77,8 +78,8 @@ class DecoderPart(Part):
         return self.in_words()
 
     def in_words(self, *sizes: str, shown: tuple[str, ...] = ()) -> str:
-        """Return the kind, the texts `sizes`, and the fields that differ from their defaults, except those in `shown`,
-        which the sizes contain already."""
+        """Return the kind, the texts `sizes` such as "8 heads of 64", and the fields that differ from their defaults,
+        joined by commas. Fields in `shown` are left out, since `sizes` contains their values."""
         fields = [f"{name} {text(value)}" for name, value in changed_fields(self).items() if name not in shown]
         return ", ".join([self.kind.replace("_", " "), *sizes, *fields])
 
@@ -103,8 +104,8 @@ class Position(DecoderPart):
     score_bias: ClassVar[OwnMethod] = None
 
     def limit(self, config: ConfigFields) -> float:
-        """Return the number of positions that exist, such as the rows of a learned table; infinite where every position
-        exists."""
+        """Return the number of positions that the part supports, such as the rows of a learned table; infinite if there
+        is no limit."""
         return math.inf
 
 
@@ -114,7 +115,8 @@ class Attention(DecoderPart):
     window: int = 0  # number of tokens that a token attends to, itself included; 0: no limit
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the tensors that the cache keeps for each token, by name, such as k (K, E)."""
+        """Return the shapes of the tensors that the cache keeps for each token, by name, such as "k": (n_kv_heads,
+        d_head)."""
         raise NotImplementedError
 
     def rope_width(self, config: ConfigFields) -> int:

@@ -15,7 +15,8 @@ from onward.fields import Part
 
 @dataclass(frozen=True)
 class Routing(Part):
-    """A linear layer gives a logit per expert; each token is assigned to the top k experts.
+    """A linear layer gives each token a logit per expert; the `top_k` experts with the highest scores process the
+    token.
 
     `build(width, experts, top_k)` of a routing of your own returns a module from tokens (N, D) to the weights and the
     ids of their experts, both (N, K).
@@ -30,7 +31,8 @@ class Routing(Part):
 
 @dataclass(frozen=True)
 class SoftmaxRouting(Routing, kind="softmax"):
-    """Scores are a softmax over all experts; the score of a group is its best expert's (Mixtral, DeepSeek-V2)."""
+    """Scores are a softmax over all experts; the score of a group of experts is that of its best expert (Mixtral,
+    DeepSeek-V2)."""
 
     bias: bool = False  # whether the logits have a bias
 
@@ -38,5 +40,5 @@ class SoftmaxRouting(Routing, kind="softmax"):
 @dataclass(frozen=True)
 class SigmoidRouting(Routing, kind="sigmoid"):
     """Scores are sigmoids. A routing bias, which balances the load and is not trained by gradient, is added to the
-    scores for the selection of experts, not for their weights. The score of a group is the sum of its best two experts
-    (DeepSeek-V3, section 2.1.2)."""
+    scores for the selection of experts, not for their weights. The score of a group of experts is the sum of its best
+    two scores (DeepSeek-V3, section 2.1.2)."""

@@ -26,11 +26,12 @@ class Scaling(Part):
 
     @property
     def magnitude(self) -> float:
-        """The number that multiplies cosines and sines."""
+        """The factor that multiplies the cosines and sines of rotary positions."""
         return 1.0
 
     def check(self, pairs: int) -> None:
-        """Raise a UserError where a field is out of range; `pairs` is P."""
+        """Raise a UserError where a field is out of range; `pairs` is the number of rotated pairs of elements of a
+        head."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class LinearScaling(Scaling, kind="linear"):
 
 @dataclass(frozen=True)
 class DynamicScaling(Scaling, kind="dynamic"):
-    """A base that grows with the row's length beyond the original one (dynamic NTK, Peng et al. 2023, section 3.3)."""
+    """A base of the frequencies that grows with the length of a row beyond the original context (dynamic NTK, Peng et
+    al. 2023, section 3.3)."""
 
     factor: Factor = 1.0  # how fast the base grows with the length
     original: Size = 2048  # the context length in training
@@ -54,7 +56,8 @@ class DynamicScaling(Scaling, kind="dynamic"):
 
 @dataclass(frozen=True)
 class YaRNScaling(Scaling, kind="yarn"):
-    """Slow pairs are interpolated, fast pairs unchanged, with a ramp between (YaRN, Peng et al. 2023, section 3.4)."""
+    """Slowly rotating pairs are interpolated, fast ones unchanged, with a ramp between (YaRN, Peng et al. 2023, section
+    3.4)."""
 
     factor: Factor = 1.0  # ratio of the new context to the original one
     original: Size = 2048  # the context length in training
@@ -69,8 +72,8 @@ class YaRNScaling(Scaling, kind="yarn"):
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """Return the factor of cosines and sines for a context `factor` times longer: 0.1 weight ln(factor) + 1 (YaRN,
-    equation 22)."""
+    """Return the factor of cosines and sines for a context `factor` times longer than in training: 0.1 weight
+    ln(factor) + 1 (YaRN, equation 22, where `weight` is 1); 1 if `factor` is at most 1."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
 
 
@@ -93,8 +96,8 @@ class Llama3Scaling(Scaling, kind="llama3"):
 
 @dataclass(frozen=True)
 class LongRoPEScaling(Scaling, kind="longrope"):
-    """A factor per pair found by search, one list for rows up to the original length, one for longer rows (Ding et al.
-    2024)."""
+    """Frequencies divided by a factor per rotated pair, found by search: one list for rows up to the original length,
+    one for longer rows (Ding et al. 2024)."""
 
     short: tuple[Factor, ...] = ()  # factors for rows up to the original length
     long: tuple[Factor, ...] = ()  # factors for longer rows
