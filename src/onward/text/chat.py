@@ -105,8 +105,9 @@ class Chat:
         """Return the token ids of a conversation, a mask of the tokens to train on, and the text rendered by the
         template.
 
-        Trained are the assistant's messages after the first `given` messages, each with the control token that ends it.
-        Raises a UserError if no control token ends them.
+        The assistant's messages after the first `given` messages are trained on, each with the control token that ends
+        it; the first `given` messages are context. Raises a UserError if no control token ends the assistant's
+        messages.
         """
         text = self.text([*messages[:given], *map(trained_message, messages[given:])], False, variables)
         ids, mask = list[int](), list[bool]()
@@ -125,8 +126,8 @@ class Chat:
         return ids, mask, str.__getitem__(text, slice(None))
 
     def text(self, given: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]) -> MaskedString:
-        """Render messages by the template, followed by the beginning of an answer if `add_generation_prompt`. Raises a
-        UserError for malformed messages and for errors of the template."""
+        """Render the messages `given` by the template, with further `variables`, followed by the beginning of an answer
+        if `add_generation_prompt`. Raises a UserError for malformed messages and for errors of the template."""
         if not isinstance(given, Sequence):
             raise UserError(f"messages are {given!r}: give a text or a list of messages")
         if not given:
@@ -189,8 +190,8 @@ class Chat:
         return result
 
     def spell(self, text: str) -> list[int]:
-        """Return the ids of a text as plain text, without control tokens: if its encoding contains one, the text is
-        encoded in two halves."""
+        """Return the ids of a text encoded as plain text, without control tokens: if its encoding contains a control
+        token, the text is encoded in two halves."""
         ids = self.tokenizer.encode(text, special=False)
         if not any(i in self.marks and i != self.tokenizer.unknown_id for i in ids):
             return ids
@@ -209,7 +210,8 @@ class Chat:
 
 
 def trained_message(message: Message) -> Message:
-    """Return a message of the assistant with its texts marked as trained; any other message unchanged."""
+    """Return a message of the assistant with its texts marked as text to train on (MaskedString); any other message
+    unchanged."""
     if not isinstance(message, Mapping) or message.get("role") not in ASSISTANT:
         return message
     return {name: value if name == "role" else with_texts(value, trained) for name, value in message.items()}
@@ -225,7 +227,7 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return the span (start, end) of a text, narrowed to exclude white space at both ends."""
+    """Return the span (start, end) of a part of a text, narrowed to exclude white space at both ends."""
     piece = text[start:end]
     return start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())
 

@@ -26,19 +26,22 @@ LINES = {
 
 
 def built_in() -> Iterator[Labeled]:
-    """Yield the built-in short texts: prose labeled by language, and English labeled by kind."""
+    """Yield the built-in short texts on which tokenizers are compared by default: prose with the label {"language":
+    ...}, and English with the label {"kind": ...}."""
     for by, texts in samples().items():
         for name, text in texts.items():
             yield text, {by: name}
 
 
 def labeled(text: str, source: str) -> Labeled:
-    """Return a text with labels for source, script and kind; script and kind are guessed from the text."""
+    """Return a text with labels: `source`, the name of its file, and its script and kind, which are guessed from the
+    text."""
     return text, {"source": source, "script": script(text), "kind": kind(text)}
 
 
 def script(text: str) -> str:
-    """Return the most frequent script of a text's letters: Latin, Cyrillic, Han, ..."""
+    """Return the most frequent script of a text's letters, such as Latin, Cyrillic or Han; "none" if it has no
+    letters."""
     counts: Counter[str] = Counter()
     for character, count in Counter(text).items():
         if character.isalpha():
@@ -65,11 +68,11 @@ def kind(text: str) -> str:
 
 
 def compare(tokenizers: Mapping[str, Tokenizer], texts: Iterable[Labeled]) -> dict[str, Any]:
-    """Compare tokenizers, given by name, on texts.
+    """Compare tokenizers, given by name, on labeled texts.
 
-    The result has under `tokenizers`, for each, its name, vocabulary size, bytes per token, the number of texts that
-    decoding does not restore, and the first difference in such a text; under `texts`, for each label, its bytes and the
-    bytes per token of each tokenizer.
+    Under `tokenizers`, the result has for each tokenizer its name, vocabulary size, bytes per token, the number of
+    texts that decoding does not restore, and the first difference in such a text; under `texts`, for each label, its
+    bytes and the bytes per token of each tokenizer.
     """
     encoders = {name: encoder(tokenizer) for name, tokenizer in tokenizers.items()}
     size: Counter[tuple[str, str]] = Counter()  # bytes, by label
@@ -115,8 +118,8 @@ def compare(tokenizers: Mapping[str, Tokenizer], texts: Iterable[Labeled]) -> di
 
 
 def difference(text: str, back: str) -> dict[str, str]:
-    """Return the first difference between a text and `back`, its decoded tokens, with some context of both, as {"text",
-    "back"}."""
+    """Return the first difference between a text and `back`, the text decoded from its tokens, with some context of
+    both, as {"text", "back"}."""
     at = next((n for n, (a, b) in enumerate(zip(text, back)) if a != b), min(len(text), len(back)))
     place = slice(max(at - 10, 0), at + 20)
     return {"text": text[place], "back": back[place]}

@@ -37,7 +37,8 @@ WORD = re.compile(r"[^\S\x1c-\x1f][\S\x1c-\x1f]")  # the beginning of a word; on
 
 
 def encoder(tokenizer: Tokenizer) -> Encoder:
-    """Return the fastest function that encodes texts as `encode_batch` does: to uint32 ids, without control tokens."""
+    """Return the fastest function that encodes a list of texts to arrays (T,) of uint32 ids, without control tokens;
+    the ids are those of `Tokenizer.encode_batch`."""
     return named_encoder(tokenizer)[1]
 
 
@@ -62,7 +63,8 @@ def by_library(tokenizer: Tokenizer, group_size: int = GROUP) -> Encoder:
 
 
 def text_groups(tokenizer: Tokenizer, texts: Sequence[str], group_size: int) -> Iterator[list[tuple[int, str]]]:
-    """Yield groups of about `group_size` characters: lists of (index of the text, piece of the text)."""
+    """Cut texts into pieces with the tokenizer, and yield the pieces in groups of about `group_size` characters: lists
+    of (index of the text, piece of the text)."""
     group: list[tuple[int, str]] = []
     size = 0
     for n, text in enumerate(texts):
@@ -76,10 +78,10 @@ def text_groups(tokenizer: Tokenizer, texts: Sequence[str], group_size: int) -> 
 
 
 def by_tiktoken(tokenizer: Tokenizer) -> Encoder | None:
-    """Return an encoder by `tiktoken`, on one core; None if it is not installed or would give other ids.
+    """Return an encoder by `tiktoken`, on one core; None if `tiktoken` is not installed or would give other ids.
 
-    `tokenizers` encodes surrogates, which `tiktoken` refuses, and long pieces without a word boundary, for which it
-    overflows its stack.
+    Texts that `tiktoken` cannot encode are encoded by `tokenizers`: those with surrogates, and long pieces without a
+    word boundary, for which `tiktoken` overflows its stack.
     """
     try:
         import tiktoken
@@ -110,7 +112,7 @@ def by_tiktoken(tokenizer: Tokenizer) -> Encoder | None:
 
 
 def samples() -> dict[str, dict[str, str]]:
-    """Return the built-in short texts by language and by kind."""
+    """Return the built-in short texts, as {"language": {name: text}, "kind": {name: text}}."""
     return tomllib.loads(Path(__file__).with_name("samples.toml").read_text(encoding="utf-8"))
 
 
@@ -150,8 +152,8 @@ def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:
 
 
 def same_characters(characters: str = NEW) -> bool:
-    """Return whether tiktoken and tokenizers put these characters into the same Unicode categories (letters, numbers,
-    spaces)."""
+    """Return whether tiktoken and tokenizers put `characters` into the same Unicode categories (letters, numbers,
+    spaces); by default characters whose category differs between versions of Unicode."""
     import tiktoken
 
     every = {bytes([byte]): byte for byte in range(256)}
@@ -165,7 +167,7 @@ def same_characters(characters: str = NEW) -> bool:
 
 
 def unbroken(text: str) -> bool:
-    """Return whether a text may have RUN or more characters in a row without the beginning of a word, as `tiktoken`
-    cannot encode them."""
+    """Return whether a text may have RUN (65,536) or more characters in a row without a word boundary, which `tiktoken`
+    cannot encode."""
     block = RUN // 2  # a run of RUN characters covers a whole block
     return any(not WORD.search(text, start, start + block) for start in range(0, len(text) - block, block))

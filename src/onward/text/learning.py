@@ -38,8 +38,8 @@ def learn_bpe(texts: Iterable[str], size: int, control: str) -> models.BPE:
 
 
 def by_tokenizers(texts: Iterable[str], size: int, control: str, alphabet: list[str]) -> models.BPE:
-    """Train the BPE model of `learn_bpe`, arguments as there, by `tokenizers`, which notices Ctrl-C only after the
-    merges. `alphabet` are the symbols of the 256 bytes."""
+    """Train the BPE model of `learn_bpe` with `tokenizers`, which notices Ctrl-C only after the merges. The arguments
+    are those of `learn_bpe`; `alphabet` are the symbols of the 256 bytes."""
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(

@@ -15,15 +15,16 @@ DIRECTIVE = re.compile(r"%(?:\((?P<name>.*?)\))?[-#0 +]*(?P<width>\*|\d*)(?:\.(?
 
 
 class TooLarge(ValueError):
-    """Raised if a template makes a value beyond MAX_LENGTH or MAX_WIDTH."""
+    """Raised if a chat template makes a text or list that exceeds MAX_LENGTH, or pads a field to more than
+    MAX_WIDTH."""
 
     def __init__(self) -> None:
         super().__init__("it makes texts or lists that are too large")
 
 
 class MaskedString(str):
-    """A string with a mask: for each character, whether the template wrote it or a variable supplied it, and whether a
-    model is trained on it.
+    """A string with a mask: for each character, whether the chat template wrote it or a variable supplied it, and
+    whether a model is trained on it.
 
     Operations that select or join characters keep their mask. The result of any other operation counts as supplied by a
     variable and not trained on.
@@ -101,8 +102,8 @@ class MaskedString(str):
         return before, separator, after
 
     def located(self, parts: Iterable[str], separator: str | None) -> list[str]:
-        """Return `parts`, consecutive parts of this string, with their masks. `separator` lies between them, white
-        space if it is None."""
+        """Return `parts`, consecutive parts of this string as plain strings, with their masks. `separator` lies between
+        the parts; white space if it is None."""
         result: list[str] = []
         position = 0
         for part in parts:
@@ -127,22 +128,23 @@ class MaskedString(str):
         return self.cased(super().title())
 
     def cased(self, text: str) -> str:
-        """Return `text`, this string in another case, with this string's mask; without a mask if the length differs."""
+        """Return `text`, this string in another case, with the mask of this string; without a mask if the lengths
+        differ."""
         return MaskedString(text, self._mask) if len(text) == len(self) else text
 
 
 def from_template(text: str) -> MaskedString:
-    """Return a text marked as written by the template."""
+    """Return a text whose characters are all marked as written by the chat template."""
     return MaskedString(text, bytes([FROM_TEMPLATE]) * len(text))
 
 
 def trained(text: str) -> MaskedString:
-    """Return a text marked as trained; characters written by the template keep this mark."""
+    """Return a text whose characters are all marked as text to train on; marks as written by the template are kept."""
     return MaskedString(text, bytes(byte | TRAINED for byte in mask_of(text)))
 
 
 def is_trained(value: Any) -> bool:
-    """Return whether a model is trained on any character of a text, or of the texts in a list or table."""
+    """Return whether any character of a text, or of the texts in a list or table, is marked as text to train on."""
     if isinstance(value, str):
         return any(byte & TRAINED for byte in mask_of(value))
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
@@ -150,12 +152,14 @@ def is_trained(value: Any) -> bool:
 
 
 def mask_of(text: str) -> bytes:
-    """Return the mask of a string: a byte per character, of the bits FROM_TEMPLATE and TRAINED."""
+    """Return the mask of a string: a byte per character, of the bits FROM_TEMPLATE and TRAINED; zeros for a plain
+    string."""
     return text._mask if isinstance(text, MaskedString) else bytes(len(text))
 
 
 def concat(parts: Iterable[Any]) -> str:
-    """Return the texts of the values, joined, with their masks."""
+    """Convert values to text and join them, with the masks of those that have one. Raises TooLarge if the result is too
+    long."""
     texts = [as_text(part) for part in parts]
     check_length(sum(map(len, texts)))
     return MaskedString("".join(texts), b"".join(map(mask_of, texts)))
@@ -170,13 +174,13 @@ def as_text(value: Any) -> str:
 
 
 def check_length(length: int) -> None:
-    """Raise TooLarge if a text is longer than MAX_LENGTH."""
+    """Raise TooLarge if `length`, the number of characters of a text, exceeds MAX_LENGTH."""
     if length > MAX_LENGTH:
         raise TooLarge
 
 
 def check_size(value: Any) -> None:
-    """Raise TooLarge if the texts and items within a value are too many; a list counts each time it occurs."""
+    """Raise TooLarge if the texts and items within a value are too many to print; a list counts each time it occurs."""
     waiting, total = [value], 0
     while waiting:
         one = waiting.pop()
@@ -189,7 +193,7 @@ def check_size(value: Any) -> None:
 
 
 def replace(text: str, old: str, new: str, count: int = -1) -> str:
-    """Compute `str.replace` with masks; each argument may be a MaskedString."""
+    """Compute `text.replace(old, new, count)`; the characters of `text` and `new` keep their masks."""
     times = text.count(old) if count < 0 else min(count, text.count(old))
     check_length(len(text) + times * len(new))
     kept = MaskedString(text, mask_of(text))
@@ -198,14 +202,14 @@ def replace(text: str, old: str, new: str, count: int = -1) -> str:
 
 
 def spread(text: MaskedString, times: int) -> list[str]:
-    """Return the parts of a text between which `str.replace` inserts the new text when the old one is empty, at most
-    `times` times."""
+    """Cut a text at the positions where `text.replace("", new, times)` inserts `new`: before each of the first
+    characters and at the end, at most `times` positions."""
     return ["", *text[: times - 1], text[times - 1 :]] if times else [text]
 
 
 def percent(text: str, values: Any) -> str:
-    """Compute `text % values` with masks; fields without padding or conversion keep theirs. Raises TooLarge as
-    `as_text` does."""
+    """Compute `text % values` with masks: the characters of `text`, and of values inserted by a plain `%s`, keep their
+    masks. Raises TooLarge as `as_text` does, and if a field is too wide."""
     form, pieces, position = MaskedString(text, mask_of(text)), list[str](), 0
     waiting = list(values) if isinstance(values, tuple) else [values]
     for match in DIRECTIVE.finditer(form):

@@ -35,7 +35,8 @@ DEEPSEEK3 = (
 
 
 def byte_level_bpe(model: models.BPE, patterns: Sequence[str]) -> tokenizers.Tokenizer:
-    """Return a byte-level tokenizer for a BPE model, which splits texts by each pattern in turn."""
+    """Return a byte-level tokenizer for a BPE model, which splits texts by each of the regular expressions `patterns`
+    in turn."""
     inner = tokenizers.Tokenizer(model)
     first: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     inner.pre_tokenizer = pre_tokenizers.Sequence(

@@ -29,7 +29,7 @@ TEKKEN_SPECIALS = (
 
 @dataclass(frozen=True)
 class Published:
-    """The published settings that a file of ranks lacks: the split pattern, the control tokens with their ids, and the
+    """The published settings that a tiktoken file lacks: the split pattern, the control tokens with their ids, and the
     tokens that begin and end a text."""
 
     pattern: str
@@ -39,7 +39,7 @@ class Published:
 
 
 def numbered(names: Sequence[str], first: int) -> dict[str, int]:
-    """Return consecutive ids for tokens, by name, from `first` on."""
+    """Return consecutive ids from `first` on for `names`, the texts of tokens, as {name: id}."""
     return {name: first + number for number, name in enumerate(names)}
 
 
@@ -75,8 +75,8 @@ def read_ranks(path: Path) -> dict[bytes, int]:
 
 
 def is_ranks(path: Path) -> bool:
-    """Return whether a file is a tiktoken file of ranks. Its name does not tell: Llama 3's is tokenizer.model, as
-    SentencePiece's are."""
+    """Return whether a file is a tiktoken file of ranks. The name does not tell: Llama 3's tiktoken file is
+    tokenizer.model, as SentencePiece files are."""
     with path.open("rb") as file:
         first = file.readline(1000).split()
     return len(first) == 2 and first[1].isdigit()
@@ -103,8 +103,9 @@ def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str
 
 
 def ranked_bpe(ranks: Mapping[bytes, int], pattern: str, path: Path, first: int = 0) -> tokenizers.Tokenizer:
-    """Make a BPE tokenizer that merges by rank; an id is the rank plus `first`. A token that no two others form is
-    matched directly. `path` is named in errors. Raises a UserError if bytes or ranks are missing."""
+    """Make a BPE tokenizer that merges by rank and splits texts by `pattern`; the id of a token is its rank plus
+    `first`. A token that no two others form is matched directly. `path` is named in errors. Raises a UserError if a
+    byte or rank is missing."""
     if not all(bytes([byte]) in ranks for byte in range(256)) or sorted(ranks.values()) != list(range(len(ranks))):
         raise UserError(f"{path} does not have every byte and every rank: copy or download it again")
     order = sorted(ranks, key=ranks.__getitem__)
@@ -120,7 +121,7 @@ def ranked_bpe(ranks: Mapping[bytes, int], pattern: str, path: Path, first: int 
 
 
 def add_specials(inner: tokenizers.Tokenizer, specials: Mapping[str, int]) -> None:
-    """Add control tokens with their ids; unused ids between them get placeholder tokens."""
+    """Add control tokens, given as {text: id}, to a tokenizer; unused ids between them get placeholder tokens."""
     size = inner.get_vocab_size()
     names = {i: name for name, i in specials.items()}
     wanted = [names.get(i, f"<|unused_{i}|>") for i in range(size, max(names) + 1)]

@@ -99,13 +99,13 @@ def fields_of(data: bytes) -> Iterator[tuple[int, int, Any]]:
 
 
 class UnknownField(Exception):
-    """Raised for a field of a file that Onward does not know and that may change tokens."""
+    """Raised for a field of a SentencePiece file that Onward does not know and that may change tokens."""
 
 
 def message(parts: Sequence[bytes], known: Fields, where: str) -> dict[str, list[Any]]:
-    """Decode the known fields of a message, given in `parts`: return the list of values of each field, by name. Texts
-    are decoded; `where` names the message in errors. Raises UnknownField for a field that is not known, a ValueError
-    for a value of a wrong type."""
+    """Decode a protobuf message, given as `parts` to be joined: return the list of values of each field in `known`, by
+    the name of the field. `where` names the message in errors. Raises UnknownField for a field that is not known, a
+    ValueError for a value of a wrong type."""
     entries: dict[str, list[Any]] = {}
     for number, kind, value in (field for part in parts for field in fields_of(part)):
         name, wanted = known.get(number, ("", kind))
@@ -166,12 +166,13 @@ NAMED = {"bos": "<s>", "eos": "</s>", "pad": "<pad>"}
 
 
 def last(values: Mapping[str, Sequence[Any]], name: str, default: Any) -> Any:
-    """Return the last value of a field, as protobuf prescribes for repeated occurrences, or the default."""
+    """Return the last value of the field `name`, as protobuf prescribes for repeated occurrences, or the default if the
+    message does not have the field."""
     return values[name][-1] if name in values else default
 
 
 def piece_of(values: Mapping[str, Sequence[Any]]) -> Piece:
-    """Make a Piece from the decoded fields of a message. Raises a ValueError if they are impossible."""
+    """Make a Piece from `values`, the decoded fields of its message. Raises a ValueError if they are impossible."""
     piece = Piece(last(values, "piece", b"").decode(), last(values, "score", 0.0), last(values, "type", NORMAL))
     if not piece.text or not NORMAL <= piece.type <= BYTE or not math.isfinite(piece.score):
         raise ValueError(f"the piece {piece.text!r:.40} has type {piece.type} and score {piece.score}")
@@ -179,8 +180,8 @@ def piece_of(values: Mapping[str, Sequence[Any]]) -> Piece:
 
 
 def of_specs(trainer: Mapping[str, Any], normalizer: Mapping[str, Any], denormalizer: Mapping[str, Any]) -> str:
-    """Find a setting in the specifications of a file (trainer, normalizer and denormalizer, as decoded fields) with
-    which this tokenizer would differ from the library's; return it in words, "" if there is none."""
+    """Find a setting in the specifications of a SentencePiece file (trainer, normalizer and denormalizer, as decoded
+    fields) with which Onward's tokenizer would differ from the library's; return it in words, "" if there is none."""
     kind = KINDS.get(last(trainer, "model_type", 1), "unknown")
     if kind != "bpe":
         return f"is of kind {kind}, and Onward reads bpe"
@@ -198,8 +199,8 @@ def of_specs(trainer: Mapping[str, Any], normalizer: Mapping[str, Any], denormal
 
 
 def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
-    """Find a property of the pieces with which this tokenizer would differ from the library's; return it in words, ""
-    if there is none. `fallback`: unknown characters become bytes; `squeeze`: runs of spaces are collapsed."""
+    """Find a property of the pieces with which Onward's tokenizer would differ from SentencePiece's; return it in
+    words, "" if there is none. `fallback`: unknown characters become bytes; `squeeze`: runs of spaces are collapsed."""
     of_type = {kind: [piece.text for piece in pieces if piece.type == kind] for kind in range(NORMAL, BYTE + 1)}
     if len(of_type[UNKNOWN]) != 1:
         return f"has {len(of_type[UNKNOWN])} unknown pieces in place of one"
@@ -228,7 +229,8 @@ def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
 
 
 def check_samples(path: Path, inner: tokenizers.Tokenizer, samples: Sequence[tuple[str, ...]]) -> None:
-    """Raise a UserError if a self-test text of the file is encoded to other pieces than the file lists."""
+    """Raise a UserError if a self-test text of a file is encoded to other pieces than the file lists. `samples`: pairs
+    (text, expected pieces joined by spaces)."""
     unknown = getattr(inner.model, "unk_token", None)
     inner.encode_special_tokens = True
     for text, expected in samples:
@@ -238,9 +240,9 @@ def check_samples(path: Path, inner: tokenizers.Tokenizer, samples: Sequence[tup
 
 
 def split_at(inner: tokenizers.Tokenizer, symbols: Sequence[str]) -> bool:
-    """Make a tokenizer match symbols in the normalized text, as SentencePiece does; change nothing and return False if
-    this is not possible. Added tokens would be matched before a space is put in front of the text, or would get that
-    space too.
+    """Make a tokenizer match `symbols`, the user-defined tokens, in the normalized text, as SentencePiece does; change
+    nothing and return False if this is not possible. Added tokens of `tokenizers` would be matched before a space is
+    put in front of the text, or would get that space too.
 
     Texts are split at the symbols, and the model takes each part that is a token as this token. A part that is a token
     without being formed by merges, such as a control token that is written in the text, is split again, so that it

@@ -9,7 +9,8 @@ LOOK_BACK = 8  # tokens of a prompt on which the text of the next token may depe
 
 
 class TextStream:
-    """Decodes a sequence of tokens incrementally: joined, the returned pieces are the text of the whole sequence.
+    """Decodes a sequence of tokens incrementally, for example while they are generated: joined, the returned pieces are
+    the text of the whole sequence.
 
     `before` are the tokens that precede the sequence: some decoders drop a space at the beginning of a text.
     """
@@ -21,7 +22,8 @@ class TextStream:
         self.bytes = codecs.getincrementaldecoder("utf-8")("replace")  # all that a byte-level tokenizer needs
 
     def push(self, token: int) -> str:
-        """Add a token; return the new text that no further token can change, so never an incomplete character."""
+        """Add a token; return the new text that no further token can change, "" if there is none yet. The text never
+        ends with an incomplete character."""
         if token in self.tokenizer.special:
             return ""
         if self.tokenizer.of_bytes:
@@ -35,16 +37,16 @@ class TextStream:
         return "" if incomplete else self.release(text)
 
     def finish(self) -> str:
-        """Return the remaining text after the last token, an incomplete character included."""
+        """Return the text that `push` has held back, after the last token; it may end with an incomplete character."""
         return self.bytes.decode(b"", final=True) + self.release(self.text())
 
     def text(self) -> str:
-        """Return the text of the pending tokens, whose text has not been returned by `push` yet."""
+        """Return the text of the pending tokens, the tokens whose text `push` has not returned yet."""
         before = self.tokenizer.decode(self.decoded)
         return self.tokenizer.decode(self.decoded + self.pending)[len(before) :]
 
     def release(self, text: str) -> str:
-        """Mark the pending tokens as returned, unless their `text` is empty; return `text`."""
+        """Mark the pending tokens as returned, unless `text`, their text, is empty; return `text`."""
         if text:
             self.decoded, self.pending = self.pending, []
         return text

@@ -50,7 +50,7 @@ MAX_BITS = 1 << 16  # of an integer
 
 @dataclass
 class Budget:
-    """The remaining steps (loop iterations and calls) and time of a template while it is rendered."""
+    """The remaining steps (loop iterations and calls) and time of a chat template while it is rendered."""
 
     steps: int = field(default_factory=lambda: MAX_STEPS)
     deadline: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
@@ -66,8 +66,8 @@ BUDGET: ContextVar[Budget] = ContextVar("BUDGET")
 
 
 def render(template: jinja2.Template, values: Mapping[str, Any]) -> MaskedString:
-    """Render a template with these variables, within the limits of steps, time and length; return the text with its
-    mask."""
+    """Render a chat template with `values`, its variables by name, within the limits of steps, time and length; return
+    the text with its mask."""
     token, pieces, length = BUDGET.set(Budget()), list[str](), 0
     try:
         for piece in template.generate(values):
@@ -81,14 +81,15 @@ def render(template: jinja2.Template, values: Mapping[str, Any]) -> MaskedString
 
 
 def counted(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values that a loop of a template iterates over, and count each as a step of the Budget."""
+    """Yield the values that a loop of a chat template iterates over, and count each as a step of the Budget."""
     for value in values:
         BUDGET.get().spend()
         yield value
 
 
 class Generator(CodeGenerator):
-    """The code generator of templates: compiles their literals to `MaskedString`, and `str` to `as_text`."""
+    """The code generator of chat templates: compiles their literals to `MaskedString`, and conversions to text to
+    `as_text`."""
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         if isinstance(node.value, str):
@@ -162,7 +163,7 @@ METHODS: dict[str, Callable[..., str]] = {
 
 
 def formatted(environment: Environment, text: str, args: Any, kwargs: Mapping[str, Any]) -> str:
-    """Compute `text.format(*args, **kwargs)` with masks; fields that are neither padded nor converted keep theirs.
+    """Compute `text.format(*args, **kwargs)` with masks; values that are neither padded nor converted keep their masks.
     Raises TooLarge if a field is too wide."""
     formatter, pieces, count = SandboxedFormatter(environment), list[str](), 0
     form = from_template if all(byte & FROM_TEMPLATE for byte in mask_of(text)) else MaskedString
@@ -182,7 +183,7 @@ def formatted(environment: Environment, text: str, args: Any, kwargs: Mapping[st
 
 class Generation(Extension):
     """Jinja's extension for the tag `{% generation %}`, which encloses the assistant's text: if any text in the block
-    is trained, the whole block is."""
+    is marked as text to train on, the whole block is."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -194,7 +195,8 @@ class Generation(Extension):
 
 
 def environment() -> Environment:
-    """Return the sandbox of templates, with the functions that transformers provides to them."""
+    """Return the sandbox in which chat templates are rendered, with the functions that transformers provides to
+    them."""
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)

@@ -131,8 +131,8 @@ class Tokenizer:
         return [[i for _ in pieces for i in next(encodings).ids] for pieces in cut]
 
     def encoded(self, encode: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `encode`, an encoding function of the library; return its result. Raises a UserError if the library
-        fails."""
+        """Call `encode`, an encoding function of `tokenizers`, with these arguments; return its result. Raises a
+        UserError if the library fails."""
         try:
             return encode(*args, **kwargs)
         except Exception as error:  # the library raises nothing narrower
@@ -142,8 +142,9 @@ class Tokenizer:
             raise UserError(f"the tokenizer cannot encode this text: {' '.join(str(error).split())}") from None
 
     def pieces(self, text: str, size: int = PIECE) -> list[str]:
-        """Cut a long text into pieces that give the same tokens as the whole text: after a line break that no white
-        space follows, at the first one after `size` characters of a piece."""
+        """Cut a long text into pieces of `size` characters or more that, encoded separately, give the same tokens as
+        the whole text: each cut is after a line break between two characters that are not white space. A text without
+        such a place is one piece."""
         if len(text) <= size or not self.cuttable:
             return [text]
         result, start = [], 0
@@ -159,7 +160,7 @@ class Tokenizer:
 
     @checked
     def byte_count(self, ids: Sequence[int]) -> int:
-        """Return the number of bytes of the UTF-8 text of ids."""
+        """Return the number of bytes in UTF-8 of the text that ids decode to."""
         if self.of_bytes:
             lengths = {i: len(self.token_bytes(i)) for i in set(ids)}
             return sum(lengths[i] for i in ids)
@@ -203,7 +204,8 @@ ACROSS = re.compile(r"[\nĊ][^\sĊĉčĠ]")  # a token that crosses such a line 
 
 
 def cuttable(inner: tokenizers.Tokenizer) -> bool:
-    """Return whether the pieces of a text that is cut by the pattern CUT always have the same ids as the uncut text."""
+    """Return whether a text that is cut after line breaks (the pattern CUT) always has the same ids as the uncut
+    text."""
     first = inner.pre_tokenizer
     return (
         isinstance(first, pre_tokenizers.ByteLevel | pre_tokenizers.Split)
@@ -215,8 +217,8 @@ def cuttable(inner: tokenizers.Tokenizer) -> bool:
 
 
 def tokenizer_file(folder: Path) -> Path | None:
-    """Return the tokenizer's file in a folder, the first that exists of tokenizer.json, vocab.json, tekken.json,
-    tokenizer.model and *.tiktoken; None if there is none."""
+    """Return the first file of a folder that exists of tokenizer.json, vocab.json, tekken.json, tokenizer.model and
+    *.tiktoken; None if there is none."""
     named = [folder / name for name in ("tokenizer.json", "vocab.json", "tekken.json", "tokenizer.model")]
     return next((file for file in [*named, *sorted(folder.glob("*.tiktoken"))] if file.exists()), None)
 
@@ -242,9 +244,9 @@ def read_inner(file: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None
 
 
 def add_published(inner: tokenizers.Tokenizer, tables: Mapping[str, Mapping[str, Any]], file: Path) -> None:
-    """Add to a tokenizer the tokens that tokenizer_config.json lists as control tokens, if the vocabulary lacks them or
-    has them as ordinary tokens. `tables` are the parsed JSON files of a folder by name, `file` is its tokenizer.json.
-    Raises a UserError if the files contradict each other."""
+    """Add to a tokenizer the tokens that tokenizer_config.json lists as added tokens. `tables` are the parsed JSON
+    files of the folder by name; `file`, the tokenizer's file, is named in errors. Raises a UserError if the files
+    contradict each other."""
     listed = tables.get("tokenizer_config.json", {}).get("added_tokens_decoder")
     for i, token in sorted(listed.items(), key=lambda pair: int(pair[0])) if isinstance(listed, dict) else ():
         options = {name: bool(token.get(name)) for name in ("lstrip", "rstrip", "normalized", "special")}
@@ -269,8 +271,8 @@ def read_bpe(folder: Path) -> models.BPE:
 
 
 def published(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read the JSON tables of a folder that name control tokens, by file name, the most important first; unreadable
-    files are left out."""
+    """Read the JSON files of a folder that name control tokens, such as tokenizer_config.json, as {file name: table},
+    the most important first; unreadable files are left out."""
     tables = {}
     for file in "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json":
         try:
@@ -282,8 +284,9 @@ def published(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def special_name(tables: Mapping[str, Mapping[str, Any]], key: str, inner: tokenizers.Tokenizer) -> str | None:
-    """Return the control token under a key such as `bos_token` of the first of these tables that has it; the value may
-    be its text or its id. None if there is none."""
+    """Return the text of the control token under a key such as `bos_token`, from the first of `tables`, the parsed JSON
+    files of a folder, that names one; None if there is none. A table may give the text or, under `bos_token_id`, the
+    id."""
     for table in tables.values():
         value = table.get(key)
         value = value.get("content") if isinstance(value, dict) else value
@@ -295,8 +298,8 @@ def special_name(tables: Mapping[str, Mapping[str, Any]], key: str, inner: token
 
 
 def names_no_bos(tables: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return whether a tokenizer has no beginning-of-text token of its own, although config.json may name one: so
-    Qwen's files have it, and transformers puts none before texts."""
+    """Return whether tokenizer_config.json says that texts have no beginning-of-text token, although config.json may
+    name one, as in Qwen's folders. `tables` are the parsed JSON files of a folder by name."""
     table = tables.get("tokenizer_config.json", {})
     generic = table.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")
     return table.get("bos_token", "" if generic or "bos_token" in table else "a class has its default") in (None, "")
@@ -324,8 +327,8 @@ def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dic
 
 
 def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:
-    """Make a byte-level tokenizer of a model; with `use_regex`, texts are first split by GPT-2's pattern (Radford et
-    al. 2019)."""
+    """Make a byte-level tokenizer of a model, with the control token `<|endoftext|>`; with `use_regex`, texts are first
+    split by GPT-2's pattern (Radford et al. 2019)."""
     inner = tokenizers.Tokenizer(model)
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     inner.decoder = decoders.ByteLevel()
@@ -334,7 +337,8 @@ def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:
 
 
 def char_level(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
-    """Make a tokenizer of single characters from their ids; any other character is U+FFFD."""
+    """Make a tokenizer of single characters from `vocabulary`, the id of each character; any other character becomes
+    U+FFFD."""
     inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
     inner.decoder = decoders.Fuse()
