@@ -15,9 +15,9 @@ from onward.model.cache import KVCache, LayerCache
 
 
 class Binding:
-    """Sets the arguments of kernel calls that depend on the memory of a cache's layers and on the number of threads.
-    `follow`, called before each step, sets them again if these have changed. `rows` is B; `cache` has the kinds of
-    layers that the calls were compiled for."""
+    """The arguments of a compiled step's kernel calls that depend on the memory of a KV cache's layers and on the
+    number of threads. `follow`, called before each step, sets them again if these have changed. `rows` is B; `cache`
+    has the kinds of layers (contiguous or paged) that the calls were compiled for."""
 
     def __init__(self, calls: Sequence[Call], cache: KVCache, rows: int) -> None:
         self.calls, self.rows = calls, rows
@@ -27,15 +27,15 @@ class Binding:
         self.scratch: Tensor | None = None  # (T, H, L): attention scores
 
     def follow(self, cache: KVCache) -> None:
-        """Set the arguments again if the cache has other layers, as after it has grown, or if the number of threads has
-        changed. Raises NotCompilable if kernels cannot read the new layers."""
+        """Set the kernel arguments again if `cache` has other layers than at the last call, as after it has grown, or
+        if the number of threads has changed. Raises NotCompilable if kernels cannot read the new layers."""
         if self.layers != cache.layers or self.threads != torch.get_num_threads():
             with unreadable_is_not_compilable():
                 self.bind(list(cache.layers), torch.get_num_threads())
 
     def bind(self, layers: list[LayerCache], threads: int) -> None:
-        """Set the arguments that depend on the memory of the layers and on the number of threads. Raises Unreadable for
-        a cache entry that the kernels cannot read."""
+        """Set the kernel arguments that depend on the memory of the cache's layers and on the number of threads. Raises
+        Unreadable for a cache entry that the kernels cannot read."""
         if self.paged != [layer.table is not None for layer in layers]:
             raise Unreadable("a cache of another kind")
         queries = [call.record.q for call in self.calls if isinstance(call.record, Attention)]
@@ -61,8 +61,8 @@ class Binding:
         self.layers, self.threads = layers, threads
 
     def entry(self, layer: LayerCache, name: str, dtype: torch.dtype, shape: Sequence[int]) -> int:
-        """Return the memory address of a cache entry: (B or more, S, *shape) or, paged, (blocks, S, *shape),
-        contiguous, in this dtype. Raises Unreadable for any other."""
+        """Return the memory address of a layer's cache entry `name`, with `shape` per position: a contiguous tensor of
+        this dtype, (B or more, S, *shape) or, if paged, (blocks, S, *shape). Raises Unreadable for any other tensor."""
         entry = layer.entries[name]
         if layer.table is None and len(entry) < self.rows:
             raise Unreadable(f"a cache of {len(entry)} rows for a step of {self.rows}")

@@ -10,8 +10,8 @@ from onward.kernels.available import unavailable
 
 
 def cpu() -> type[CompiledStep]:
-    """Return the class of compiled steps on a CPU, `Program`. Raises NotCompilable if this machine cannot compile
-    machine code."""
+    """Return `Program`, the class of compiled decoding steps on a CPU. Raises NotCompilable if this machine has no
+    compiler for it."""
     if reason := unavailable():
         raise NotCompilable(f"no compiler: {reason}")
     from onward.compiled.program import Program  # imports llvmlite

@@ -20,8 +20,9 @@ FOLD = 64  # numbers of 8 bytes in one sum of a checksum
 
 
 class Snapshot:
-    """The state of a model at one moment, for a fast comparison: `holds` takes about 0.2 us per module, since values,
-    dicts and lists are compared by identity, not described again."""
+    """The state of a model at one moment: structure, tensors, hooks and settings. `holds` tells quickly whether the
+    model has changed since, in about 0.2 us per module, since values, dicts and lists are compared by identity, not
+    described again."""
 
     def __init__(self, model: Decoder) -> None:
         self.model, self.inventory = model, Inventory(model)
@@ -33,13 +34,13 @@ class Snapshot:
         self.values = self.values_now()
 
     def hooks_now(self) -> list[tuple[object, ...]]:
-        """Return the hooks of all modules."""
+        """Return the current forward hooks of the model's modules, a tuple for each set of hooks that is not empty."""
         hooks = self.inventory.hooks
         return [tuple(hooks.values()) for hooks in hooks if hooks] if any(hooks) else []
 
     def values_now(self) -> tuple[list[Any], ...]:
-        """Return the current values of the objects in the inventory: all but the last list are compared by `==`, the
-        last one by identity."""
+        """Return the current values of all objects on which the model's forward depends: all but the last list are
+        compared by `==`, the last one by identity."""
         inventory, tensors = self.inventory, self.inventory.tensors
         return (
             list(map(call, inventory.getters, inventory.dicts)),
@@ -73,26 +74,27 @@ class Snapshot:
         return settings and self.hooks == self.hooks_now() and self.traced == is_traced(self.model)
 
     def versions(self) -> list[int]:
-        """Return PyTorch's version counter of each tensor, which counts changes in place, but not those through `data`
-        and NumPy."""
+        """Return PyTorch's version counter of each tensor of the model. It counts changes in place, but not those
+        through `data` and NumPy."""
         return [tensor._version for tensor in self.versioned]
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The structure of the model and the addresses of its tensors, as a key for compiled steps. It keeps functions
-        alive, but no module and no tensor."""
+        """The structure of the model and the addresses of its tensors: compiled steps are used only while this key is
+        equal. It keeps functions alive, but no module and no tensor."""
         tensors = [tensor for tensor in self.inventory.tensors if type(tensor) in TENSORS]
         memory = [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in tensors]
         return self.inventory.form, memory, [function for _, _, function in self.inventory.functions]
 
     @property
     def compilable(self) -> bool:
-        """Whether no hook, edit or replaced method observes or changes the model, so that a step may be compiled."""
+        """Whether a decoding step of the model may be compiled: no hook, edit or replaced method observes or changes
+        the model."""
         return not self.hooks and not self.replaced
 
     def fingerprint(self) -> str | None:
-        """Return a hash of the model's structure and of all numbers in its tensors, for cached prefixes; it reads all
-        weights.
+        """Return a hash of the model's structure and of all numbers in its tensors, which names the model that computed
+        a cached prompt prefix; it reads all weights.
 
         Returns None if the model has hooks other than those of adapters, edits, or replaced methods, since keys and
         values then depend on more than the hash covers.
@@ -110,7 +112,7 @@ class Snapshot:
 
 
 class ModelState:
-    """Follows a model from decoding step to decoding step, to detect changes.
+    """The state of a model as of the last decoding step, to detect changes between steps.
 
     If the model is `owned`, as a server's is, only hooks, edits and operations that PyTorch counts change it: a step
     then compares fewer objects, and the weights are read once for all cached prefixes.
@@ -140,11 +142,12 @@ class ModelState:
         return last
 
     def current(self) -> Snapshot:
-        """Return the snapshot of this step."""
+        """Return the snapshot of the model that the last `follow` took or confirmed."""
         return self.snapshot or self.follow()
 
     def fingerprint(self) -> str | None:
-        """Return the fingerprint of this step's snapshot."""
+        """Return a hash of the structure and the weights of the model as of the last `follow`; None if the model has
+        hooks or edits."""
         snapshot = self.current()
         if not self.owned:
             return snapshot.fingerprint()
@@ -153,19 +156,20 @@ class ModelState:
         return self.known[1]
 
     def rest(self) -> None:
-        """Release the references to the weights, unless the model is owned, since no step follows soon."""
+        """Drop the snapshot, which refers to the weights, unless the model is owned; called when no step follows
+        soon."""
         if not self.owned:
             self.snapshot = None
 
 
 def fingerprint(model: Decoder) -> str | None:
-    """Return a hash of the structure and the numbers of a model; None while the model has hooks or edits."""
+    """Return a hash of the structure and the weights of a model; None while the model has hooks or edits."""
     return Snapshot(model).fingerprint()
 
 
 def checksum(tensor: Tensor) -> bytes:
-    """Return a hash of a tensor's numbers, computed at the speed of the memory: sums of its words, modulo 2 ** 64,
-    along two directions, so that numbers in another order give another hash."""
+    """Return a hash of a tensor's bytes, fast enough that reading memory is the limit: sums of 64-bit words, modulo 2
+    ** 64, along two directions, so that numbers in another order give another hash."""
     flat = tensor.detach().reshape(-1)
     if not flat.numel():
         return b""

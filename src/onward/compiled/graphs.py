@@ -28,8 +28,8 @@ Replay = Callable[[], Tensor]
 
 
 def captured(step: Callable[[], Tensor]) -> Replay:
-    """Capture `step()` as a CUDA graph; return a function that repeats it on the same memory and returns the same
-    tensor each time. Raises NotCompilable if CUDA cannot capture an operation."""
+    """Capture the operations of `step()` as a CUDA graph; return a function that repeats them on the same memory and
+    returns the same tensor each time. Raises NotCompilable if CUDA cannot capture an operation."""
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     try:
@@ -54,7 +54,7 @@ class GraphStep(CompiledStep):
 
     Tokens and positions are copied into memory that the graphs read. Graphs are captured again for another cache, and
     after the cache has grown. A step that needs a value of a tensor on the host, as mixtures of experts do, cannot be
-    captured. `fused`: torch.compile makes the kernels.
+    captured. With `fused`, torch.compile makes the kernels; `capture` makes a graph from a function.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class GraphStep(CompiledStep):
 
     @classmethod
     def compile_ahead(cls, model: Decoder, cache: KVCache, shape: Shape, folder: Path | None) -> Self:
-        """Make a step whose kernels torch.compile generates now. The step is run once, at position 0 of the empty
-        rows."""
+        """Make a step for `shape` (rows, tokens per row) whose kernels torch.compile generates now; `folder` keeps
+        their code for the next start. The step is run once, at position 0 of the rows, which must be empty."""
         if folder:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(private_folder(folder) or temporary_folder())
         step, zeros = cls(model, shape, fused=True), torch.zeros(shape, dtype=torch.int64, device=model.device)
@@ -104,7 +104,7 @@ class GraphStep(CompiledStep):
 
 @cache
 def temporary_folder() -> str:
-    """Return a folder of this process, for code that no later process reads; it is deleted when the process exits."""
+    """Return a folder for generated code that no later process reads; it is deleted when this process exits."""
     folder = tempfile.mkdtemp(prefix="onward-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -18,30 +18,31 @@ Shape = tuple[int, int]  # (B, T)
 
 
 class NotCompilable(Exception):
-    """Raised if a step cannot be compiled; the message names the operation or the reason."""
+    """Raised if a decoding step cannot be compiled; the message names the operation or the reason."""
 
 
 class TooManyRows(NotCompilable):
-    """Raised if a step cannot be compiled for this many rows; fewer rows of the same model may be possible."""
+    """Raised if a decoding step cannot be compiled for this many rows; fewer rows of the same model may be possible."""
 
 
 class CompiledStep(ABC):
-    """A compiled decoding step of a model for the first rows of a cache.
+    """A compiled decoding step: the forward of a model for the next tokens of the first rows of a KV cache.
 
-    The memory of its tokens, positions and results belongs to it, so only one runner at a time can use it.
+    It owns the memory of its tokens, positions and results, so only one runner at a time can use it.
     """
 
     @classmethod
     @abstractmethod
     def compile(cls, model: Decoder, cache: KVCache, shape: Shape) -> Self:
-        """Compile a step while requests are running, between two uncompiled steps. Raises NotCompilable if the model,
-        the cache or this machine does not allow it."""
+        """Compile a decoding step while requests are running, between two uncompiled steps; `shape` is (rows, tokens
+        per row). Raises NotCompilable if the model, the cache or this machine does not allow it."""
 
     @classmethod
     @abstractmethod
     def compile_ahead(cls, model: Decoder, cache: KVCache, shape: Shape, folder: Path | None) -> Self:
-        """Compile a step before the first request, which may take longer than `compile` and needs empty rows; a
-        `folder` keeps its code for the next start. Raises NotCompilable as `compile` does."""
+        """Compile a decoding step before the first request, which may take longer than `compile` and needs empty rows;
+        `shape` is (rows, tokens per row), and `folder` keeps the code for the next start. Raises NotCompilable as
+        `compile` does."""
 
     @abstractmethod
     def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
@@ -50,6 +51,6 @@ class CompiledStep(ABC):
 
 
 def decoding_step(model: Decoder, tokens: Tensor, positions: Tensor, view: CacheView) -> Tensor:
-    """Run the model without checks: return the logits (B, T, V) for tokens (B, T) at positions (B, T). This is the
-    function that is compiled."""
+    """Run the model without checks: return the logits (B, T, V) for tokens (B, T) at positions (B, T), over the cache
+    rows in `view`. This is the function that is compiled."""
     return model.logits(model.hidden_of_checked(tokens, positions, view))

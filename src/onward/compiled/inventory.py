@@ -29,7 +29,7 @@ GLOBAL_HOOKS: list[dict[int, Any]] = [torch_module._global_forward_hooks, torch_
 
 class Inventory:
     """All objects that the forward of a model depends on, for comparisons by identity, and their description `form`: a
-    text, equal for models of equal structure, in other processes too, without the numbers of tensors.
+    text, equal for models of equal structure, in other processes too, without the values of tensors.
 
     While an inventory exists, so do its tensors: no other tensor can have their memory.
     """
@@ -56,7 +56,7 @@ class Inventory:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a method was patched from outside, or a tensor is of a class with functions of its own."""
+        """Whether a method of the model was patched from outside, or a tensor's class has functions of its own."""
         foreign = [(name, function) for cls, name, function in self.functions if is_foreign(cls, function)]
         own = {function for _, _, function in self.functions} - {function for _, function in foreign}
         called = set[str]().union(*(names_in(function.__code__) for function in own))
@@ -64,7 +64,7 @@ class Inventory:
         return self.has_own_methods or is_patched or any(type(tensor) not in TENSORS for tensor in self.tensors)
 
     def describe_module(self, module: nn.Module) -> object:
-        """Return a description of a module without its children."""
+        """Return a description of a module without its children, and add the module's objects to the inventory."""
         attributes = vars(module)
         self.hooks += [module._forward_hooks, module._forward_pre_hooks]
         contents = module._parameters, module._buffers, module._modules
@@ -76,7 +76,8 @@ class Inventory:
         return self.describe_attributes(module, own), tensors
 
     def describe_attributes(self, value: object, own: Mapping[str, object]) -> object:
-        """Return a description of an object from its attributes `own`."""
+        """Return a description of an object from its attributes `own` (name -> value), and add them to the
+        inventory."""
         self.types[type(value)] = None
         attributes, plain = vars(value), [name for name in own if not isinstance(own[name], Tensor)]
         self.tensor_attributes += [(attributes, name, one) for name, one in own.items() if isinstance(one, Tensor)]
@@ -88,7 +89,8 @@ class Inventory:
         return qualified_name(type(value)), {name: self.describe(one) for name, one in own.items()}
 
     def describe(self, value: Any) -> object:
-        """Return a description of any value, which is equal for equal values, in other processes too."""
+        """Return a description of any value, which is equal for equal values, in other processes too; objects are added
+        to the inventory."""
         if value is None or isinstance(value, SIMPLE):
             return value
         if isinstance(value, Tensor):
@@ -119,19 +121,21 @@ class Inventory:
 
 
 def ambient(model: Decoder) -> tuple[object, ...]:
-    """Return the global settings of PyTorch on which the dtypes of a forward depend."""
+    """Return the global settings of PyTorch on which the dtypes of a forward depend: (autocast dtype or None, default
+    dtype)."""
     device = model.device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return autocast, torch.get_default_dtype()
 
 
 def qualified_name(value: Any) -> str:
-    """Return the name of a class or function, with that of its module."""
+    """Return the name of a class or function, preceded by that of its module."""
     return f"{value.__module__}.{value.__qualname__}"
 
 
 def functions_of(value: object) -> list[FunctionType]:
-    """Return the functions behind a class attribute, such as those of a property."""
+    """Return the Python functions behind a class attribute: a method, or the getter and setter of a property; empty for
+    other values."""
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     entries = [value.fget, value.fset] if isinstance(value, property) else [value]
@@ -139,14 +143,14 @@ def functions_of(value: object) -> list[FunctionType]:
 
 
 def is_foreign(cls: type, function: FunctionType) -> bool:
-    """Return whether a function of a class of Onward or PyTorch was defined elsewhere, that is, patched in."""
+    """Return whether a function in a class of Onward or PyTorch was defined elsewhere, that is, patched in."""
     ours, package = {"onward", "torch"}, (function.__module__ or "").partition(".")[0]
     return cls.__module__.partition(".")[0] in ours and package not in ours | sys.stdlib_module_names
 
 
 @cache
 def names_in(code: CodeType) -> frozenset[str]:
-    """Return the attributes and global names that a function and its inner functions use."""
+    """Return the names of attributes and globals that the code of a function and its inner functions uses."""
     inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return frozenset(code.co_names).union(*inner)
 
@@ -160,7 +164,8 @@ def describe_function(function: FunctionType) -> object:
 
 
 def describe_code(value: Any) -> object:
-    """Describe the instructions of a function and its inner functions, or a constant of one."""
+    """Describe the instructions of a function and its inner functions, or a constant in them, for comparisons between
+    processes."""
     if isinstance(value, CodeType):
         return value.co_code, value.co_names, [describe_code(constant) for constant in value.co_consts]
     return sorted(map(repr, value)) if isinstance(value, frozenset) else value

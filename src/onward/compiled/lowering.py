@@ -30,8 +30,8 @@ MIN_PARALLEL_HEADS = 512  # numbers of a row's queries from which several thread
 
 @dataclass
 class Call:
-    """One call of a kernel: which kernel, and its arguments. `Binding` sets the number of threads and the arguments
-    that depend on a cache."""
+    """One call of a kernel in a compiled step: which kernel, and its arguments. `Binding` sets the number of threads
+    and the arguments that depend on a cache."""
 
     key: tuple[Any, ...]  # equal for calls of the same kernel
     emit: Emit
@@ -42,7 +42,7 @@ class Call:
 
 @contextmanager
 def unreadable_is_not_compilable() -> Iterator[None]:
-    """Convert an Unreadable that is raised inside the `with` block to NotCompilable."""
+    """Convert an Unreadable (a tensor that kernels cannot read) raised inside the `with` block to NotCompilable."""
     try:
         yield
     except Unreadable as reason:
@@ -50,9 +50,9 @@ def unreadable_is_not_compilable() -> Iterator[None]:
 
 
 def lower(records: Sequence[Record], cache: KVCache, positions: Tensor) -> list[Call]:
-    """Translate records (operations, cache writes and attention) to calls of kernels. `cache` has the kinds of layers
-    that the kernels read; `positions` (B, T) are those of the recording. Raises NotCompilable for an operation or
-    tensor without a kernel."""
+    """Translate the records of a decoding step (operations, cache writes and attention) to calls of kernels. `cache`
+    has the kinds of layers that the kernels read; `positions` (B, T) is the tensor of positions in the recording.
+    Raises NotCompilable for an operation or tensor without a kernel."""
     calls = []
     with unreadable_is_not_compilable():
         for record in records:
@@ -66,8 +66,8 @@ def lower(records: Sequence[Record], cache: KVCache, positions: Tensor) -> list[
 
 
 def write(record: Write, paged: bool, positions: Tensor) -> Call:
-    """Return the kernel call that writes the record's vectors to a contiguous or a `paged` cache, at `positions` (B,
-    T)."""
+    """Return the kernel call that writes the vectors of `record` to a contiguous or a `paged` cache, at `positions`
+    (B, T)."""
     width, dtype = record.vectors[0, 0].numel(), DTYPES[record.vectors.dtype]
     arguments = attention.WriteArguments(
         vectors=contiguous_address(record.vectors),
@@ -100,8 +100,8 @@ def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
 
 
 def operation_calls(operation: Operation) -> list[Call]:
-    """Return the kernel calls that compute an operation of PyTorch. Raises NotCompilable for an operation or a dtype
-    without a kernel."""
+    """Return the kernel calls that compute a recorded operation of PyTorch. Raises NotCompilable for an operation or a
+    dtype without a kernel."""
     for tensor in tensors_in(operation.result):
         if tensor.dtype not in DTYPES:
             raise NotCompilable(f"{label(operation)} in {str(tensor.dtype).removeprefix('torch.')}")
@@ -109,7 +109,7 @@ def operation_calls(operation: Operation) -> list[Call]:
 
 
 def contiguous_address(tensor: Tensor) -> int:
-    """Return the address of a contiguous tensor of the recording. Raises Unreadable for any other tensor."""
+    """Return the memory address of a contiguous tensor. Raises Unreadable for any other tensor."""
     return address(tensor, tensor.dtype, *tensor.shape)
 
 
@@ -118,7 +118,7 @@ def unknown(operation: Operation) -> list[Call]:
 
 
 def target_of(operation: Operation) -> Tensor:
-    """Return the tensor that an operation writes its result to."""
+    """Return the tensor that a recorded operation of PyTorch writes its result to."""
     result = operation.arguments[0] if operation.function._schema.is_mutable else operation.result
     return result[0] if isinstance(result, tuple) else result  # type: ignore[no-any-return]
 
@@ -136,8 +136,9 @@ def each(key: tuple[Any, ...], formula: Formula, out: Tensor, operands: Sequence
 
 
 def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], list[Call]]:
-    """Return the function that lowers an operation of two operands, one of which may be a number. `of_floats` and
-    `of_integers` name the methods of Code that compute it. The function raises NotCompilable for other dtypes."""
+    """Return the function that translates an operation of two operands, one of which may be a number, to kernel calls.
+    `of_floats` and `of_integers` name the methods of `Code` that compute the operation; None if integers are not
+    supported. The function raises NotCompilable for other dtypes."""
 
     def lowered(operation: Operation) -> list[Call]:
         out, pair = target_of(operation), operation.arguments[:2]
@@ -163,8 +164,9 @@ def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], lis
 
 
 def unary(formula: Callable[..., Any], *defaults: Any) -> Callable[[Operation], list[Call]]:
-    """Return the function that lowers an operation of one operand. Further arguments of its formula are numbers, by
-    default `defaults`. The function raises NotCompilable for parameters that are tensors."""
+    """Return the function that translates an operation of one operand to kernel calls. Further arguments of `formula`
+    are the operation's numbers, by default `defaults`. The function raises NotCompilable for parameters that are
+    tensors."""
 
     def lowered(operation: Operation) -> list[Call]:
         given = [*operation.arguments[1:], *defaults[len(operation.arguments) - 1 :]]
@@ -184,7 +186,8 @@ def power(code: Code, x: Any, exponent: float) -> Any:
 
 
 def convert(operation: Operation) -> list[Call]:
-    """Lower a copy to another dtype or layout. Raises NotCompilable for a conversion to integers."""
+    """Translate a copy to another dtype or layout to a kernel call. Raises NotCompilable for a conversion to
+    integers."""
     out = target_of(operation)
     source = operation.arguments[1] if name_of(operation) == "copy_" else operation.arguments[0]
     if out.dtype == torch.int64 and source.dtype != torch.int64:
@@ -195,7 +198,7 @@ def convert(operation: Operation) -> list[Call]:
 
 
 def joined(operation: Operation) -> list[Call]:
-    """Lower cat and stack, to one copy per input."""
+    """Translate `torch.cat` and `torch.stack` to one kernel call per input, each a copy."""
     parts, dim = operation.arguments[0], operation.arguments[1] if len(operation.arguments) > 1 else 0
     if name_of(operation) == "stack":
         targets = operation.result.unbind(dim)
@@ -205,8 +208,8 @@ def joined(operation: Operation) -> list[Call]:
 
 
 def product(operation: Operation) -> list[Call]:
-    """Lower mm and addmm with a weight. Raises NotCompilable for products of another form, TooManyRows for more rows
-    than the kernel multiplies fast."""
+    """Translate `mm` and `addmm` with a weight to a kernel call. Raises NotCompilable for products of another form,
+    TooManyRows for more rows than the kernel multiplies fast."""
     bias = operation.arguments[0] if name_of(operation) == "addmm" else None
     x, transposed = operation.arguments[-2:]
     weight, out = transposed.t(), operation.result
@@ -220,7 +223,7 @@ def product(operation: Operation) -> list[Call]:
 
 
 def quantized_product(operation: Operation) -> list[Call]:
-    """Lower a product with a quantized weight, given by codes and scales."""
+    """Translate a product with a quantized weight, given by codes and scales, to a kernel call."""
     x, codes, scales, bias = operation.arguments
     weight_format = "int8" if codes.dtype == torch.int8 else "int4"
     pointers = weight_addresses(codes, scales, x.size(-1))
@@ -230,8 +233,8 @@ def quantized_product(operation: Operation) -> list[Call]:
 def product_call(
     weight_format: str, x: Tensor, pointers: tuple[int, int], bias: Tensor | None, out: Tensor, outputs: int
 ) -> Call:
-    """Return the kernel call that multiplies x (..., I) with a weight, given the addresses `pointers` of the weight and
-    its scales; out is (..., O)."""
+    """Return the kernel call that multiplies x (..., I) with a weight in `weight_format`, given the addresses
+    `pointers` of the weight and its scales, and adds `bias`; `out` is (..., O), where O is `outputs`."""
     inputs, dtype, biased = x.size(-1), DTYPES[x.dtype], bias is not None
     arguments = ProductArguments(
         x=contiguous_address(x),
@@ -249,7 +252,7 @@ def product_call(
 
 
 def average(operation: Operation) -> list[Call]:
-    """Lower mean over the last dimension. Raises NotCompilable for other dimensions."""
+    """Translate `mean` over the last dimension to a kernel call. Raises NotCompilable for other dimensions."""
     x, *dims = operation.arguments[:2]
     last = dims and dims[0] and [d % x.dim() for d in dims[0]] == [x.dim() - 1]
     if not last or operation.result.dtype != torch.float32:

@@ -15,7 +15,7 @@ FACTORIES = {"new_full", "new_zeros", "new_ones", "new_empty", "zeros_like", "on
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in an argument or a result, which may be nested lists."""
+    """Yield the tensors in `value`, an argument or a result of an operation, which may be nested lists or dicts."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -26,13 +26,13 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def memory(value: Any) -> set[int]:
-    """Return the addresses of the storages of the tensors in an argument or a result."""
+    """Return the addresses of the storages of all tensors in `value`, an argument or a result of an operation."""
     return {tensor.untyped_storage().data_ptr() for tensor in tensors_in(value)}
 
 
 def reads_and_writes(record: Record) -> tuple[set[int], set[int]]:
-    """Return the storages, by address, that a record (a recorded operation) reads, and those that it writes; a view
-    writes none."""
+    """Return the storages, by address, that a recorded operation reads, and those that it writes, as (read, written); a
+    view writes none."""
     if isinstance(record, Write):
         return memory(record.vectors), set()
     if isinstance(record, Attention):
@@ -44,18 +44,19 @@ def reads_and_writes(record: Record) -> tuple[set[int], set[int]]:
 
 
 def name_of(operation: Operation) -> str:
-    """Return the name of an operation without its overload."""
+    """Return the name of a recorded operation without its overload: "add" for aten.add.Tensor."""
     return str(operation.function.overloadpacket.__name__)
 
 
 def is_read(tensor: Tensor, records: Sequence[Record]) -> bool:
-    """Return whether any record reads the memory of a tensor."""
+    """Return whether any of the recorded operations reads the memory of a tensor."""
     return any(memory(tensor) & reads_and_writes(record)[0] for record in records)
 
 
 def needed(recording: Recording, weights: Sequence[Tensor]) -> list[Record]:
-    """Return the records to repeat in each step, in order. `weights` are tensors that may change between steps. Raises
-    NotCompilable if a record overwrites a constant."""
+    """Return the recorded operations that a compiled step must repeat, in order: those whose inputs change from step to
+    step and on which the result or the cache depends. `weights` are tensors that may change between steps. Raises
+    NotCompilable if an operation overwrites a constant."""
     inputs = [recording.tokens, recording.positions, recording.rope_length, *weights]
     changing, constant = memory(inputs), set[int]()
     kept = []
@@ -77,5 +78,5 @@ def needed(recording: Recording, weights: Sequence[Tensor]) -> list[Record]:
 
 
 def label(record: Record) -> str:
-    """Return the name of a record, for error messages: mm, write, attention."""
+    """Return the name of a recorded operation, for error messages: mm, write, attention."""
     return name_of(record) if isinstance(record, Operation) else type(record).__name__.lower()

@@ -21,9 +21,9 @@ from onward.model.decoder import Decoder
 
 
 class Program(CompiledStep):
-    """A decoding step on a CPU, recorded and compiled to a sequence of kernels. `weights` are the tensors that may
-    change between runs, in place; `folder` keeps machine code for the next start. Raises NotCompilable if the step
-    cannot be compiled."""
+    """A decoding step on a CPU, compiled from its recorded operations to a sequence of kernels. `weights` are the
+    tensors that may change between runs, in place; `folder` keeps machine code for the next start. Raises NotCompilable
+    if the step cannot be compiled."""
 
     def __init__(
         self, recording: Recording, cache: KVCache, weights: Sequence[Tensor], folder: Path | None = None

@@ -25,7 +25,8 @@ from onward.model.paged import PagedLayerCache
 
 @dataclass(frozen=True, eq=False)
 class Write:
-    """The record of a write of vectors (B, T, ...) to an entry of a layer's cache."""
+    """The record of a write of vectors (B, T, ...) to an entry of a layer's KV cache, to be repeated by a compiled
+    step."""
 
     layer: int
     name: str
@@ -34,8 +35,8 @@ class Write:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """The record of attention with queries (B, T, H, E) to the entries `key` and `value` of a layer's cache; the result
-    y is (B, T, H, F)."""
+    """The record of attention with queries (B, T, H, E) to the entries `key` and `value` of a layer's KV cache, to be
+    repeated by a compiled step; the result y is (B, T, H, F)."""
 
     layer: int
     key: str
@@ -51,7 +52,7 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """The record of an operation of PyTorch, with its arguments and its result."""
+    """The record of an operation of PyTorch, with its arguments and its result, to be repeated by a compiled step."""
 
     function: Any
     arguments: Sequence[Any]
@@ -65,7 +66,8 @@ HOST_READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, 
 
 
 class Recorder(TorchDispatchMode):
-    """Records every operation of PyTorch inside the `with` block, and the writes and attention of `RecordedLayer`."""
+    """A mode of PyTorch that records every operation inside the `with` block, and the writes and attention of
+    `RecordedLayer`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,8 +94,8 @@ class Recorder(TorchDispatchMode):
 
 
 class HostReads(TorchFunctionMode):
-    """Raises an error, while recording, for functions that read values of tensors into Python or NumPy without an
-    operation of PyTorch."""
+    """A mode of PyTorch that raises NotCompilable, while a step is recorded, for functions that read values of tensors
+    into Python or NumPy without an operation of PyTorch."""
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: Sequence[Any] = (), options: Mapping[str, Any] | None = None
@@ -105,7 +107,7 @@ class HostReads(TorchFunctionMode):
 
 @dataclass(frozen=True, eq=False)
 class RecordedLayer(LayerCache):
-    """A cache layer that records writes and attention instead of computing them."""
+    """A layer of a KV cache that records writes and attention instead of computing them."""
 
     index: int = 0
     recorder: Recorder | None = None
@@ -140,8 +142,8 @@ class RecordedEntry(CacheEntry):
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        """Record the attention of q (B, T, H, E) to this entry and the values v; returns (B, T, H, F), not computed.
-        Raises NotCompilable if the mask adds a bias."""
+        """Record the attention of q (B, T, H, E) to this entry, the keys, and to the values `v`; returns a tensor
+        (B, T, H, F) of zeros in place of the result. Raises NotCompilable if the mask adds a bias."""
         assert self.cache.recorder is not None
         if mask.slopes is not None:
             raise NotCompilable("a bias of the scores")
@@ -156,7 +158,7 @@ class RecordedEntry(CacheEntry):
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The records of one step in order, and the tensors that the step reads and writes."""
+    """The recorded operations of one decoding step, in order, and the tensors that the step reads and writes."""
 
     records: list[Record]
     tokens: Tensor  # (B, T)
@@ -166,8 +168,8 @@ class Recording:
 
 
 def is_plain(cache: KVCache, dtype: torch.dtype) -> bool:
-    """Return whether all entries of a cache have this dtype, and neither they nor its layers are of a quantized
-    kind."""
+    """Return whether a cache is of a kind that compiled steps can read: its layers are not quantized, and all entries
+    have this dtype."""
     tensors = [tensor for layer in cache.layers for tensor in layer.entries.values()]
     known = all(type(layer) in (LayerCache, PagedLayerCache) for layer in cache.layers)
     return known and all(t.dtype == dtype for t in tensors)
@@ -175,8 +177,8 @@ def is_plain(cache: KVCache, dtype: torch.dtype) -> bool:
 
 @torch.inference_mode(False)  # inference mode would hide the parts of composed operations
 def record_step(run: Callable[[Tensor, Tensor, CacheView], Tensor], cache: KVCache, shape: Shape) -> Recording:
-    """Call `run(tokens, positions, view)` once for T new tokens in each of the first B rows of a cache, and record its
-    operations. `shape` is (B, T)."""
+    """Record the operations of a decoding step: call `run(tokens, positions, view)` once for T new tokens in each of
+    the first B rows of a cache. `shape` is (B, T)."""
     tokens, positions = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
     recorder, view = Recorder(), cache.view(0, shape[0])
     layers = list[LayerCache]()

@@ -23,7 +23,8 @@ COMPILE_AFTER = 16  # plain steps of a shape before a step is compiled
 
 
 class StepPool:
-    """The compiled steps of a model that no runner is using. All belong to one snapshot of the model."""
+    """The compiled decoding steps of a model that no runner is using. All belong to one snapshot, the state of the
+    model when they were compiled."""
 
     def __init__(self) -> None:
         self.free: defaultdict[tuple[Shape, torch.dtype, type[KVCache]], list[CompiledStep]] = defaultdict(list)
@@ -32,14 +33,14 @@ class StepPool:
         self.refusal = ""  # the reason why the steps of this model cannot be compiled
 
     def refresh(self, key: tuple[object, ...]) -> None:
-        """Discard all steps if `key` is not the key of the snapshot they belong to."""
+        """Discard all compiled steps if `key`, the key of the model's current snapshot, is not that of the steps."""
         if key != self.key:
             self.free.clear()
             self.key, self.refusal = key, ""
 
     def acquire(self, model: Decoder, cache: KVCache, shape: Shape) -> CompiledStep | None:
-        """Take a step for the first rows of a cache from the pool, or compile one; None if it cannot be compiled.
-        `shape` is (B, T)."""
+        """Take a compiled step for the first rows of a cache from the pool, or compile one; None if it cannot be
+        compiled. `shape` is (rows, tokens per row)."""
         if free := self.free[shape, model.dtype, type(cache)]:
             return free.pop()
         if self.refusal:
@@ -53,7 +54,7 @@ class StepPool:
             return None
 
     def release(self, model: Decoder, cache: KVCache, shape: Shape, step: CompiledStep) -> None:
-        """Return a step to the pool for the next runner."""
+        """Return a compiled step to the pool for the next runner."""
         self.free[shape, model.dtype, type(cache)].append(step)
 
 
@@ -61,18 +62,18 @@ POOLS: WeakKeyDictionary[Decoder, StepPool] = WeakKeyDictionary()
 
 
 def compile_step(model: Decoder, cache: KVCache, shape: Shape) -> CompiledStep:
-    """Compile a decoding step for the device of the model. Raises NotCompilable as `CompiledStep.compile` does, and for
-    a device without an implementation."""
+    """Compile a decoding step for the device of the model, a CPU or CUDA; `shape` is (rows, tokens per row). Raises
+    NotCompilable as `CompiledStep.compile` does, or if this machine has no compiler."""
     return IMPLEMENTATIONS[model.device.type]().compile(model, cache, shape)
 
 
 class Steps:
-    """The compiled steps that one runner uses: one for each shape (B, T), compiled after `compile_after` plain steps of
-    that shape.
+    """The compiled decoding steps that one runner uses: one for each shape (B, T), compiled after `compile_after`
+    uncompiled steps of that shape; None: never.
 
     They belong to the snapshot of the model at `state.follow()`, which the runner calls before each step, and are
-    discarded when the model has changed. Hooks, edits, replaced methods, autocast, a mode of PyTorch that watches
-    operations, a quantized cache, and a device without an implementation keep the plain steps.
+    discarded when the model has changed. Steps stay uncompiled with hooks, edits, replaced methods, autocast, a mode of
+    PyTorch that watches operations, a quantized cache, or a device without an implementation.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Steps:
 
     def run(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
         """Compute the logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`, by a compiled step;
-        None if the caller must compute a plain step."""
+        None if the caller must compute an uncompiled step."""
         shape, device = (tokens.size(0), tokens.size(1)), tokens.device.type
         if shape not in self.used:
             self.pool.num_plain[shape] += 1
@@ -118,8 +119,8 @@ class Steps:
             return None
 
     def compile(self, rows: int, folder: Path | None) -> None:
-        """Compile, before the first request, steps of one token in each of this many rows, which must be empty;
-        `folder` keeps their code. Raises NotCompilable if a step cannot be compiled."""
+        """Compile, before the first request, a step of one token in each of the first `rows` rows, which must be empty;
+        `folder` keeps its code. Raises NotCompilable if the step cannot be compiled."""
         shape, device = (rows, 1), self.model.device.type
         if self.compile_after is None:
             raise NotCompilable("a quantized cache")
@@ -136,7 +137,7 @@ class Steps:
         self.pool.num_plain[shape] = max(self.pool.num_plain[shape], self.compile_after)
 
     def release(self) -> None:
-        """Return the steps to the pool; the next step acquires them again."""
+        """Return the compiled steps to the pool; the next step acquires them again."""
         for shape, step in self.used.items():
             if step is not None and self.key == self.pool.key:
                 self.pool.release(self.model, self.cache, shape, step)
