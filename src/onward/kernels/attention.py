@@ -31,9 +31,9 @@ def plain_attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attend in plain PyTorch with queries q (B, T, H, E) at positions (B, T) to the entries of a cache: keys (B, S, K,
-    E) and values (B, S, K, F) or, with a block table (B, P), (blocks, S, K, E) and (blocks, S, K, F). Returns (B, T, H,
-    F).
+    """Compute attention in plain PyTorch with queries q (B, T, H, E) at positions (B, T) to the entries of a KV cache:
+    keys (B, S, K, E) and values (B, S, K, F) or, with a block table (B, P), (blocks, S, K, E) and (blocks, S, K, F).
+    Returns (B, T, H, F).
 
     A query sees the positions up to its own, the last `window` of them (0: all). `scale` multiplies the scores;
     `softcap` c replaces scores s by c * tanh(s / c); `sinks` (H,) are one more score per head, without a value.
@@ -56,8 +56,8 @@ def plain_attend(
 
 
 def takes_kernel(q: Tensor, keys: Tensor, values: Tensor, slots: int) -> bool:
-    """Return whether the kernel can compute attention with these cache entries for queries q (B, T, H, E), each of
-    which sees up to `slots` positions."""
+    """Return whether the CPU kernel computes attention with these keys and values of a KV cache, for queries q
+    (B, T, H, E), each of which sees up to `slots` positions."""
     return (
         q.numel() * slots >= MIN_WORK
         and keys.dtype == values.dtype == q.dtype
@@ -79,7 +79,7 @@ def attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Compute `plain_attend` by a kernel, on a CPU, for queries in the dtype of the cache; arguments as of
+    """Compute `plain_attend` by a kernel, on a CPU, for queries in the dtype of the cache; the arguments are those of
     `plain_attend`. Raises Unreadable for tensors that the kernel cannot read."""
     (rows, tokens, heads, d_head), threads, dtype = q.shape, torch.get_num_threads(), q.dtype
     slots, kv_heads, d_value = keys.size(1), keys.size(2), values.size(-1)

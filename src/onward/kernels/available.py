@@ -11,12 +11,12 @@ OPENMP = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 
 
 class NoCompiler(UserWarning):
-    """Warns that machine code cannot be compiled on this machine."""
+    """The warning that machine code cannot be compiled on this machine, so that decoding is slower."""
 
 
 @cache
 def unavailable() -> str:
-    """Return the reason why machine code cannot be compiled on this machine, with a warning at the first call; "" if it
+    """Return the reason why kernels cannot be compiled on this machine, with a warning at the first call; "" if they
     can."""
     if reason := lacking():
         warnings.warn(
@@ -26,7 +26,7 @@ def unavailable() -> str:
 
 
 def lacking() -> str:
-    """Return the first requirement of the compiler that this machine lacks, in words; "" if it lacks none."""
+    """Return the first requirement for compiling kernels that this machine lacks, in words; "" if it lacks none."""
     try:
         import llvmlite.binding as llvm
     except (ImportError, OSError) as error:  # it is not installed, or its library cannot be loaded
@@ -47,15 +47,15 @@ def lacking() -> str:
 
 
 def openmp() -> ctypes.CDLL:
-    """Return the library of PyTorch that contains OpenMP's functions."""
+    """Return the library of PyTorch that contains OpenMP's functions, by which kernels run in PyTorch's threads."""
     import torch
 
     return ctypes.CDLL(torch._C.__file__)
 
 
 def may_execute() -> bool:
-    """Return whether the system lets this process execute memory that it has filled with code. LLVM would not report a
-    refusal."""
+    """Return whether the system lets this process execute memory that it has filled with code, as compiled kernels
+    need; LLVM would not report a refusal."""
     page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     page.write(b"\0")
     address = ctypes.addressof(ctypes.c_char.from_buffer(page))

@@ -18,7 +18,8 @@ from onward.splitmix import GOLDEN, MULTIPLIERS
 
 
 def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
-    """Draw token ids (B,) from probabilities (B, V), normalized or not, as a pure function of seeds and indices (B,).
+    """Draw token ids (B,) from probabilities (B, V), normalized or not, as a pure function of a seed and a token index
+    per row, `seeds` and `index` (B,), and of `purpose`, which separates draws with the same seed and index.
 
     Each token v gets an exponential number e_v of its own, and the token with the greatest p_v / e_v is drawn (the
     Gumbel-max trick). Where p is rounded otherwise, as in another batch, this changes the token only if two ratios
@@ -31,40 +32,42 @@ def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int | Ten
 
 
 def uniform(seeds: Tensor, index: Tensor, purpose: int) -> Tensor:
-    """Return numbers in [0, 1), fp64, each a pure function of a seed, a token index and a purpose; see
-    `counter_hash`."""
+    """Return uniform random numbers in [0, 1), fp64: each is a pure function of a seed, a token index and `purpose`, as
+    in `draw`."""
     return shift_right(counter_hash(seeds, index, purpose), 11).double() * 2.0**-53
 
 
 def counter_hash(seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
-    """Return 64 random bits as int64, a pure function of a seed, a token index and a purpose, all int64."""
+    """Return 64 random bits as int64 for each seed and token index, int64 tensors of one shape. `purpose` separates
+    draws with the same seed and index."""
     step = signed(GOLDEN)
     offset = purpose * step if isinstance(purpose, Tensor) else signed(purpose * GOLDEN % (1 << 64))
     return scramble(scramble(scramble(seeds + step) + index * step) + offset)
 
 
 def scramble(x: Tensor) -> Tensor:
-    """Mix the bits of int64 numbers: the output function of SplitMix64."""
+    """Mix the bits of the int64 numbers x: the output function of the random number generator SplitMix64."""
     for bits, multiplier in zip((30, 27), MULTIPLIERS):
         x = shift_right(x, bits).bitwise_xor_(x).mul_(signed(multiplier))
     return shift_right(x, 31).bitwise_xor_(x)
 
 
 def shift_right(x: Tensor, bits: int) -> Tensor:
-    """Shift the bits of int64 numbers to the right and fill with zeros; the shift of torch repeats the sign bit."""
+    """Shift the bits of the int64 numbers x to the right and fill with zeros; PyTorch's own shift repeats the sign
+    bit."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def signed(x: int) -> int:
-    """Return the signed 64-bit integer with the same bits as a number from 0 to 2 ** 64 - 1."""
+    """Return the signed 64-bit integer with the same bits as x, a number from 0 to 2 ** 64 - 1."""
     return x - (1 << 64) if x >> 63 else x
 
 
 def draw_by_kernel(
     logits: Tensor, allowed: Tensor | None, factors: Sequence[float], seeds: Sequence[int], index: Sequence[int]
 ) -> Tensor | None:
-    """Draw token ids (B,) as `draw` does for purpose 0, from the softmax of logits (B, V) times an inverse temperature
-    per row (`factors`), in one pass on a CPU.
+    """Draw token ids (B,) from the softmax of logits (B, V) times an inverse temperature per row (`factors`), in one
+    pass on a CPU; the tokens are those of `draw` for these seeds and token indices (`index`) and purpose 0.
 
     Factor 0 takes the likeliest token; `allowed` (V,) is False for tokens that are never drawn. A row whose logits give
     no distribution gets -1. Returns None if no kernel can read the logits.

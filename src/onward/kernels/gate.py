@@ -25,24 +25,25 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 def plain_gate(x: Tensor, y: Tensor, activation: Activation) -> Tensor:
-    """Return activation(x) * y, elementwise, for x and y of the same shape."""
+    """Return activation(x) * y, elementwise, for x and y of the same shape, as in a gated feed-forward."""
     return ACTIVATIONS[activation](x) * y
 
 
 def gate(x: Tensor, y: Tensor, activation: Activation) -> Tensor:
-    """Compute `plain_gate`, on a CPU by a kernel if x is large enough."""
+    """Return activation(x) * y, elementwise, as in a gated feed-forward: computed by `plain_gate`, or on a CPU by a
+    kernel if x is large enough."""
     if takes_kernel(x, y):
         return Gate.apply(x, y, activation)  # type: ignore[no-any-return]
     return plain_gate(x, y, activation)
 
 
 def takes_kernel(x: Tensor, y: Tensor) -> bool:
-    """Return whether the kernel, not PyTorch, computes the gate of these tensors."""
+    """Return whether the CPU kernel, not PyTorch, computes the product activation(x) * y."""
     return is_worth("gate", x) and all(fits(each, x.dtype, *x.shape) and each.is_contiguous() for each in (x, y))
 
 
 class Gate(Function):
-    """The autograd function of `gate`: a kernel computes it, and another both gradients in one pass."""
+    """The autograd function of `gate`: one kernel computes the product, and another both gradients in one pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, activation: Activation) -> Tensor:

@@ -36,8 +36,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def kernel_for(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., None] | None:
-    """Return the kernel that multiplies x (..., I) with an unquantized weight and adds the bias, if any; None if
-    PyTorch computes the product."""
+    """Return the CPU kernel that multiplies x (..., I) with an unquantized weight (O, I) and adds the bias, if any;
+    None if PyTorch computes the product."""
     if x.dtype is not weight.dtype or not weight.dim() or not has_few_rows(x):
         return None
     return compiled(DTYPES[x.dtype], x.dtype, bias is not None)
@@ -61,8 +61,8 @@ def has_few_rows(x: Tensor) -> bool:
 
 
 def run(kernel: Callable[..., None], x: Tensor, weight: int, scales: int, bias: Tensor | None, outputs: int) -> Tensor:
-    """Call a kernel of `llvm/products.py` for x (..., I), and return its result (..., outputs). `weight` and `scales`
-    are addresses. Raises Unreadable if it cannot read x or the bias."""
+    """Call a compiled kernel that multiplies x (..., I) with a weight, and return its result (..., outputs). `weight`
+    and `scales` are memory addresses. Raises Unreadable if the kernel cannot read x or the bias."""
     x, inputs, dtype = x.contiguous(), x.size(-1), x.dtype
     y, target = buffer((*x.shape[:-1], outputs), dtype)
     threads = torch.get_num_threads() if outputs * inputs >= MIN_PARALLEL else 1
@@ -73,8 +73,8 @@ def run(kernel: Callable[..., None], x: Tensor, weight: int, scales: int, bias: 
 
 @cache
 def compiled(weight_format: str, dtype: torch.dtype, biased: bool) -> Callable[..., None] | None:
-    """Return the kernel for weights of a format (float32, bfloat16, int8 or int4) and x of a dtype, which adds a bias
-    if `biased`; None, with a warning, if this machine cannot compile it."""
+    """Compile the kernel that multiplies x in `dtype` with a weight in `weight_format` (float32, bfloat16, int8 or
+    int4) and adds a bias if `biased`; None, with a warning, if this machine cannot compile it."""
     if unavailable():
         return None
     return emitter("products").products(weight_format, DTYPES[dtype], biased)  # type: ignore[no-any-return]

@@ -28,8 +28,8 @@ def filled(values: Sequence[float], dtype: torch.dtype) -> tuple[Tensor, int]:
 
 
 def in_memory(tensor: Tensor) -> bool:
-    """Return whether a tensor's elements are stored in the memory of the CPU, at its address and strides, and not
-    computed when read."""
+    """Return whether a tensor's elements are stored in the memory of the CPU, at the tensor's address and strides, and
+    are not computed when read."""
     return (
         tensor.is_cpu
         and (type(tensor) is Tensor or type(tensor) is nn.Parameter)
@@ -44,8 +44,8 @@ def fits(tensor: Tensor, dtype: torch.dtype, *shape: int) -> bool:
 
 
 def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int:
-    """Return the address of a contiguous tensor of this dtype and shape; 0 for None. Raises Unreadable for any other
-    tensor."""
+    """Return the memory address of a contiguous tensor of this dtype and shape; 0 for None. Raises Unreadable for any
+    other tensor."""
     if tensor is None:
         return 0
     if tensor.dtype is dtype and tensor.shape == shape and in_memory(tensor) and tensor.is_contiguous():
@@ -54,8 +54,8 @@ def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int:
 
 
 def rows_address(tensor: Tensor, dtype: torch.dtype, rows: int, *shape: int) -> tuple[int, int]:
-    """Return the address of a tensor of at least `rows` rows, each contiguous and of shape (S, ...), and the distance
-    of two rows, in vectors (...). Raises Unreadable for any other tensor."""
+    """Return the memory address of a tensor of at least `rows` rows, each contiguous and of shape (S, ...), and the
+    distance of two rows, in vectors (...). Raises Unreadable for any other tensor."""
     if len(tensor) < rows or not rows:
         raise Unreadable(f"{rows} rows are needed: these are {len(tensor)}")
     start, size = address(tensor[0], dtype, *shape), math.prod(shape[1:])
@@ -65,8 +65,8 @@ def rows_address(tensor: Tensor, dtype: torch.dtype, rows: int, *shape: int) -> 
 
 
 def strided_address(tensor: Tensor) -> int:
-    """Return the address of the first element of a tensor of any strides. Raises Unreadable if it is not in the memory
-    of the CPU."""
+    """Return the memory address of the first element of a tensor of any strides. Raises Unreadable if the tensor is not
+    in the memory of the CPU."""
     if not in_memory(tensor):
         raise Unreadable(f"a tensor on {tensor.device} with layout {tensor.layout}")
     return tensor.data_ptr()

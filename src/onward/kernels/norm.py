@@ -25,14 +25,15 @@ def plain_rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: 
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor:
-    """Compute `plain_rms_norm`, on a CPU by a kernel if x is large enough."""
+    """Compute the RMSNorm x / sqrt(mean(x ** 2) + eps) * (weight + offset), in at least fp32, and return it in `dtype`.
+    It is computed by `plain_rms_norm`, or on a CPU by a kernel if x is large enough."""
     if takes_kernel(x, weight, dtype):
         return RMSNorm.apply(x, weight, eps, offset, dtype)  # type: ignore[no-any-return]
     return plain_rms_norm(x, weight, eps, offset, dtype)
 
 
 def takes_kernel(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether the kernel, not PyTorch, computes the norm of x."""
+    """Return whether the CPU kernel, not PyTorch, computes the RMSNorm of x in `dtype`."""
     return (
         weight.dtype in DTYPES
         and dtype in DTYPES

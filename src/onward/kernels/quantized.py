@@ -17,8 +17,8 @@ BLOCK = 512  # outputs that are dequantized at a time
 
 
 def plain_quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply x (..., I) with the weight given by codes and scales in plain PyTorch, and add a bias (O,); return (...,
-    O)."""
+    """Multiply x (..., I) with a quantized weight, given by codes and scales, in plain PyTorch, and add a bias (O,);
+    return (..., O)."""
     y = x.new_empty(*x.shape[:-1], len(codes))
     for start in range(0, len(codes), BLOCK):  # a block at a time stays in a CPU's cache
         rows = slice(start, start + BLOCK)
@@ -27,13 +27,13 @@ def plain_quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tenso
 
 
 def dequantize_weight(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the weight (O, I) that codes and scales represent, in `dtype`."""
+    """Return the weight (O, I) that int8 or int4 codes and their scales represent, in `dtype`."""
     groups = unpack(codes).float().unflatten(1, (1 if codes.dtype == torch.int8 else scales.size(1), -1))
     return (groups * scales.float().view(len(codes), -1, 1)).flatten(1).to(dtype)
 
 
 def unpack(codes: Tensor) -> Tensor:
-    """Unpack codes to quantized integers (O, I), in int8."""
+    """Unpack the int8 or int4 codes of a weight to quantized integers (O, I), in int8."""
     if codes.dtype == torch.int8:
         return codes
     groups = codes.unflatten(1, (-1, GROUP // 2))
@@ -41,7 +41,8 @@ def unpack(codes: Tensor) -> Tensor:
 
 
 def quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute `plain_quantized_linear`, on a CPU by a kernel for few rows."""
+    """Multiply x (..., I) with a quantized weight, given by codes and scales, and add a bias (O,); return (..., O). The
+    product is computed by `plain_quantized_linear`, or on a CPU by a kernel for few rows of x."""
     if has_few_rows(x):
         kernel = compiled("int8" if codes.dtype == torch.int8 else "int4", x.dtype, bias is not None)
         if kernel is not None:
@@ -51,8 +52,8 @@ def quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | No
 
 
 def addresses(codes: Tensor, scales: Tensor, inputs: int) -> tuple[int, int]:
-    """Return the addresses of the codes and the scales of a weight (O, I) with `inputs` columns. Raises Unreadable if
-    the kernel cannot read them."""
+    """Return the memory addresses of the codes and the scales of a quantized weight (O, I) with `inputs` columns.
+    Raises Unreadable if the kernel cannot read them."""
     outputs = len(codes)
     if codes.dtype == torch.int8:
         return address(codes, torch.int8, outputs, inputs), address(scales, torch.float32, outputs)

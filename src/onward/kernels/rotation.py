@@ -14,8 +14,8 @@ from onward.kernels.rules import DTYPES, emitter, is_worth, run
 
 
 def plain_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first rope_dim elements of each head of x (B, T, H, E), element i with element i + half, by angles
-    with these cosines and sines, each (B or 1, T, 1, half)."""
+    """Rotate the first 2 * half elements of each head of x (B, T, H, E), queries or keys, by their positions: element i
+    with element i + half, by angles with these cosines and sines, each (B or 1, T, 1, half)."""
     half = cos.size(-1)
     a, b, rest = x.split([half, half, x.size(-1) - 2 * half], -1)
     rotated = [(a * cos - b * sin).type_as(x), (b * cos + a * sin).type_as(x)]
@@ -23,14 +23,15 @@ def plain_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Compute `plain_rotate`, on a CPU by a kernel if x is large enough."""
+    """Rotate queries or keys x (B, T, H, E) by their positions as `plain_rotate` does, on a CPU by a kernel if x is
+    large enough."""
     if takes_kernel(x, cos, sin):
         return Rotation.apply(x, cos, sin)  # type: ignore[no-any-return]
     return plain_rotate(x, cos, sin)
 
 
 def takes_kernel(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Return whether the kernel, not PyTorch, rotates x."""
+    """Return whether the CPU kernel, not PyTorch, rotates the queries or keys x."""
     if x.dim() != 4 or not 0 < 2 * cos.size(-1) <= x.size(-1) or not is_worth("rotation", x):
         return False
     rows = len(cos) if len(cos) == 1 else len(x)
@@ -53,7 +54,7 @@ class Rotation(torch.autograd.Function):
 
 
 def by_kernel(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x (B, T, H, E) by the kernel, as `plain_rotate` does, without a gradient."""
+    """Rotate queries or keys x (B, T, H, E) by the CPU kernel, as `plain_rotate` does, without a gradient."""
     kernel = emitter("fused").rotation(x.size(2), x.size(3), cos.size(-1), DTYPES[x.dtype])
     tables = (table.expand(len(x), -1, -1, -1).contiguous() for table in (cos, sin))
     return run(kernel, x.contiguous(), *tables, items=x.size(0) * x.size(1))

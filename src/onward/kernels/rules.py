@@ -24,25 +24,26 @@ counted = Counter[str]()  # elements that PyTorch has computed, by the name of t
 
 @cache
 def emitter(name: str) -> Any:
-    """Import a module of `llvm/` by name, and return it; the import loads the compiler, so it is deferred until a
-    kernel is needed."""
+    """Import the module `onward.kernels.llvm.<name>`, which emits the code of kernels, and return it; the import loads
+    the compiler, so it is deferred until a kernel is needed."""
     return importlib.import_module(f"onward.kernels.llvm.{name}")
 
 
 def takes_kernels(x: Tensor) -> bool:
-    """Return whether a kernel may compute a result from x: it can read x, and neither gradients nor autocast are
+    """Return whether a CPU kernel may compute a result from x: it can read x, and neither gradients nor autocast are
     enabled."""
     return not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and kernels_can_read(x)
 
 
 def kernels_can_read(x: Tensor) -> bool:
-    """Return whether x is a plain tensor in the memory of a CPU, and nothing watches the operations of PyTorch."""
+    """Return whether CPU kernels can read x: it is a plain tensor in the memory of a CPU, and nothing watches the
+    operations of PyTorch."""
     return not is_watched() and type(x) is Tensor and torch._C._dispatch_keys(x).raw_repr() in plain_keys()
 
 
 def is_watched() -> bool:
     """Return whether a tracer, mode or transform (torch.compile, vmap, a FLOP counter, ...) sees the operations of
-    PyTorch now. It would miss the work of kernels and compiled steps."""
+    PyTorch now. It would miss the work of kernels and compiled decoding steps, which are then not used."""
     return bool(
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()  # such as a counter of FLOPs, or fake tensors
@@ -65,7 +66,7 @@ def plain_keys() -> frozenset[int]:
 
 
 def is_worth(name: str, x: Tensor) -> bool:
-    """Return whether the kernel `name` should compute an activation from x, in place of PyTorch.
+    """Return whether the CPU kernel `name` should compute an activation from x, in place of PyTorch.
 
     x must be large, and either gradients are needed, or PyTorch has computed so many elements that compiling pays. With
     gradients the kernel is used from the first step on, so that a resumed run gives the same bits.
@@ -84,13 +85,15 @@ def is_worth(name: str, x: Tensor) -> bool:
 
 
 def run(kernel: Callable[..., None], x: Tensor, *others: Tensor, items: int) -> Tensor:
-    """Call a kernel that writes a tensor with the shape and dtype of x, its first input; return this tensor."""
+    """Call a CPU kernel that writes a tensor with the shape and dtype of x, its first input; return this tensor.
+    `others` are further inputs, and threads divide `items` units of work."""
     y, target = buffer(x.shape, x.dtype)
     launch(kernel, target, x, *others, items=items)
     return y
 
 
 def launch(kernel: Callable[..., None], *arguments: Tensor | int, items: int) -> None:
-    """Call a kernel with numbers and the addresses of contiguous tensors, for `items` items."""
+    """Call a CPU kernel with numbers and the addresses of contiguous tensors, in the order of its arguments; threads
+    divide `items` units of work, such as rows."""
     values = (address(each, each.dtype, *each.shape) if isinstance(each, Tensor) else each for each in arguments)
     kernel(*values, items, torch.get_num_threads())

@@ -30,9 +30,9 @@ LOWEST = ir.Constant(FLOATS, [float("-inf")] * LANES)
 
 
 def write(width: int, dtype: str, paged: bool) -> Emit:
-    """Return the emitter of the kernel that writes the vectors (B, T, width) of the tokens at `positions` (B, T) to the
-    slots of a cache entry (B, S, width) or, paged, (blocks, S, width). The fields are those of WriteArguments, with
-    T as `tokens` and P as `columns`; an item is a token."""
+    """Return the function that emits the code of a kernel: it writes the vectors (B, T, width) of the tokens at
+    `positions` (B, T) to the slots of a cache entry (B, S, width) or, paged, (blocks, S, width). The kernel's arguments
+    are WriteArguments, with T as `tokens` and P as `columns`; threads divide the tokens."""
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         with code.loop(first, end) as (token, _):
@@ -52,14 +52,15 @@ def write(width: int, dtype: str, paged: bool) -> Emit:
 
 
 def block_of(code: Code, given: Values, row: Any, column: Any) -> Any:
-    """Emit code that reads the block in a row and a column of the block table, from the kernel's arguments `given`."""
+    """Emit code that reads the block number at a row and a column of the block table in `given`, the kernel's
+    arguments."""
     return code.scalar(given.table, "int64", code.add(code.mul(row, given.columns), column))
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of attention: a window in positions (0: all), a scale, a cap of the scores (None: no cap), and
-    whether there are sinks."""
+    """The options of an attention kernel: a window in positions (0: all), the scale of the scores, their softcap (None:
+    no cap), and whether there are sinks."""
 
     window: int
     scale: float
@@ -69,8 +70,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Form:
-    """The constants for which an attention kernel is compiled: H, K, E, F, the dtype of all tensors, the options, and
-    the kind of cache."""
+    """The constants for which an attention kernel is compiled: the numbers of heads and key/value heads, the sizes of
+    keys and values, the dtype of all tensors, the options, and whether the cache is paged."""
 
     heads: int
     kv_heads: int
@@ -82,18 +83,19 @@ class Form:
 
     @property
     def group(self) -> int:
-        """G, the number of heads that share a key/value head."""
+        """The number of query heads that share a key/value head."""
         return self.heads // self.kv_heads
 
     @property
     def parts(self) -> list[range]:
-        """The heads of a group, divided into ranges of up to KEYS heads that are computed together."""
+        """The query heads of a group, numbered from 0, divided into ranges of up to KEYS heads that are computed
+        together."""
         return [range(g, min(g + KEYS, self.group)) for g in range(0, self.group, KEYS)]
 
 
 def attend(form: Form) -> Emit:
-    """Return the emitter of the attention kernel with the fields of AttentionArguments; an item is a key/value head and
-    token.
+    """Return the function that emits the code of the attention kernel with the arguments AttentionArguments. Threads
+    divide the pairs of a key/value head and a token.
 
     q (B, T, H, E), k (B or blocks, S, K, E), v (B or blocks, S, K, F), sinks (H,), positions (B, T), y (B, T, H, F);
     `queries` is B * T, `tokens` T, `slots` S, `columns` P. Rows of a contiguous cache are `row_slots` apart. `scratch`
@@ -114,7 +116,7 @@ def attend(form: Form) -> Emit:
 
 
 class Run(NamedTuple):
-    """A range of visible slots that are adjacent in memory."""
+    """A range of visible cache slots that are adjacent in memory."""
 
     offset: Any  # offset of the run's first slot among the visible slots
     size: Any
@@ -122,7 +124,8 @@ class Run(NamedTuple):
 
 
 class Group:
-    """Emits the code of one item: the G heads that share a key/value head attend to the positions that one token sees.
+    """The code of the attention kernel for one token and one key/value head: the query heads that share it attend to
+    the positions that the token sees.
 
     The scores of head g are in `scratch` from weights[g] on, and are replaced by the softmax weights, not normalized.
     """
@@ -142,10 +145,10 @@ class Group:
 
     @contextmanager
     def runs(self, width: int, carried: Sequence[Any]) -> Iterator[tuple[Run, list[Any]]]:
-        """Emit a loop over the ranges of visible slots that are adjacent in memory: one or two in a contiguous cache,
-        one per block of a paged one. The `with` body emits the code of a turn.
+        """Emit a loop over the ranges of visible cache slots that are adjacent in memory: one or two in a contiguous
+        cache, one per block of a paged cache. The `with` body emits the code of one turn.
 
-        `width` is the size of a cached vector, `carried` as in `Code.loop`.
+        `width` is the size of a cached vector; `carried` are the initial values that turns change, as in `Code.loop`.
         """
         code, slots = self.code, self.given.slots
         with code.loop(0, code.add(self.blocks_after, INT(1)) if self.form.paged else 2, 1, carried) as (run, values):
@@ -161,8 +164,8 @@ class Group:
             yield Run(offset, size, code.mul(vector, INT(width))), values
 
     def prefetch(self, matrix: Any, size: int, width: int, place: Any, count: int) -> None:
-        """Emit prefetches of `size` numbers of each of `count` vectors, AHEAD positions after the vector at index
-        `place` of `matrix`. Vectors of this head are `kv_heads * width` numbers apart."""
+        """Emit prefetches of `size` numbers of each of `count` keys or values, AHEAD positions after the vector at
+        index `place` of `matrix`. Vectors of this head are `kv_heads * width` numbers apart."""
         code, form = self.code, self.form
         for ahead in range(AHEAD, AHEAD + count):
             for start in range(0, size, LINE[form.dtype]):
@@ -170,8 +173,8 @@ class Group:
                 code.prefetch(code.at(matrix, form.dtype, index))
 
     def write_scores(self) -> list[Any]:
-        """Emit code that writes the scores of all heads and visible positions to `scratch`; return the greatest of each
-        head's scores and its sink."""
+        """Emit code that writes the scores of all heads of the group and visible positions to `scratch`; return for
+        each head the maximum of its scores and its sink."""
         code, form = self.code, self.form
         with self.runs(form.d_head, [LOWEST] * (2 * len(form.parts))) as (run, peaks):
             full_end = code.sub(run.size, code.urem(run.size, INT(KEYS)))
@@ -187,8 +190,8 @@ class Group:
         return self.with_sinks(self.greatest(peaks))
 
     def write_scores_of(self, part: range, keys: int, place: Any, index: Any) -> Any:
-        """Emit code that writes the scores of the heads `part` for `keys` keys, from index `place` of the keys on,
-        which are the visible positions from `index` on; return the scores in a vector, head by head."""
+        """Emit code that writes the scores of the heads `part` for `keys` keys. `place` is the index of the first key
+        in the cache, `index` its number among the visible positions. Return the scores in a vector, head by head."""
         code, form, given = self.code, self.form, self.given
         queries = [code.mul(code.add(self.head, INT(g)), INT(form.d_head)) for g in part]
         key_indices = [code.add(place, INT(i * form.kv_heads * form.d_head)) for i in range(keys)]
@@ -205,7 +208,7 @@ class Group:
 
     def greatest(self, peaks: Sequence[Any]) -> list[Any]:
         """Emit code for the greatest score of each head. `peaks` has two vectors for each range of heads: maxima of
-        scores that were computed for KEYS keys together, and for one key."""
+        scores that were computed for KEYS keys together, and of those computed for one key."""
         code, highest = self.code, [FLOAT(float("-inf"))] * self.form.group
         for n, part in enumerate(self.form.parts):
             for keys, peak in (KEYS, peaks[2 * n]), (1, peaks[2 * n + 1]):
@@ -216,12 +219,12 @@ class Group:
         return highest
 
     def sink(self, g: int) -> Any:
-        """Emit code for the learned sink score of head g."""
+        """Emit code for the learned sink score of head g of the group."""
         head = self.code.urem(self.code.add(self.head, INT(g)), INT(self.form.heads))
         return self.code.scalar(self.given.sinks, self.form.dtype, head)
 
     def with_sinks(self, greatest: list[Any]) -> list[Any]:
-        """Emit code for the maximum of each head's number and its sink."""
+        """Emit code for the maximum of each head's greatest score and its sink."""
         code = self.code
         if not self.form.options.sinks:
             return greatest
@@ -229,8 +232,8 @@ class Group:
         return [code.select(code.fcmp_unordered(">", sink, number), sink, number) for sink, number in pairs]
 
     def write_weights(self, peaks: Sequence[Any]) -> list[Any]:
-        """Emit code that replaces each score s by exp(s - peak), with the peak of its head; return the factor that
-        normalizes the weights of each head."""
+        """Emit code that replaces each score s in `scratch` by exp(s - peak), with the greatest score of its head in
+        `peaks`; return the factor that normalizes the weights of each head."""
         code, factors = self.code, []
         vectors = code.sub(self.count, code.urem(self.count, INT(LANES)))
         for g, peak in enumerate(peaks):
@@ -247,20 +250,21 @@ class Group:
 
     def write_exp(self, g: int, index: Any, peak: Any, totals: list[Any], read: Callable[..., Any]) -> None:
         """Emit code that replaces the scores of head g from `index` on by exp(score - peak), and adds them to
-        totals[0]. `read` is the method of Code that reads one number or LANES."""
+        totals[0]. `read` is the method of `Code` that reads one number or a vector of LANES."""
         code, place = self.code, self.code.add(self.weights[g], index)
         value = exp(code, code.fsub(read(self.given.scratch, "float32", place), peak))
         code.put(value, self.given.scratch, "float32", place)
         totals[0] = code.fadd(totals[0], value)
 
     def write_sums(self, factors: Sequence[Any]) -> None:
-        """Emit code that writes y: the values of the visible positions summed with the weights, times the factor of
-        each head."""
+        """Emit code that writes the result y: for each head, the values of the visible positions summed with the
+        softmax weights, times the head's factor."""
         for start, width, lanes in pieces(self.form.d_value):
             self.write_sums_of(start, width, lanes, factors)
 
     def write_sums_of(self, start: int, width: int, lanes: int, factors: Sequence[Any]) -> None:
-        """Emit code that writes `width` numbers of y for each head, from number `start` on, `lanes` at a time."""
+        """Emit code that writes `width` numbers of the result y for each head, from number `start` on, `lanes` at a
+        time; `factors` normalize the softmax weights of each head."""
         code, form, given = self.code, self.form, self.given
         zero = ZEROS if lanes > 1 else FLOAT(0.0)
         read, count = (code.floats if lanes > 1 else code.scalar), width // lanes
@@ -287,7 +291,7 @@ def attention(
     heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, options: Options, paged: bool
 ) -> Callable[..., None]:
     """Compile the attention kernel for these sizes and options and a contiguous or `paged` cache; return it as a
-    function of the fields of AttentionArguments."""
+    function whose arguments are the fields of AttentionArguments."""
     return callable_kernel(AttentionArguments, attend(Form(heads, kv_heads, d_head, d_value, dtype, options, paged)))
 
 

@@ -24,8 +24,8 @@ ELEMENTS = {
 
 
 class Code(ir.IRBuilder):
-    """A builder of LLVM code with loops, vectors of LANES fp32 numbers, and the dtypes of tensors. Its methods emit
-    code and return the LLVM value of the result."""
+    """A builder of the LLVM code of CPU kernels, with loops, vectors of LANES fp32 numbers, and the dtypes of tensors.
+    Its methods emit code and return the LLVM value of the result."""
 
     thread: Any = INT(0)  # index of the thread that runs the kernel, less than the number of threads
 
@@ -59,19 +59,19 @@ class Code(ir.IRBuilder):
         values[:] = phis
 
     def bytes(self, pointer: ir.Value, index: Any) -> ir.Value:
-        """Read LANES bytes from `index` on, as int32 from 0 to 255."""
+        """Emit code that reads LANES bytes from index `index` on, as int32 from 0 to 255."""
         source = self.bitcast(self.at(pointer, "int8", index), ir.VectorType(ir.IntType(8), LANES).as_pointer())
         return self.zext(self.load(source, align=1), INTS)
 
     def at(self, pointer: ir.Value, dtype: str, index: Any) -> ir.Value:
-        """Return a pointer to element `index` of a tensor of this dtype whose address is `pointer`."""
+        """Emit code for a pointer to element `index` of a tensor of this dtype whose address is `pointer`."""
         kind = ELEMENTS[dtype].as_pointer()
         base = self.inttoptr(pointer, kind) if pointer.type == INT else self.bitcast(pointer, kind)
         return self.gep(base, [number(index)])
 
     def vector(self, pointer: ir.Value, dtype: str, index: Any, count: int, left: Any = None) -> ir.Value:
-        """Read `count` elements from `index` on, unconverted. With `left`, only the first `left` elements are read, and
-        the others are zeros."""
+        """Emit code that reads `count` elements of a tensor from `index` on, unconverted. With `left`, only the first
+        `left` elements are read, and the others are zeros."""
         kind = ir.VectorType(ELEMENTS[dtype], count)
         source = self.bitcast(self.at(pointer, dtype, index), kind.as_pointer())
         if left is None:
@@ -85,7 +85,7 @@ class Code(ir.IRBuilder):
         return self.intrinsic(name, kind, [source, ir.IntType(32)(1), mask, ir.Constant(kind, None)])
 
     def as_floats(self, numbers: ir.Value, dtype: str) -> ir.Value:
-        """Convert a vector of elements of a dtype to fp32."""
+        """Emit code that converts a vector of elements of a dtype to fp32."""
         count = numbers.type.count
         kind, bits = (ir.VectorType(t, count) for t in (FLOAT, ir.IntType(32)))
         if dtype == "bfloat16":
@@ -93,25 +93,28 @@ class Code(ir.IRBuilder):
         return self.sitofp(numbers, kind) if dtype == "int8" else numbers
 
     def floats(self, pointer: ir.Value, dtype: str, index: Any) -> ir.Value:
-        """Read LANES elements from `index` on, as fp32."""
+        """Emit code that reads LANES elements of a tensor from `index` on, as fp32."""
         return self.as_floats(self.vector(pointer, dtype, index, LANES), dtype)
 
     def scalar(self, pointer: ir.Value, dtype: str, index: Any) -> ir.Value:
-        """Read one element, as fp32 or as int64."""
+        """Emit code that reads element `index` of a tensor, as fp32 or, for integer dtypes other than int8,
+        unconverted."""
         value = self.load(self.at(pointer, dtype, index), align=1)
         if dtype == "bfloat16":
             return self.bitcast(self.shl(self.zext(value, ir.IntType(32)), ir.IntType(32)(16)), FLOAT)
         return self.sitofp(value, FLOAT) if dtype == "int8" else value
 
     def put(self, value: ir.Value, pointer: ir.Value, dtype: str, index: Any) -> None:
-        """Write an fp32 number, or a vector of them, to the elements from `index` on; bf16 is rounded half to even."""
+        """Emit code that writes an fp32 number, or a vector of them, to the elements of a tensor from `index` on; bf16
+        is rounded half to even."""
         if dtype == "bfloat16":
             bits, short = self.bfloat16(value), ir.IntType(16)
             value = self.trunc(bits, ir.VectorType(short, bits.type.count) if value.type != FLOAT else short)
         self.store(value, self.bitcast(self.at(pointer, dtype, index), value.type.as_pointer()), align=1)
 
     def bfloat16(self, value: ir.Value) -> ir.Value:
-        """Convert an fp32 number, or a vector of them, to the bits of bf16, as int32; rounded half to even."""
+        """Emit code that converts an fp32 number, or a vector of them, to the bits of bf16, as int32; rounded half to
+        even."""
         count, word = getattr(value.type, "count", 0), ir.IntType(32)
         kind = ir.VectorType(word, count) if count else word
 
@@ -125,49 +128,50 @@ class Code(ir.IRBuilder):
         return self.lshr(rounded, constant(16))
 
     def rounded(self, value: ir.Value, dtype: str) -> ir.Value:
-        """Round an fp32 number, or a vector of LANES, to the values of a dtype; the result is fp32."""
+        """Emit code that rounds an fp32 number, or a vector of LANES, to the values of a dtype; the result is fp32."""
         if dtype == "float32":
             return value
         shift = integers(16) if value.type == FLOATS else ir.IntType(32)(16)
         return self.bitcast(self.shl(self.bfloat16(value), shift), value.type)
 
     def prefetch(self, pointer: ir.Value) -> None:
-        """Prefetch the line of memory at `pointer` to the second level of cache."""
+        """Emit a prefetch of the line of memory at `pointer` to the second level of the CPU's cache."""
         kind = ir.IntType(32)
         self.intrinsic("llvm.prefetch.p0", ir.VoidType(), [self.bitcast(pointer, BYTES), kind(0), kind(2), kind(1)])
 
     def intrinsic(self, name: str, result: ir.Type, arguments: Sequence[ir.Value]) -> ir.Value:
-        """Call an LLVM intrinsic by its full name, with this result type."""
+        """Emit a call of the LLVM intrinsic with this full name and result type."""
         kind = ir.FunctionType(result, [argument.type for argument in arguments])
         return self.call(self.module.globals.get(name) or ir.Function(self.module, kind, name), arguments)
 
     def repeat(self, value: ir.Value) -> ir.Value:
-        """Return a vector with LANES copies of an fp32 number."""
+        """Emit code for a vector with LANES copies of an fp32 number."""
         empty = ir.Constant(FLOATS, ir.Undefined)
         first = self.insert_element(empty, value, ir.IntType(32)(0))
         return self.shuffle_vector(first, empty, integers(0))
 
     def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-        """Compute a * b + c, rounded once."""
+        """Emit code for a * b + c, rounded once."""
         return self.call(self.declare("llvm.fma", a.type, [a.type] * 3), [a, b, c])
 
     def sum(self, vector: ir.Value) -> ir.Value:
-        """Add the numbers of a vector, in pairs."""
+        """Emit code that adds the numbers of a vector, in pairs."""
         function = self.declare("llvm.vector.reduce.fadd", FLOAT, [FLOAT, FLOATS], FLOATS)
         return self.call(function, [FLOAT(0.0), vector], fastmath=["reassoc"])
 
     def declare(self, name: str, result: ir.Type, arguments: Sequence[ir.Type], kind: ir.Type | None = None) -> Any:
-        """Declare the LLVM function `name` for a type, that of its result or `kind`."""
+        """Declare the LLVM function `name` for fp32 numbers or vectors of LANES of them; `kind`, by default the type of
+        the result, says which. Return the function."""
         kind = kind or result
         name += f".v{LANES}f32" if kind == FLOATS else ".f32"
         return self.module.globals.get(name) or ir.Function(self.module, ir.FunctionType(result, arguments), name)
 
 
 def number(value: Any) -> ir.Value:
-    """Return an int as an LLVM constant; any LLVM value unchanged."""
+    """Convert an int to an LLVM constant of 64 bits; LLVM values are returned unchanged."""
     return INT(value) if isinstance(value, int) else value
 
 
 def integers(value: int) -> ir.Constant:
-    """Return a constant vector with LANES copies of an int32."""
+    """Return an LLVM constant: a vector with LANES copies of `value` as int32."""
     return ir.Constant(INTS, [value] * LANES)

@@ -27,7 +27,7 @@ llvm.initialize_native_asmprinter()
 
 
 class Arguments(ctypes.Structure):
-    """The arguments of a kernel as a C structure; `arguments` makes subclasses. A misspelled name is an
+    """The arguments of a kernel as a C structure; the function `arguments` makes subclasses. A misspelled name is an
     AttributeError."""
 
     __slots__ = ()
@@ -52,11 +52,11 @@ Emit = Callable[[Code, Values, ir.Value, ir.Value], None]  # (code, given, first
 
 
 def add_kernel(module: ir.Module, name: str, structure: type[Arguments], emit: Emit) -> None:
-    """Add the kernel `name` to a module: a loop over independent items, such as the rows of a weight, which threads
-    divide among themselves.
+    """Add the kernel `name` to an LLVM module: a loop over independent items, such as the rows of a weight, which
+    threads divide among themselves.
 
-    `emit(code, given, first, end)` emits the code for items `first` to `end` - 1; `given` are the arguments. The
-    function `name` takes the address of a `structure`.
+    `emit(code, given, first, end)` emits the code for items `first` to `end` - 1; `given` are the arguments. The kernel
+    takes the address of a `structure`.
     """
     void, int32, task = ir.VoidType(), ir.IntType(32), ir.FunctionType(ir.VoidType(), [BYTES])
     if OPENMP[0] not in module.globals:
@@ -91,9 +91,9 @@ def add_kernel(module: ir.Module, name: str, structure: type[Arguments], emit: E
 
 
 def load(module: ir.Module, cpu: str | None = None, folder: Path | None = None) -> Any:
-    """Compile a module for a CPU (LLVM's name of it, by default this one); return the engine whose
-    `get_function_address` gives the address of each function. With a `folder`, the machine code is kept there, and
-    read from there the next time."""
+    """Compile an LLVM module for a CPU (LLVM's name of it, by default this one); return the engine whose
+    `get_function_address` gives the address of each function. With a `folder`, the machine code is kept there, and read
+    from there the next time."""
     for name in OPENMP:
         llvm.add_symbol(name, ctypes.cast(getattr(openmp(), name), ctypes.c_void_p).value)
     features, cpu = ("", cpu) if cpu else (llvm.get_host_cpu_features().flatten(), llvm.get_host_cpu_name())
@@ -116,8 +116,8 @@ def load(module: ir.Module, cpu: str | None = None, folder: Path | None = None) 
 
 
 def optimized(text: str, target: Any) -> Any:
-    """Parse the text of an LLVM module and optimize it for a target machine; return the module. Raises a RuntimeError
-    if it is invalid, since LLVM would end the process later."""
+    """Parse the text of an LLVM module and optimize it for the CPU `target`; return the module. Raises a RuntimeError
+    if the text is invalid, since LLVM would end the process later."""
     parsed = llvm.parse_assembly(text)
     parsed.verify()
     passes = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=2))
@@ -126,7 +126,8 @@ def optimized(text: str, target: Any) -> Any:
 
 
 def callable_kernel(structure: type[Arguments], emit: Emit, cpu: str | None = None) -> Callable[..., None]:
-    """Compile a kernel; return it as a function of the fields of its structure, in their order or by name."""
+    """Compile the kernel whose code `emit` emits; return it as a function whose arguments are the fields of
+    `structure`, in their order or by name."""
     module = ir.Module()
     add_kernel(module, "kernel", structure, emit)
     engine = load(module, cpu)

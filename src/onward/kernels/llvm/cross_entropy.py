@@ -16,9 +16,9 @@ CrossEntropyArguments = arguments("CrossEntropyArguments", "losses", "gradient",
 
 @cache
 def cross_entropy(width: int, dtype: str, ignored: int, with_gradient: bool = True) -> Callable[..., None]:
-    """Compile the kernel with the fields of CrossEntropyArguments, for logits of `width` tokens. An item is a row: the
-    kernel writes its loss and, if `with_gradient`, the gradient of the losses' sum, (N, width) in the dtype of the
-    logits; both are 0 where the target is the number `ignored`."""
+    """Compile the cross-entropy kernel with the arguments CrossEntropyArguments, for logits (N, width) in `dtype`;
+    threads divide the rows. For each row it writes the loss and, if `with_gradient`, the gradient of the losses' sum,
+    in the dtype of the logits; both are 0 where the target is the number `ignored`."""
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         gradient, logits = given.gradient, given.logits
@@ -47,7 +47,7 @@ def cross_entropy(width: int, dtype: str, ignored: int, with_gradient: bool = Tr
 
 
 def greatest(code: Code, source: Any, dtype: str, start: Any, width: int) -> Any:
-    """Emit code for the greatest of `width` numbers of the tensor `source` from index `start` on."""
+    """Emit code for the greatest of `width` numbers of the tensor `source`, in `dtype`, from index `start` on."""
     full_end = width - width % LANES
 
     def larger(a: Any, b: Any) -> Any:

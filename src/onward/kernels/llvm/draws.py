@@ -21,8 +21,8 @@ DrawArguments = arguments("DrawArguments", "tokens", "logits", "allowed", "facto
 
 
 def emit(dtype: str, masked: bool) -> Emit:
-    """Return the emitter of the kernel with the fields of DrawArguments; an item is a row. `masked`: some tokens may be
-    forbidden.
+    """Return the function that emits the code of the kernel that draws one token per row of logits. Its arguments are
+    DrawArguments; threads divide the rows. `masked`: a mask of allowed tokens is given.
 
     `factors` (N,) are the inverse temperatures, 0 for the likeliest token. The token is -1 where a logit is not finite,
     or none is allowed.
@@ -98,7 +98,8 @@ def draw(
     size: Any,
     result: Any,
 ) -> None:
-    """Emit code that stores the token with the greatest ratio p / e of `kernels.draws.draw` at `result`.
+    """Emit code that draws a token as `kernels.draws.draw` does, the one with the greatest ratio p / e, and stores it
+    at `result`.
 
     `state` is the hash of the row's seed and index, `logit(index, vector)` reads logits, `top` is the greatest logit
     and `factor` the inverse temperature; `size` is the number of tokens, of which the first `full_end` are read LANES
@@ -153,7 +154,8 @@ def draw(
 
 
 def scramble(code: Code, x: Any) -> Any:
-    """Emit code for the output function of SplitMix64, of an int64 or a vector of them."""
+    """Emit code that mixes the bits of x, an int64 or a vector of them: the output function of the random number
+    generator SplitMix64."""
     constants = (lambda n: ir.Constant(x.type, [n] * HALF)) if x.type == LONGS else INT
     for bits, factor in zip((30, 27), MULTIPLIERS):
         x = code.mul(code.xor(x, code.lshr(x, constants(bits))), constants(factor))
@@ -169,6 +171,6 @@ def spread(code: Code, value: Any, count: int) -> Any:
 
 @cache
 def draws(dtype: str, masked: bool) -> Callable[..., None]:
-    """Compile the kernel of `emit`, arguments as there; return it as a function of the fields of DrawArguments, the
-    number of rows, and that of threads."""
+    """Compile the kernel that draws one token per row of logits; `masked`: a mask of allowed tokens is given. Return it
+    as a function whose arguments are the fields of DrawArguments, the number of rows, and that of threads."""
     return callable_kernel(DrawArguments, emit(dtype, masked))

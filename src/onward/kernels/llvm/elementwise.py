@@ -23,8 +23,8 @@ GatherArguments = arguments("GatherArguments", "out", "weight", "ids", "rows")
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape, strides and dtype of an operand, for which a kernel is compiled; the kernel is given the operand's
-    address."""
+    """The shape, strides and dtype of a tensor, constants for which a kernel is compiled; the address of the tensor is
+    an argument of the kernel."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -32,22 +32,22 @@ class Layout:
 
     @staticmethod
     def of(tensor: Tensor, shape: Sequence[int] | None = None) -> Layout:
-        """Return the layout of a tensor, broadcast to a shape."""
+        """Return the layout of a tensor, broadcast to `shape` (None: its own shape)."""
         tensor = tensor if shape is None else tensor.expand(*shape)
         return Layout(tuple(tensor.shape), tensor.stride(), str(tensor.dtype).removeprefix("torch."))
 
 
 @cache
 def operands(count: int) -> type[Arguments]:
-    """Return the class of the arguments of an elementwise kernel: `out` and `count` operands x0, x1, ..."""
+    """Return the structure of the arguments of an elementwise kernel: `out` and `count` operands x0, x1, ..."""
     return arguments(f"Operands{count}", "out", *(f"x{i}" for i in range(count)))
 
 
 def elementwise(formula: Formula, layouts: Sequence[Layout]) -> Emit:
-    """Return the emitter of the kernel that computes a formula for every element.
+    """Return the function that emits the code of a kernel that computes `formula` for every element.
 
-    `layouts`, from `merged`, are those of `out` and of the operands. An item is an index of the first dimension; the
-    code does not depend on the size of this dimension.
+    `layouts`, simplified by `merged`, are those of the result and of the operands. Threads divide the first dimension,
+    whose size is not a constant of the code.
     """
     shape, strides = layouts[0].shape, [layout.strides for layout in layouts]
     vectors = all(layout.dtype != "int64" and layout.strides[-1] < 2 for layout in layouts) and strides[0][-1] == 1
@@ -90,8 +90,8 @@ def elementwise(formula: Formula, layouts: Sequence[Layout]) -> Emit:
 
 
 def merged(layouts: Sequence[Layout]) -> list[Layout]:
-    """Simplify layouts of the same shape: drop dimensions of size 1, and merge neighboring dimensions between which no
-    layout has a gap."""
+    """Simplify the layouts of tensors of the same shape: drop dimensions of size 1, and merge neighboring dimensions
+    that are contiguous in all layouts."""
     dims = [d for d in range(len(layouts[0].shape)) if layouts[0].shape[d] != 1]
     shape = [layouts[0].shape[d] for d in dims] or [1]
     strides = [[layout.strides[d] for d in dims] or [0] for layout in layouts]
@@ -106,8 +106,8 @@ def merged(layouts: Sequence[Layout]) -> list[Layout]:
 
 
 def mean(x: Layout) -> Emit:
-    """Return the emitter of the kernel for the mean over the last dimension of x, contiguous, fp32; the fields are
-    those of MeanArguments, an item is a row."""
+    """Return the function that emits the code of a kernel for the mean over the last dimension of a contiguous tensor
+    with the layout `x`, in fp32. The kernel's arguments are MeanArguments; threads divide the rows."""
     width = x.shape[-1]
 
     def emit(code: Code, given: Values, first: Value, end: Value) -> None:
@@ -121,13 +121,14 @@ def mean(x: Layout) -> Emit:
 def row_sum(
     code: Code, source: Value, dtype: str, start: Value, width: int, term: Callable[[Value], Value] = lambda x: x
 ) -> Value:
-    """Emit code for the sum of term(x) over `width` numbers x of the tensor `source`, from index `start` on."""
+    """Emit code for the sum of term(x) over `width` numbers x of the tensor `source`, in `dtype`, from index `start`
+    on."""
     return total(code, width, lambda index, read: term(read(source, dtype, code.add(start, index))))
 
 
 def total(code: Code, width: int, term: Callable[[Value, Callable[..., Value]], Value]) -> Value:
-    """Emit code for the sum of `width` terms. `term(index, read)` gets an index and the method of Code that reads
-    numbers there, see `spans`."""
+    """Emit code for the sum of `width` terms. `term(index, read)` emits one term or a vector of LANES; `read` is the
+    method of `Code` that reads as many numbers."""
     full_end = width - width % LANES
     with code.loop(0, full_end, LANES, [ir.Constant(FLOATS, [0.0] * LANES)]) as (index, sums):
         sums[0] = code.fadd(sums[0], term(index, code.floats))
@@ -137,8 +138,8 @@ def total(code: Code, width: int, term: Callable[[Value, Callable[..., Value]], 
 
 
 def spans(code: Code, width: int) -> Iterator[tuple[Value, Callable[..., Value]]]:
-    """Emit loops over `width` indices; yield the index and the method of Code that reads numbers there: first LANES at
-    a time, then one by one."""
+    """Emit loops over `width` indices; yield the index and the method of `Code` that reads numbers there: first LANES
+    at a time, then one by one."""
     full_end = width - width % LANES
     for start, stop, step, read in (0, full_end, LANES, code.floats), (full_end, width, 1, code.scalar):
         with code.loop(start, stop, step) as (index, _):
@@ -146,8 +147,9 @@ def spans(code: Code, width: int) -> Iterator[tuple[Value, Callable[..., Value]]
 
 
 def layer_norm(x: Layout, eps: float, weight: bool, bias: bool) -> Emit:
-    """Return the emitter of the kernel for a layer norm over the last dimension of x; the fields are those of
-    LayerNormArguments, an item is a row. `weight` and `bias` say whether the norm has them."""
+    """Return the function that emits the code of a kernel for a layer norm over the last dimension of a tensor with the
+    layout `x`. The kernel's arguments are LayerNormArguments; threads divide the rows. `weight` and `bias` say whether
+    the norm has them."""
     width = x.shape[-1]
 
     def emit(code: Code, given: Values, first: Value, end: Value) -> None:
@@ -174,8 +176,9 @@ def layer_norm(x: Layout, eps: float, weight: bool, bias: bool) -> Emit:
 
 
 def gather(rows: Layout, index_dtype: str) -> Emit:
-    """Return the emitter of the kernel for an embedding lookup; the fields are those of GatherArguments, an item is a
-    token id. An id that is not below `rows` gives NaN."""
+    """Return the function that emits the code of a kernel for an embedding lookup in a table with the layout `rows`.
+    The kernel's arguments are GatherArguments; threads divide the token ids. An id that is not below the number of rows
+    gives NaN."""
     width = rows.shape[-1]
 
     def emit(code: Code, given: Values, first: Value, end: Value) -> None:
@@ -193,14 +196,14 @@ def gather(rows: Layout, index_dtype: str) -> Emit:
 
 
 def like(code: Code, value: Value, number: Value) -> Value:
-    """Return `number` in the form of `value`: unchanged if that is a scalar, repeated if it is a vector."""
+    """Return `number` in the form of `value`: unchanged if `value` is a scalar, repeated if it is a vector."""
     if isinstance(number, int | float):
         return ir.Constant(FLOATS, [float(number)] * LANES) if value.type == FLOATS else value.type(number)
     return code.repeat(number) if value.type == FLOATS else number
 
 
 def unary(name: str) -> Formula:
-    """Return the formula that applies a one-argument function of LLVM or of the C library."""
+    """Return the formula that applies the function `name` of LLVM, with one argument, to a number or a vector."""
 
     def formula(code: Code, x: Value) -> Value:
         return code.call(code.declare(name, x.type, [x.type]), [x])
@@ -233,7 +236,7 @@ def exp(code: Code, x: Value) -> Value:
 
 
 def clamp(code: Code, x: Value, least: float | None, greatest: float | None) -> Value:
-    """Emit code that limits x to two bounds (None: no bound); NaN stays NaN."""
+    """Emit code that limits x to the bounds `least` and `greatest` (None: no bound); NaN stays NaN."""
     if x.type == INT:
         for bound, sign in (least, "<"), (greatest, ">"):
             if bound is not None:
@@ -262,7 +265,7 @@ def tanh(code: Code, x: Value) -> Value:
 
 
 def silu_derivative(code: Code, x: Value) -> Value:
-    """Emit code for s(x) (1 + x (1 - s(x))), s being the sigmoid."""
+    """Emit code for the derivative of SiLU: s(x) (1 + x (1 - s(x))), s being the sigmoid."""
     s, one = sigmoid(code, x), like(code, x, 1.0)
     return code.fmul(s, code.fma(x, code.fsub(one, s), one))
 
@@ -280,7 +283,8 @@ def gelu_tanh(code: Code, x: Value) -> Value:
 
 
 def gelu_derivative(code: Code, x: Value) -> Value:
-    """Emit code for P(x) + x p(x), P being the distribution function of the normal distribution and p its density."""
+    """Emit code for the derivative of GELU: P(x) + x p(x), P being the distribution function of the normal distribution
+    and p its density."""
     inner = code.fmul(x, like(code, x, math.sqrt(0.5)))
     cumulative = code.fmul(code.fadd(like(code, x, 1.0), by_element(code, "erff", inner)), like(code, x, 0.5))
     density = code.fmul(exp(code, code.fneg(code.fmul(inner, inner))), like(code, x, 1 / math.sqrt(2 * math.pi)))
@@ -288,7 +292,8 @@ def gelu_derivative(code: Code, x: Value) -> Value:
 
 
 def gelu_tanh_derivative(code: Code, x: Value) -> Value:
-    """Emit code for (1 + t) / 2 + x (1 - t²) / 2 sqrt(2 / pi) (1 + 3 * 0.044715 x²), t being the tanh in GELU."""
+    """Emit code for the derivative of GELU by tanh: (1 + t) / 2 + x (1 - t²) / 2 sqrt(2 / pi) (1 + 3 * 0.044715 x²), t
+    being the tanh in GELU."""
     square, scale, one = code.fmul(x, x), math.sqrt(2 / math.pi), like(code, x, 1.0)
     t = tanh(code, code.fmul(x, code.fma(square, like(code, x, 0.044715 * scale), like(code, x, scale))))
     slope = code.fma(square, like(code, x, 3 * 0.044715 * scale), like(code, x, scale))
@@ -297,7 +302,7 @@ def gelu_tanh_derivative(code: Code, x: Value) -> Value:
 
 
 def by_element(code: Code, name: str, x: Value) -> Value:
-    """Emit calls of a function of the C library for each number of a vector."""
+    """Emit calls of the function `name` of the C library for the number x, or for each number of the vector x."""
     function = code.module.globals.get(name) or ir.Function(code.module, ir.FunctionType(FLOAT, [FLOAT]), name)
     if x.type == FLOAT:
         return code.call(function, [x])

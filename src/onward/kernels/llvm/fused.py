@@ -54,7 +54,7 @@ DERIVATIVES: dict[Activation, Formula] = {
 
 @dataclass(frozen=True)
 class Norm:
-    """The constants of an RMSNorm kernel for rows of x of a dtype: x / sqrt(mean(x ** 2) + eps) * (weight + offset),
+    """The constants of an RMSNorm kernel for rows of x in `dtype`: x / sqrt(mean(x ** 2) + eps) * (weight + offset),
     written in `out_dtype`."""
 
     width: int
@@ -65,16 +65,16 @@ class Norm:
     offset: float
 
     def scale(self, code: Code, weight: Any, index: Any, read: Callable[..., Any]) -> Any:
-        """Emit code for weight + offset at an index of a row; `read` is the method of Code that reads one number or
-        LANES."""
+        """Emit code for weight + offset at an index of a row; `read` is the method of `Code` that reads one number or a
+        vector of LANES."""
         scale = read(weight, self.weight_dtype, index)
         return code.fadd(scale, like(code, scale, self.offset)) if self.offset else scale
 
 
 @cache
 def rms_norm(norm: Norm) -> Callable[..., None]:
-    """Compile the kernel of an RMSNorm with the fields of NormArguments; an item is a row. The factors 1 / sqrt(...) of
-    the rows are written in fp32."""
+    """Compile the kernel of an RMSNorm with the arguments NormArguments; threads divide the rows. The factors 1 /
+    sqrt(...) of the rows are also written, in fp32, for the gradients."""
     width, dtype = norm.width, norm.dtype
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
@@ -95,8 +95,8 @@ def rms_norm(norm: Norm) -> Callable[..., None]:
 
 @cache
 def rms_norm_gradient(norm: Norm) -> Callable[..., None]:
-    """Compile the kernel for the gradient of an RMSNorm with respect to x, with the fields of NormGradientArguments; an
-    item is a row.
+    """Compile the kernel for the gradient of an RMSNorm with respect to x, with the arguments NormGradientArguments;
+    threads divide the rows.
 
     `out` is the gradient of x, `outer` that of the output: r g - x r ** 3 mean(g x), with a row's factor r, and g the
     gradient of the output times the scale.
@@ -124,8 +124,8 @@ def rms_norm_gradient(norm: Norm) -> Callable[..., None]:
 
 @cache
 def rms_norm_weight_gradient(norm: Norm) -> Callable[..., None]:
-    """Compile the kernel for the gradient of an RMSNorm with respect to its weight, with the fields of
-    NormWeightGradientArguments; an item is LANES columns, or one of the remaining columns.
+    """Compile the kernel for the gradient of an RMSNorm with respect to its weight, with the arguments
+    NormWeightGradientArguments. Threads divide the columns: an item is LANES columns, or one of the remaining columns.
 
     `out` is the gradient of the weight in fp32, `outer` that of the output.
     """
@@ -152,14 +152,14 @@ def rms_norm_weight_gradient(norm: Norm) -> Callable[..., None]:
 
 
 def column_items(width: int) -> int:
-    """Return the number of items of `rms_norm_weight_gradient`."""
+    """Return the number of items, groups of columns, into which `rms_norm_weight_gradient` divides `width` columns."""
     return width // LANES + width % LANES
 
 
 @cache
 def rotation(heads: int, d_head: int, half: int, dtype: str) -> Callable[..., None]:
-    """Compile the kernel of RotationArguments for `positions.rotate`; an item is a token. `half` is the number of
-    rotated pairs of a head."""
+    """Compile the kernel that rotates queries or keys by their positions (rotary embedding), with the arguments
+    RotationArguments; threads divide the tokens. `half` is the number of rotated pairs of a head."""
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         with code.loop(first, end) as (token, _), code.loop(0, heads) as (head, _):
@@ -180,7 +180,8 @@ def rotation(heads: int, d_head: int, half: int, dtype: str) -> Callable[..., No
 
 @cache
 def gate(activation: Activation, dtype: str) -> Callable[..., None]:
-    """Compile the kernel of `operands(2)`, x and y, that writes activation(x) * y; an item is a number."""
+    """Compile the kernel that writes activation(x) * y, elementwise; its arguments are `operands(2)`, and threads
+    divide the numbers."""
 
     def formula(code: Code, x: Any, y: Any) -> Any:
         return code.fmul(code.rounded(ACTIVATIONS[activation](code, x), dtype), y)
@@ -190,8 +191,8 @@ def gate(activation: Activation, dtype: str) -> Callable[..., None]:
 
 @cache
 def gate_gradient(activation: Activation, dtype: str) -> Callable[..., None]:
-    """Compile the kernel of GateGradientArguments for the gradients of `gate` with respect to x and y, from that of its
-    output, `outer`; an item is a number."""
+    """Compile the kernel for the gradients of activation(x) * y with respect to x and y, from that of the product,
+    `outer`. Its arguments are GateGradientArguments; threads divide the numbers."""
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         middle = code.sub(end, code.urem(code.sub(end, first), INT(LANES)))

@@ -22,22 +22,22 @@ SCALES = [place for lane in range(LANES) for place in (4, lane // 4)]  # a zero,
 
 
 class Prepared(NamedTuple):
-    """A copy of x with its numbers in the order in which `dot` reads them."""
+    """A copy of x, the activations, with its numbers in the order in which `dot` reads them."""
 
     address: Any
     stride: Any  # numbers per row
 
 
 def halves(code: Code, codes: Any, place: Any) -> tuple[Any, Any]:
-    """Emit code that reads the codes of the group that begins at weight `place`: its two halves as fp32 numbers from 0
-    to 15."""
+    """Emit code that reads the int4 codes of a group of weights, which begins at weight index `place`: its two halves
+    as fp32 numbers from 0 to 15."""
     bits = code.bytes(codes, code.lshr(place, INT(1)))
     low, high = code.and_(bits, integers(15)), code.lshr(bits, integers(4))
     return code.uitofp(low, FLOATS), code.uitofp(high, FLOATS)
 
 
 def unpack(code: Code, unit: Unit, codes: Any, scales: Any, place: Any) -> list[Any]:
-    """Emit code that dequantizes the group that begins at weight `place`, into vectors of the unit, rounded to the
+    """Emit code that dequantizes the group of int4 weights that begins at weight index `place`, into vectors in the
     unit's dtype."""
     low, high = halves(code, codes, place)
     scale = code.repeat(code.scalar(scales, "bfloat16", code.lshr(place, INT(5))))
@@ -46,7 +46,8 @@ def unpack(code: Code, unit: Unit, codes: Any, scales: Any, place: Any) -> list[
 
 
 def prepare(code: Code, unit: Unit, x: Any, dtype: str, rows: Any, inputs: Any) -> Prepared:
-    """Emit code that copies x in the order in which `dot` reads it. Each thread makes its own copy."""
+    """Emit code that copies x (`rows`, `inputs`) in the order in which `dot` reads it. Each thread makes its own
+    copy."""
     wide = isinstance(unit, DotUnit)
     step, width = (WIDE, WIDE) if wide else (GROUP, GROUP + LANES)
     stride = code.mul(code.udiv(code.add(inputs, INT(step - 1)), INT(step)), INT(width))
@@ -69,14 +70,14 @@ def prepare(code: Code, unit: Unit, x: Any, dtype: str, rows: Any, inputs: Any) 
 
 def met(shift: int) -> list[int]:
     """Return the indices, among WIDE numbers of x, whose weights are the low 4 bits of each 16-bit word of 64 bytes of
-    codes, after these are shifted right by 4 * shift bits."""
+    int4 codes, after the words are shifted right by 4 * shift bits."""
     first = shift // 2 + GROUP // 2 * (shift % 2)
     return [GROUP * (lane // 4) + 4 * (lane % 4) + first + more for lane in range(LANES) for more in (0, 2)]
 
 
 def dot(code: Code, unit: Unit, x: Prepared, row: Any, codes: Any, scales: Any, output: Any, inputs: Any) -> Any:
-    """Emit code for the product of row `row` of x and row `output` of the weight, as a vector of partial sums: each
-    group's sum times its scale, added over groups."""
+    """Emit code for the product of row `row` of x and row `output` of an int4 weight, as a vector of partial sums: each
+    group's sum times its scale, added over groups. `inputs` is the length of a row."""
     begin, start = code.mul(output, inputs), code.mul(row, x.stride)
     if isinstance(unit, DotUnit):
         return wide_dot(code, unit, x.address, start, codes, scales, begin, inputs)
@@ -92,8 +93,8 @@ def dot(code: Code, unit: Unit, x: Prepared, row: Any, codes: Any, scales: Any, 
 
 
 def wide_dot(code: Code, unit: DotUnit, x: Any, start: Any, codes: Any, scales: Any, begin: Any, inputs: Any) -> Any:
-    """Emit code as `dot` does, WIDE weights at a time: a table gives the bf16 number of each code. x begins at index
-    `start`, the weight at `begin`."""
+    """Emit the code of `dot` for a CPU with AVX512-BF16, WIDE weights at a time: a table gives the bf16 number of each
+    code. The row of x begins at index `start`, that of the weight at `begin`."""
     table = ir.Constant(WORDS, NUMBERS * 2)
     full_end = code.sub(inputs, code.urem(inputs, INT(WIDE)))
 

@@ -24,12 +24,12 @@ FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no symlink
 
 
 class NotKept(UserWarning):
-    """Warns that machine code cannot be kept in a folder, and gives the reason."""
+    """The warning that machine code cannot be kept in a folder for the next start, with the reason."""
 
 
 def private_folder(folder: str | Path) -> Path | None:
-    """Return the absolute path of a folder to which no other user has access; create it if it is missing. Returns None,
-    with a warning that gives the reason, if others have access.
+    """Return the absolute path of a folder for machine code to which no other user has access; create it if it is
+    missing. Returns None, with a warning that gives the reason, if others have access.
 
     Symlinks above the folder are resolved. From the root down, each folder lets no other user rename the next one, so
     that the path leads to the same folder later.
@@ -90,7 +90,7 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, code: bytes) -> None:
-    """Write machine code to a file of a private folder, with a checksum; warn if the disk does not take it."""
+    """Write machine code to a file of a private folder, with a checksum; warn if the file cannot be written."""
     try:
         with atomic_write(path) as new:
             new.touch(0o600)
@@ -105,7 +105,8 @@ def checksum(path: Path, code: bytes) -> bytes:
 
 
 def is_loadable(code: bytes, functions: Sequence[str]) -> bool:
-    """Return whether LLVM can load machine code that contains these functions; tried in a separate process."""
+    """Return whether LLVM can load machine code that contains these functions; tried in a separate process, which
+    malformed code may end."""
     import llvmlite
 
     folder = str(Path(llvmlite.__file__).parents[1])

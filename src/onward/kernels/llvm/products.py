@@ -21,7 +21,7 @@ ProductArguments = arguments("ProductArguments", "x", "weight", "scales", "bias"
 
 
 class Matrix(NamedTuple):
-    """The address and dtype of contiguous rows of numbers."""
+    """A matrix while code is emitted: the address and dtype of contiguous rows of numbers."""
 
     address: Any
     dtype: str
@@ -29,8 +29,8 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class Product:
-    """Emits the code of products for a format of the weight (float32, bfloat16, int8, int4), and x, bias and y of a
-    dtype."""
+    """The code of a kernel that multiplies x with a weight in `weight_format` (float32, bfloat16, int8 or int4); x,
+    bias and result y are in `dtype`."""
 
     weight_format: str
     dtype: str
@@ -38,8 +38,8 @@ class Product:
     unit: Unit
 
     def few_rows(self, code: Code, given: Values, first: Any, end: Any) -> None:
-        """Emit code that multiplies all rows of x with the rows of the weight from `first` to `end` - 1, one after the
-        other."""
+        """Emit code that multiplies all rows of x with the rows `first` to `end` - 1 of the weight, one after the
+        other; `given` are the kernel's arguments."""
         x, weight, unit = Matrix(given.x, self.dtype), Matrix(given.weight, self.weight_format), self.unit
         rows, inputs, prepared, chains = given.rows, given.inputs, None, 4 if self.weight_format == "int8" else 1
         if self.weight_format == "int4":
@@ -75,8 +75,8 @@ class Product:
             self.tiles(code, given, weight, base, (begin, stop), (start, to), ahead)
 
     def unpack(self, code: Code, given: Values, target: Any, output: Any, outputs: Any) -> None:
-        """Emit code that converts `outputs` rows of an int8 or int4 weight, from row `output` on, to the unit's dtype,
-        and writes them at the address `target`."""
+        """Emit code that converts `outputs` rows of an int8 or int4 weight, from row `output` on, to the dtype of the
+        arithmetic, and writes them at the address `target`."""
         inputs, unit = given.inputs, self.unit
         width = int4.GROUP if self.weight_format == "int4" else unit.step
         begin, size = code.mul(output, inputs), code.mul(inputs, outputs)
@@ -103,9 +103,9 @@ class Product:
         outputs: tuple[Any, Any],
         ahead: Any,
     ) -> None:
-        """Emit code that multiplies rows (begin, end) of x with the rows of the weight for outputs (begin, end);
-        `weight` begins with that of output `base`. While a tile is multiplied, the one `ahead` outputs later is
-        prefetched, if that is not None."""
+        """Emit code that multiplies the range `rows` (begin, end) of x with the rows of the weight for the range
+        `outputs` (begin, end); the first row in `weight` is that of output `base`. While a tile is multiplied, the tile
+        `ahead` outputs later is prefetched (None: no prefetch)."""
         inputs, x = given.inputs, Matrix(given.x, self.dtype)
         for row_start, row_end, size in parts(code, *rows):
             with code.loop(row_start, row_end, size) as (row, _):
@@ -147,8 +147,8 @@ def tile(
     ahead: Any = None,
     chains: int = 1,
 ) -> list[Any]:
-    """Emit code that multiplies rows of x with rows of the weight, which begin at `x_indices` and `indices`;
-    return the vectors of partial sums.
+    """Emit code that multiplies rows of x, which begin at `x_indices`, with rows of the weight, which begin at
+    `indices`; return the vectors of partial sums.
 
     `ahead`: the index from which on as much of the weight is prefetched as is multiplied; all passes over the same rows
     of the weight prefetch the same, since to skip it costs more. An addition waits for the previous one of its sum:
@@ -185,7 +185,8 @@ def tile(
 
 
 def parts(code: Code, begin: Any, end: Any) -> tuple[tuple[Any, Any, int], ...]:
-    """Divide the indices from `begin` to `end` - 1 into tiles and single ones; return (begin, end, step) of both."""
+    """Divide the indices from `begin` to `end` - 1 into tiles of TILE indices and a rest of single ones; return (begin,
+    end, step) of both ranges."""
     middle = code.sub(end, code.urem(code.sub(end, begin), INT(TILE)))
     return (begin, middle, TILE), (middle, end, 1)
 
@@ -201,7 +202,7 @@ def widened(code: Code, x: Matrix, size: Any) -> Any:
 
 
 def repeated(code: Code, address: Any, dtype: str, index: Any, count: int) -> Any:
-    """Emit code that reads `count` numbers from `index` on, and repeats them to fill a vector of LANES."""
+    """Emit code that reads `count` numbers of a tensor from `index` on, and repeats them to fill a vector of LANES."""
     numbers = code.as_floats(code.vector(address, dtype, index, count), dtype)
     return shuffle(code, [i % count for i in range(LANES)], numbers)
 
@@ -215,8 +216,9 @@ def least(code: Code, a: Any, b: Any) -> Any:
 
 
 def emit(weight_format: str, dtype: str, biased: bool, bf16_dots: bool | None = None) -> Emit:
-    """Return the emitter of the kernel with the fields of ProductArguments; an item is an output. `bf16_dots` as in
-    `unit_for`."""
+    """Return the function that emits the code of the kernel for products with a weight. The kernel's arguments are
+    ProductArguments; threads divide the outputs, rows of the weight. `bf16_dots`: whether the CPU has AVX512-BF16
+    (None: whether this CPU has it)."""
     product = Product(weight_format, dtype, biased, unit_for(dtype, bf16_dots))
 
     def kernel(code: Code, given: Values, first: Any, end: Any) -> None:
@@ -233,7 +235,7 @@ def emit(weight_format: str, dtype: str, biased: bool, bf16_dots: bool | None = 
 
 @cache
 def products(weight_format: str, dtype: str, biased: bool, cpu: str | None = None) -> Callable[..., None]:
-    """Compile the kernel for weights of a format (float32, bfloat16, int8 or int4), and x, y and, if `biased`, a bias
-    of a dtype (float32 or bfloat16), for a CPU (by default this one); return it as a function of the fields of
-    ProductArguments."""
+    """Compile the kernel for products with a weight in `weight_format` (float32, bfloat16, int8 or int4); x, y and, if
+    `biased`, a bias are in `dtype` (float32 or bfloat16). `cpu` is LLVM's name of a CPU, by default this one. Return
+    the kernel as a function whose arguments are the fields of ProductArguments."""
     return callable_kernel(ProductArguments, emit(weight_format, dtype, biased, False if cpu else None), cpu)

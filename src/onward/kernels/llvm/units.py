@@ -29,26 +29,29 @@ class BFloat(ir.Type):
 
 
 class Unit:
-    """Emits multiply-adds in fp32, LANES numbers at a time. `step` is the number of elements in one of its vectors."""
+    """The fp32 multiply-add instructions of a CPU, for vectors of LANES numbers. `step` is the number of elements of a
+    vector."""
 
     dtype, step, vector = "float32", LANES, FLOATS
 
     def read(self, code: Code, address: Any, dtype: str, index: Any, left: Any = None) -> Any:
-        """Read `step` numbers of a dtype from `index` on; with `left`, only the first `left` are read, and the others
-        are zeros."""
+        """Emit code that reads `step` numbers in `dtype` from `index` on; with `left`, only the first `left` are read,
+        and the others are zeros."""
         return code.as_floats(code.vector(address, dtype, index, self.step, left), dtype)
 
     def add(self, code: Code, a: Any, b: Any, total: Any) -> Any:
-        """Add the products of two vectors to `total`, a vector of LANES partial sums."""
+        """Emit code that adds the elementwise products of the vectors a and b to `total`, a vector of LANES partial
+        sums."""
         return code.fma(a, b, total)
 
     def of_floats(self, code: Code, low: Any, high: Any) -> list[Any]:
-        """Convert two vectors of LANES fp32 numbers to vectors of `step` numbers."""
+        """Emit code that converts two vectors of LANES fp32 numbers, `low` and `high`, to vectors of `step` numbers."""
         return [low, high]
 
 
 class DotUnit(Unit):
-    """Emits multiply-adds of bf16 numbers, 2 * LANES at a time, added to fp32 sums in pairs (AVX512-BF16)."""
+    """The bf16 multiply-add instructions of a CPU (AVX512-BF16), for vectors of 2 * LANES numbers, whose products are
+    added to fp32 sums in pairs."""
 
     dtype, step, vector = "bfloat16", PAIRS, ir.VectorType(BFloat(), PAIRS)
 
@@ -66,8 +69,8 @@ class DotUnit(Unit):
 
 
 def unit_for(dtype: str, bf16_dots: bool | None = None) -> Unit:
-    """Return the fastest unit for x of a dtype. `bf16_dots`: whether the CPU has AVX512-BF16; by default, whether this
-    CPU has it."""
+    """Return the fastest multiply-add instructions for x in `dtype`. `bf16_dots`: whether the CPU has AVX512-BF16
+    (None: whether this CPU has it)."""
     if bf16_dots is None:
         bf16_dots = bool(llvm.get_host_cpu_features().get("avx512bf16"))
     return DotUnit() if bf16_dots and dtype == "bfloat16" else Unit()
@@ -99,6 +102,6 @@ def sums(code: Code, vectors: Sequence[Any]) -> Any:
 
 
 def shuffle(code: Code, indices: Sequence[int], a: Any, b: Any = None) -> Any:
-    """Return a vector of the numbers at `indices` of a and b concatenated."""
+    """Emit code for a vector of the numbers at `indices` of the vectors a and b concatenated."""
     lanes = ir.Constant(ir.VectorType(ir.IntType(32), len(indices)), list(indices))
     return code.shuffle_vector(a, ir.Constant(a.type, ir.Undefined) if b is None else b, lanes)
