@@ -4,8 +4,8 @@ from onward.errors import UserError
 
 
 def renaming(columns: str) -> dict[str, str]:
-    """Parse `prompt=question,completion=answer` to {"prompt": "question", "completion": "answer"}: our name and that of
-    the data's column. Raises a UserError for any other form."""
+    """Parse an option such as "prompt=question,completion=answer" to {"prompt": "question", "completion": "answer"}:
+    Onward's name of each field and the name of its column in the data. Raises a UserError for any other form."""
     pairs = [pair.partition("=") for pair in columns.split(",") if pair.strip()]
     for name, equal, theirs in pairs:
         if not (name.strip() and theirs.strip()):

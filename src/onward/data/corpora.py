@@ -20,7 +20,7 @@ from onward.files import file_sha256
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents of a corpus in memory, with its version and a checksum."""
+    """The documents of a corpus (a collection of texts) in memory, with its version and a checksum."""
 
     name: str
     version: str
@@ -30,7 +30,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Download:
-    """A corpus that can be downloaded: its address and its checksum."""
+    """A corpus (a collection of texts) that can be downloaded: its address, size and checksum."""
 
     url: str
     bytes: int
@@ -66,7 +66,8 @@ def embedded() -> Corpus:
 
 
 def topics(path: Path) -> Iterator[str]:
-    """Yield the texts of `help("TOPIC")` in the file of topics."""
+    """Yield the texts of `help("TOPIC")` in `path`, the file pydoc_data/topics.py of the standard library; nothing if
+    the file is missing."""
     if path.exists():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Dict):
@@ -75,7 +76,8 @@ def topics(path: Path) -> Iterator[str]:
 
 
 def parsed_modules(folder: Path) -> Iterator[tuple[str, ast.Module]]:
-    """Yield the name and the syntax tree of each module below a folder, except tests."""
+    """Yield the name and the syntax tree of each Python module below a folder, except tests and files that cannot be
+    parsed."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
         for file in sorted(name for name in names if name.endswith(".py")):
@@ -86,7 +88,8 @@ def parsed_modules(folder: Path) -> Iterator[tuple[str, ast.Module]]:
 
 
 def docstrings(folder: Path) -> Iterator[str]:
-    """Yield the docstrings of all modules, classes and functions below a folder, except tests."""
+    """Yield the docstrings of all modules, classes and functions below a folder, except tests; "" for each without
+    one."""
     for _, tree in parsed_modules(folder):
         nodes: list[ast.AST] = [tree]
         for node in nodes:  # the list grows by nested statements; expressions have no docstrings
@@ -110,8 +113,8 @@ def cache_folder() -> Path:
 
 
 def get(name: str, folder: Path | None = None, progress: Progress = silent) -> Path:
-    """Return the file of a corpus of DOWNLOADS in `folder` (default: `cache_folder()`); downloads it if it is missing.
-    Raises a UserError for an unknown name."""
+    """Return the file of the corpus `name`, one of DOWNLOADS, in `folder` (default: `cache_folder()`); downloads the
+    file if it is missing. Raises a UserError for an unknown name."""
     from onward.fields import nearest
 
     if name not in DOWNLOADS:
@@ -120,7 +123,7 @@ def get(name: str, folder: Path | None = None, progress: Progress = silent) -> P
 
 
 def fetch(wanted: Download, path: Path, progress: Progress = silent) -> Path:
-    """Download a corpus to `path`, unless the file exists; an interrupted download is continued.
+    """Download the corpus `wanted` to `path`, unless the file exists; an interrupted download is continued.
 
     Raises a UserError if the server cannot be reached or the checksum differs.
     """
@@ -144,8 +147,9 @@ def fetch(wanted: Download, path: Path, progress: Progress = silent) -> Path:
 
 
 def download(wanted: Download, part: Path, progress: Callable[[int], None]) -> None:
-    """Download into the file `part`, after the bytes of an earlier attempt. `progress` is called with the bytes
-    downloaded. Raises a ConnectionError if the connection is closed early; the file then keeps what arrived."""
+    """Download a corpus into the file `part`, after the bytes that an earlier attempt has stored there. `progress` is
+    called with the number of bytes in the file. Raises a ConnectionError if the connection is closed early; the file
+    then keeps the bytes that arrived."""
     done = part.stat().st_size if part.exists() else 0
     if done >= wanted.bytes:
         return

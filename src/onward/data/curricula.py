@@ -21,14 +21,17 @@ SourceRanks = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class Interleaving(Protocol):
-    """The interface of a mixture of sources, a pure function of the number of a window."""
+    """The interface of a mixture of data sources: which source gives each window of a training run, as a pure function
+    of the number of the window."""
 
     def locate(self, numbers: NDArray[np.int64]) -> SourceRanks:
-        """Return the source of each window, and the number of the window among those of its source."""
+        """Return, for window numbers (N,), the source of each window (N,), and the number of the window among the
+        windows of its source (N,)."""
 
 
 class Constant:
-    """Sources with constant weights: every BLOCK windows contain exactly the share of each source, evenly spread."""
+    """A mixture with constant weights: every BLOCK (10,000) windows contain exactly the share of each source, evenly
+    spread."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         if not min(weights) * BLOCK > sum(weights):  # false for nan, too
@@ -44,9 +47,9 @@ class Constant:
 
 
 class Curriculum:
-    """Sources with weights that change over a run of N windows: up to any window, each source has had its shares so
-    far, added up and rounded. Windows beyond the run, which replace those of failed steps, have the sources of the last
-    ones, backwards."""
+    """A mixture with weights that change over a run of N windows: the first n windows contain each source in proportion
+    to its average weight so far, rounded. Windows beyond the run, which replace those of failed steps, have the sources
+    of the last windows, in reverse."""
 
     def __init__(self, weights: Sequence[float | MovingWeight], total: int) -> None:
         grid = (np.arange(GRID) + 0.5) / GRID
@@ -68,23 +71,23 @@ class Curriculum:
 
 
 def interleaving(weights: Sequence[float | MovingWeight], total: int) -> Interleaving:
-    """Return the mixture of sources with these weights in a run of `total` windows. Raises a UserError for weights that
-    are too small."""
+    """Return the mixture of sources with these weights in a run of `total` windows. Raises a UserError for constant
+    weights that are too small."""
     if any(isinstance(weight, MovingWeight) for weight in weights):
         return Curriculum(weights, total)
     return Constant([weight for weight in weights if not isinstance(weight, MovingWeight)])
 
 
 def spread(at: Sequence[NDArray[np.float64]]) -> SourceRanks:
-    """Return the source of each window, and its number among those of its source; `at` gives for each source the
-    positions in the run that its windows should have."""
+    """Return the source of each window, and the number of the window among those of its source; `at` has, for each
+    source, the positions in the run where its windows should be."""
     order = np.argsort(np.concatenate(at), kind="stable")
     ranks: Any = [np.arange(len(positions)) for positions in at]
     return np.repeat(np.arange(len(at)), [len(positions) for positions in at])[order], np.concatenate(ranks)[order]
 
 
 def rounded(exact: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Round numbers that add up to a whole one, by largest remainders, so that the sum stays the same."""
+    """Round the numbers `exact`, whose sum is a whole number, by largest remainders, so that the sum stays the same."""
     counts = np.floor(exact).astype(np.int64)
     left = round(exact.sum()) - counts.sum()
     counts[np.argsort(counts - exact, kind="stable")[:left]] += 1

@@ -34,7 +34,8 @@ def fingerprint(text: str) -> int:
 
 
 def signature(text: str) -> np.ndarray:
-    """Compute the MinHash (Broder 1997) of the word 5-grams of a text, (PERMUTATIONS,) uint32."""
+    """Compute the MinHash signature (Broder 1997) of the word 5-grams of a text, (PERMUTATIONS,) uint32; the fraction
+    of equal elements of two signatures estimates the similarity of their texts."""
     words = text.split()
     starts = range(max(1, len(words) - SHINGLE_WORDS + 1))
     minhash = datasketch().MinHash(PERMUTATIONS)
@@ -43,8 +44,8 @@ def signature(text: str) -> np.ndarray:
 
 
 def band_match_probability(agreeing: int, width: int) -> float:
-    """Compute the probability that two signatures that agree in `agreeing` columns, at random positions, agree in all
-    columns of at least one band of `width` columns; by inclusion and exclusion over the bands."""
+    """Compute the probability that two MinHash signatures that agree in `agreeing` columns, at random positions, agree
+    in all columns of at least one band of `width` columns; by inclusion and exclusion over the bands."""
     bands = min(PERMUTATIONS // width, agreeing // width)
     terms = (
         (-1) ** n * comb(PERMUTATIONS // width, n) * comb(PERMUTATIONS - n * width, agreeing - n * width)
@@ -55,8 +56,8 @@ def band_match_probability(agreeing: int, width: int) -> float:
 
 @cache
 def band_width(similarity: float) -> int:
-    """Return the width of the widest bands, which give the fewest candidates, that still find RECALL of the pairs with
-    this similarity."""
+    """Return the number of columns of the widest bands of MinHash signatures that still find the fraction RECALL of the
+    pairs with this similarity. The wider the bands, the fewer pairs are compared."""
     least = ceil(similarity * PERMUTATIONS)  # agreeing columns of a near duplicate
     return max(width for width in range(1, PERMUTATIONS + 1) if band_match_probability(least, width) >= RECALL)
 
@@ -73,15 +74,15 @@ def datasketch() -> Any:
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
-    """Write an array as .npy. On a full disk, np.save to a file does not give the system's reason."""
+    """Write an array as .npy. Unlike np.save, it gives the system's reason on a full disk."""
     np.save(content := io.BytesIO(), array)
     with atomic_write(path) as new:
         new.write_bytes(content.getbuffer())
 
 
 class Verdicts:
-    """The verdicts on the documents of all units, (N,): whether each is kept, or why it is dropped. An index is the
-    number of a document among those of all units."""
+    """The verdicts on the documents of all units of work, (N,): whether each document is kept, or why it is dropped. An
+    index is the number of a document among those of all units."""
 
     def __init__(self, folder: Path, units: int) -> None:
         self.folder, self.units = folder, range(units)
@@ -91,7 +92,7 @@ class Verdicts:
         self.joined: dict[int, int] = {}  # index -> hash, of documents that continue over several units
 
     def load(self, unit: int, name: str) -> np.ndarray:
-        """Load the array `name` that a worker wrote for a unit."""
+        """Load the array `name`, such as "verdicts", that a worker wrote for a unit of work, by its number."""
         with np.load(self.folder / f"{unit:05}.npz") as arrays:
             return np.asarray(arrays[name])
 
@@ -117,8 +118,9 @@ class Verdicts:
             write_array(self.folder / f"{unit:05}.verdicts.npy", verdicts)
 
     def drop_near(self, similarity: float) -> None:
-        """Mark documents whose signature equals that of an earlier document in at least the fraction `similarity` of
-        its columns. Candidates are pairs that agree in all columns of a band (locality-sensitive hashing)."""
+        """Mark documents whose MinHash signature equals that of an earlier document in at least the fraction
+        `similarity` of its columns. Only pairs that agree in all columns of a band are compared (locality-sensitive
+        hashing)."""
         width = band_width(similarity)
         for start in range(0, PERMUTATIONS - width + 1, width):
             for later, first in self.repeats(partial(self.band, slice(start, start + width))):
@@ -127,10 +129,10 @@ class Verdicts:
                     self.verdicts[later[pairs][agree.mean(1) >= similarity]] = NEAR
 
     def repeats(self, keys: Callable[[int], np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the indices of kept documents whose key occurred before, and the index of the first document with that
-        key.
+        """Yield (indices of the kept documents whose key occurred before, index of the first document with that key for
+        each).
 
-        `keys` returns the keys of a unit's documents, uint64.
+        `keys` returns the keys of the documents of a unit, given by number: (documents of the unit,) uint64.
         """
         parts = 1 + len(self.verdicts) // HASHES_AT_ONCE
         for part in range(parts):
@@ -147,7 +149,8 @@ class Verdicts:
             yield index[repeated], earliest[repeated]
 
     def hashes(self, unit: int) -> np.ndarray:
-        """Return the hashes of a unit's documents, uint64."""
+        """Return the hashes of the texts of a unit's documents, (documents of the unit,) uint64; a document that
+        continues in later units has the hash of its whole text."""
         hashes, start = self.load(unit, "hashes"), int(self.offsets[unit])
         if len(hashes) and start in self.joined:
             hashes[0] = self.joined[start]
@@ -159,7 +162,8 @@ class Verdicts:
         return int(self.load(unit, "hashes")[index - self.offsets[unit]])
 
     def band(self, columns: slice, unit: int) -> np.ndarray:
-        """Return a hash of the columns `columns` of each signature of a unit's documents, uint64."""
+        """Return a hash of the columns `columns`, a band, of each MinHash signature of a unit's documents: (documents
+        of the unit,) uint64."""
         signatures = self.signature_file(unit)[:, columns].astype(np.uint64)
         keys = np.zeros(len(signatures), np.uint64)
         for column in signatures.T:
@@ -167,7 +171,7 @@ class Verdicts:
         return keys
 
     def signatures(self, indices: np.ndarray) -> np.ndarray:
-        """Return the signatures of the documents at `indices`, (len(indices), PERMUTATIONS)."""
+        """Return the MinHash signatures of the documents at `indices`, (len(indices), PERMUTATIONS) uint32."""
         signatures = np.empty((len(indices), PERMUTATIONS), np.uint32)
         units = np.searchsorted(self.offsets, indices, side="right") - 1
         for unit in np.unique(units):

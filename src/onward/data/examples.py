@@ -29,7 +29,8 @@ NO_TEMPLATE = "the model has no chat template for messages: name one, such as --
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """Token ids, and whether each token is trained; `text` is the text rendered by a chat template."""
+    """Token ids, and whether each token is trained, that is, a target of the loss; `text` is the text rendered by a
+    chat template, "" without one."""
 
     tokens: Sequence[int]
     trained: Sequence[bool]
@@ -43,8 +44,8 @@ class TokenSequence:
 
 @dataclass(frozen=True)
 class Example:
-    """Sequences that belong together, their numbers (such as a margin), the location of their record, and its other
-    fields as JSON."""
+    """An example for fine-tuning: sequences that belong together, such as a chosen and a rejected answer; its numbers
+    (such as a margin); the location of its record, for messages; and the other fields of the record as JSON."""
 
     sequences: Sequence[TokenSequence]
     place: str
@@ -53,8 +54,8 @@ class Example:
 
 
 class Encoder:
-    """Makes token sequences, with the tokens to train, of texts and messages; `labels` are the classes of a
-    classifier's examples."""
+    """Makes token sequences of texts and messages for fine-tuning, with the tokens to train on; `labels` are the
+    classes of a classifier's examples."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -81,9 +82,9 @@ class Encoder:
     def answer(
         self, prompt: str | Sequence[Message], completion: str | Sequence[Message], tools: Any = None
     ) -> TokenSequence:
-        """Return a prompt and its trained completion, as two texts or as two lists of messages; `tools` are for the
-        chat template. A completion that is a text ends with the end token. Raises a UserError for a text with
-        messages."""
+        """Return a prompt and its completion as one sequence, of which the completion is trained; both are texts, or
+        both lists of messages. `tools` are for the chat template. A completion that is a text ends with the end token.
+        Raises a UserError for a text with messages."""
         if isinstance(prompt, str) and isinstance(completion, str):
             before = self.tokenizer.encode(prompt) or self.tokenizer.begin([])
             both = self.tokenizer.encode(prompt + completion) or self.tokenizer.begin([])
@@ -114,7 +115,7 @@ class Encoder:
 
     def conversation(self, messages: Sequence[Message], given: int = 0, tools: Any = None) -> TokenSequence:
         """Return a conversation as one sequence; `tools` are for the chat template. The assistant's messages after the
-        first `given` messages are trained. Raises a UserError if no token is."""
+        first `given` messages are trained. Raises a UserError if no token is trained."""
         if self.chat is None:
             raise UserError(NO_TEMPLATE)
         check_roles(messages)
@@ -136,7 +137,7 @@ def check_tools(tokenizer: Tokenizer, tools: Any) -> None:
 
 
 def check_text(text: str, name: str) -> None:
-    """Raise a UserError, which calls the text `name`, if it is of another type or empty."""
+    """Raise a UserError if `text` is empty or not a string; `name` names it in the message, such as "prompt"."""
     if not isinstance(text, str):
         raise UserError(f"{name} is {shown(text)}: give a text")
     if not text:
@@ -144,8 +145,8 @@ def check_text(text: str, name: str) -> None:
 
 
 def check_roles(messages: Any) -> None:
-    """Raise a UserError unless user and assistant alternate; system messages may come first, and tool messages
-    between."""
+    """Raise a UserError unless user and assistant messages alternate; system messages may come first, and tool messages
+    between others."""
     if not isinstance(messages, list | tuple) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
         raise UserError("messages are not a list of {'role': ..., 'content': ...}: write them so")
     for i, message in enumerate(messages, 1):
@@ -166,8 +167,8 @@ def check_roles(messages: Any) -> None:
 
 @dataclass(frozen=True)
 class Examples:
-    """A table of M examples in memory: the tokens of all their sequences in one array, and the index at which each
-    sequence ends."""
+    """A table of M examples for fine-tuning in memory: the tokens of all their sequences in one array, and the index at
+    which each sequence ends."""
 
     tokens: np.ndarray  # (N,), token ids
     trained: np.ndarray  # (N,), whether each token is trained
@@ -181,25 +182,26 @@ class Examples:
 
     @property
     def starts(self) -> np.ndarray:
-        """The index of each sequence's first token, (S,)."""
+        """The index in `tokens` of each sequence's first token, (S,)."""
         return np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
 
     @property
     def lengths(self) -> np.ndarray:
-        """The number of tokens of each example, (M,)."""
+        """The number of tokens of each example, over all its sequences, (M,)."""
         return (self.ends - self.starts).reshape(-1, self.per_example).sum(1)
 
     def all_tokens(self) -> Tokens:
-        """Return the tokens of all sequences; each sequence is a document."""
+        """Return the token ids of all sequences as `Tokens`; each sequence is a document."""
         return Tokens.of(self.tokens, self.ends)
 
     def sequence(self, number: int) -> TokenSequence:
-        """Return the sequence with this number."""
+        """Return a sequence by its number, which counts the sequences of all examples."""
         where = slice(int(self.starts[number]), int(self.ends[number]))
         return TokenSequence(self.tokens[where].tolist(), self.trained[where].tolist())
 
     def select(self, chosen: np.ndarray) -> "Examples":
-        """Return the examples with these numbers, in this order."""
+        """Return a table of the examples with the numbers `chosen`, in this order; a number may occur more than
+        once."""
         sequences = (chosen[:, None] * self.per_example + np.arange(self.per_example)).ravel()
         starts, ends = self.starts[sequences], self.ends[sequences]
         index = np.concatenate([np.arange(a, b) for a, b in zip(starts, ends)] or [np.empty(0, np.int64)])
@@ -209,7 +211,7 @@ class Examples:
         return Examples(self.tokens[index], self.trained[index], new, self.per_example, numbers, columns)
 
     def save(self, path: Path) -> None:
-        """Write the table into a file."""
+        """Write the table of examples to a .safetensors file."""
         arrays = {f"number/{name}": values for name, values in self.numbers.items()}
         arrays |= {"tokens": self.tokens, "trained": self.trained, "ends": self.ends}
         if self.columns:
@@ -222,7 +224,7 @@ class Examples:
 
     @classmethod
     def load(cls, path: Path) -> "Examples":
-        """Return the table in a file. Raises a UserError if the file is damaged."""
+        """Read the table of examples that `save` wrote. Raises a UserError if the file is damaged."""
         try:
             with safe_open(path, framework="np") as file:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -239,7 +241,8 @@ class Examples:
 
 @dataclass(frozen=True)
 class Left:
-    """The number of examples that were cut or dropped, and the length of the longest, in tokens."""
+    """The number of examples that were longer than allowed and so were cut or dropped, and the length of the longest
+    example, in tokens."""
 
     count: int = 0
     longest: int = 0
@@ -293,14 +296,15 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
 
 
 def cut(sequence: TokenSequence, length: int) -> tuple[Sequence[int], Sequence[bool]]:
-    """Return the first `length` input tokens of a sequence, and its tokens that are targets only; and whether each is
-    trained."""
+    """Return the tokens of a sequence, and whether each is trained: the first `length` of those that the model reads,
+    and all of its final tokens that only a reward uses."""
     read = len(sequence.tokens) - sequence.unread
     tokens, trained = ([*x[: min(read, length)], *x[read:]] for x in (sequence.tokens, sequence.trained))
     return tokens, trained  # type: ignore[return-value]
 
 
 def held_out(count: int, share: float) -> np.ndarray:
-    """Select a share of `count` examples for validation, evenly spread: (count,) of bool, True for the selected."""
+    """Select the fraction `share` of `count` examples for validation, evenly spread: (count,) bool, True for the
+    selected."""
     steps = np.floor(np.arange(count + 1) * share)
     return steps[1:] > steps[:-1]

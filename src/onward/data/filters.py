@@ -12,7 +12,7 @@ from onward.splitmix import GOLDEN
 
 
 def failed_filter(filters: Filters, text: str) -> str:
-    """Return the name of the first filter that drops a document, or ""."""
+    """Return the name of the first filter that drops a document, such as "min_words"; "" if the document is kept."""
     document = Document(text)
     for name, measure, limit in active_filters(filters):
         value = measure(document)
@@ -23,7 +23,8 @@ def failed_filter(filters: Filters, text: str) -> str:
 
 @cache
 def active_filters(filters: Filters) -> list[tuple[str, Callable[["Document"], float], float]]:
-    """Return the name, the measure and the limit of each filter that is on."""
+    """Return (name, measure, limit) of each filter that is on; the measure is the function of a document whose value is
+    compared with the limit."""
     active: list[tuple[str, Callable[[Document], float], float]] = []
     for name, measure in MEASURES.items():
         limit = getattr(filters, name)
@@ -44,17 +45,17 @@ class Document:
 
     @cached_property
     def words(self) -> list[str]:
-        """The words, separated by white space."""
+        """The W words of the document, separated by white space."""
         return self.text.split()
 
     @cached_property
     def lines(self) -> list[str]:
-        """The lines that are not blank, without white space around them."""
+        """The lines of the document that are not blank, without white space around them."""
         return [line for part in self.text.split("\n") if (line := part.strip())]
 
     @cached_property
     def paragraphs(self) -> list[str]:
-        """The paragraphs, separated by blank lines."""
+        """The paragraphs of the document, separated by blank lines."""
         return [paragraph for part in re.split(r"\n\s*\n", self.text) if (paragraph := part.strip())]
 
     @cached_property
@@ -63,7 +64,7 @@ class Document:
         return np.fromiter(map(len, self.words), np.int64, len(self.words))
 
     def ngram_hashes(self, n: int) -> np.ndarray:
-        """Compute a hash of each n-gram, (W - n + 1,), empty if there are fewer than n words."""
+        """Compute a hash of each n-gram of words, (W - n + 1,) uint64; empty if there are fewer than n words."""
         count = max(0, len(self.words) - n + 1)
         keys = np.zeros(count, np.uint64)
         for i in range(n):
@@ -72,12 +73,13 @@ class Document:
 
     @cached_property
     def word_ids(self) -> np.ndarray:
-        """A number for each word, equal for equal words, (W,)."""
+        """A number for each word of the document, equal for equal words, (W,)."""
         ids = {word: number for number, word in enumerate(dict.fromkeys(self.words), 1)}
         return np.fromiter(map(ids.__getitem__, self.words), np.uint64, len(self.words))
 
     def top_ngram(self, n: int) -> float:
-        """Compute the fraction of the characters in the most frequent n-gram; 0 if no n-gram occurs twice."""
+        """Compute the fraction of the characters that are in occurrences of the most frequent n-gram of words; 0 if no
+        n-gram occurs twice."""
         _, first, counts = np.unique(self.ngram_hashes(n), return_index=True, return_counts=True)
         if counts.max(initial=1) == 1:
             return 0.0
@@ -85,8 +87,8 @@ class Document:
         return max(int(self.lengths[i : i + n].sum()) for i in common) * int(counts.max()) / int(self.lengths.sum())
 
     def repeated_ngrams(self, n: int) -> float:
-        """Compute the fraction of the characters in n-grams that repeat an earlier n-gram; each character counts
-        once."""
+        """Compute the fraction of the characters that are in n-grams of words that repeat an earlier n-gram; each
+        character counts once."""
         hashes = self.ngram_hashes(n)
         repeated = np.ones(len(hashes), bool)
         repeated[np.unique(hashes, return_index=True)[1]] = False
@@ -102,12 +104,13 @@ def fraction(part: float, total: float) -> float:
 
 
 def repeated(parts: Sequence[str]) -> float:
-    """Compute the fraction of the texts `parts` that repeat an earlier one."""
+    """Compute the fraction of the texts `parts`, such as the lines of a document, that repeat an earlier one."""
     return fraction(len(parts) - len(set(parts)), len(parts))
 
 
 def repeated_text(parts: Sequence[str]) -> float:
-    """Compute the fraction of the characters that are in `parts` which repeat an earlier one."""
+    """Compute the fraction of the characters of `parts`, such as the lines of a document, that are in parts which
+    repeat an earlier one."""
     total = sum(map(len, parts))
     return fraction(total - sum(map(len, set(parts))), total)
 

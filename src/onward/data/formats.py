@@ -64,7 +64,7 @@ class Piece:
         return len(self.text) + sum(map(len, self.records))
 
     def documents(self, field: str) -> Iterator[str]:
-        """Yield the texts of the documents; in a .jsonl, the `field` of each line."""
+        """Yield the texts of the documents in the piece; in a .jsonl, the `field` of each line."""
         if self.line:
             lines = enumerate(io.BytesIO(self.text), self.line)
             yield from (
@@ -84,7 +84,7 @@ def as_text(utf8: bytes) -> str:
 
 
 def split(text: str, size: int) -> Iterator[str]:
-    """Yield a text in passages of at most `size` characters, which end at the end of a line if possible."""
+    """Yield a text in passages of at most `size` characters, which end at a line or word break if possible."""
     start = 0
     while len(text) - start > size:
         end = last_break(text, start, start + size)
@@ -94,8 +94,8 @@ def split(text: str, size: int) -> Iterator[str]:
 
 
 def last_break(text: str, start: int, end: int) -> int:
-    """Return the index of the last line or word break in [start, end), of the best kind that occurs; `end` if there is
-    none."""
+    """Return the index after the last break of a text in [start, end), at a line end if there is one near `end`, else
+    between words; `end` if there is none."""
     for pattern, reach in product(BREAKS, SEARCH_CHARS):
         if breaks := [match.end() for match in pattern.finditer(text, max(start, end - reach), end)]:
             return breaks[-1]
@@ -103,15 +103,17 @@ def last_break(text: str, start: int, end: int) -> int:
 
 
 def suffixes(name: str) -> tuple[str, str]:
-    """Return the suffix of a file's content and that of its compression, in lower case: ".txt", ".gz" for A.TXT.GZ."""
+    """Return the suffixes of a file name's content and of its compression, in lower case: (".txt", ".gz") for A.TXT.GZ;
+    "" for none."""
     lower = name.lower()
     compression = next((suffix for suffix in COMPRESSED if lower.endswith(suffix)), "")
     return PurePath(lower.removesuffix(compression)).suffix, compression
 
 
 def read_file(path: Path, name: str, field: str, encoding: str, sizes: Sizes) -> Iterator[Piece]:
-    """Yield the pieces of a file, whose format follows from its `name`. `field` is the column of the text in a table,
-    `encoding` that of a text file. Raises a UserError for an archive or a damaged file."""
+    """Yield the pieces of a file, whose format follows from `name`, which messages use too. `field` is the column of
+    the text in a table, `encoding` that of a text file, `sizes` are those of the pieces. Raises a UserError for an
+    archive or a damaged file."""
     content, _ = suffixes(name)
     if content in ARCHIVES:
         raise UserError(f"{name} is an archive: unpack it, and name its files or their folder")
@@ -125,7 +127,8 @@ def read_file(path: Path, name: str, field: str, encoding: str, sizes: Sizes) ->
 
 @contextmanager
 def seekable(name: str, file: BinaryIO) -> Iterator[IO[bytes]]:
-    """Yield, inside this context, the file or, if it is compressed or a pipe, a temporary file with its content."""
+    """Return a context that gives a seekable file: `file` itself or, if it is compressed or a pipe, a temporary file
+    with its content."""
     if file.seekable() and not suffixes(name)[1]:
         yield file
         return
@@ -137,7 +140,7 @@ def seekable(name: str, file: BinaryIO) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Turn errors of reading a file inside this context into UserErrors that name it."""
+    """Return a context that turns errors of reading a file into UserErrors that name the file."""
     try:
         yield
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -151,7 +154,7 @@ def reading(name: str) -> Iterator[None]:
 
 
 def decompressed(name: str, file: BinaryIO) -> BinaryIO:
-    """Return the content of a file, decompressed according to its name."""
+    """Return a stream of the content of `file`, decompressed according to the suffix of `name`, such as .gz."""
     stream: Any = file
     match suffixes(name)[1]:
         case ".gz":
@@ -166,8 +169,8 @@ def decompressed(name: str, file: BinaryIO) -> BinaryIO:
 
 
 def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iterator[Piece]:
-    """Yield the pieces of a text or a .jsonl, decompressed according to its name. Raises a UserError if it is empty, or
-    has a line of a .jsonl that is too long."""
+    """Yield the pieces of a text or .jsonl file, decompressed according to its name. Raises a UserError if the file is
+    empty, or if a line of a .jsonl is too long."""
     lines = suffixes(name)[0] == ".jsonl"
     parts: list[bytes] = []
     size, rest, blank, line, begins, offset = 0, "", True, 1, True, 0
@@ -204,8 +207,8 @@ class NotText(UserError):
 
 
 def decode_blocks(name: str, stream: BinaryIO, encoding: str, block_bytes: int) -> Iterator[tuple[str, bool]]:
-    """Yield the text of a stream, `block_bytes` bytes at a time; each with whether it is the last. Raises NotText for
-    bytes that the encoding cannot decode, a UserError for an unknown encoding."""
+    """Decode a stream, `block_bytes` bytes at a time: yield (text, whether it is the last). Raises NotText for bytes
+    that the encoding cannot decode, a UserError for an unknown encoding."""
     try:
         with suppress(UnicodeError):
             b" ".decode(encoding)  # raises LookupError for codecs such as base64, which the next call accepts
@@ -233,8 +236,8 @@ def decode_blocks(name: str, stream: BinaryIO, encoding: str, block_bytes: int) 
 
 
 def record_text(name: str, number: int, line: str, field: str) -> str:
-    """Return the text of line `number` of the .jsonl file `name`: the `field` of its object. Raises a UserError if it
-    has none."""
+    """Return the text in line `number` of the .jsonl file `name`: the `field` of the JSON object `line`. Raises a
+    UserError if it has none."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -260,8 +263,8 @@ def pyarrow(name: str) -> Any:
 
 
 def parquet_pieces(name: str, file: IO[bytes], field: str) -> Iterator[Piece]:
-    """Yield the pieces of a .parquet file, with the texts in the column `field`. Raises a UserError if it has no such
-    column."""
+    """Yield the pieces of a .parquet file; the texts are in the column `field`. Raises a UserError if the file has no
+    such column. `name` names the file in messages."""
     arrow = pyarrow(name)
     try:
         opened = arrow.parquet.ParquetFile(file, buffer_size=1 << 20)  # without a buffer, row groups are read whole
@@ -278,8 +281,8 @@ def parquet_pieces(name: str, file: IO[bytes], field: str) -> Iterator[Piece]:
 def table_pieces(
     name: str, schema: "Schema", batches: Iterable[Any], rows: int, size: int, field: str
 ) -> Iterator[Piece]:
-    """Yield the pieces of a table of `rows` rows and `size` bytes, with the texts in the column `field`. A row without
-    a text is an empty document. Raises a UserError if the table has no such column."""
+    """Yield the pieces of a table of `rows` rows and `size` bytes, read as `batches` of rows; the texts are in the
+    column `field`. A row without a text is an empty document. Raises a UserError if the table has no such column."""
     columns = ", ".join(map(ascii, schema.names))
     if schema.names.count(field) != 1:
         count = "two columns" if field in schema.names else "no column"

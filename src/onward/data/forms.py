@@ -17,18 +17,17 @@ Form = Callable[[Encoder, Iterable[Record]], Iterator[Example]]
 
 
 def supervised(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Yield an example of one sequence from each record: a conversation (`messages`), a `prompt` and its `completion`,
-    or a `text`."""
+    """Yield an example for supervised fine-tuning from each record, of one sequence: a conversation (`messages`), a
+    `prompt` and its `completion`, or a `text`."""
     for record in records:
         with placed(record):
             yield Example([one_sequence(encoder, record.values)], record.place)
 
 
 def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Yield an example of each record's prompt, a text or messages, for the model to answer; the other fields are for
-    the reward. The `answer`, if any, follows the prompt as trained tokens with an end token, which separates the two;
-    the model does not see it. Raises a UserError for a
-    record without a prompt."""
+    """Yield an example for reinforcement learning from each record: its prompt, a text or messages, for the model to
+    answer; the other fields are for the reward. The `answer`, if any, follows the prompt as tokens that the model does
+    not see, with an end token. Raises a UserError for a record without a prompt."""
     end = encoder.end or encoder.tokenizer.end_ids[:1] or [0]
     for record in records:
         with placed(record):
@@ -42,8 +41,8 @@ def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def columns(values: Mapping[str, Any]) -> str:
-    """Return the fields of a record, `values`, besides its prompt as a JSON object, without those that JSON cannot
-    hold, such as images; "" if none is left. Raises a UserError if they take more than 64 KiB."""
+    """Return the fields of a record (`values`) besides its prompt as a JSON object, for rewards; fields that JSON
+    cannot hold, such as images, are left out; "" if none is left. Raises a UserError if they take more than 64 KiB."""
     kept = []
     for name in values.keys() - {"prompt"}:
         try:
@@ -60,15 +59,16 @@ def columns(values: Mapping[str, Any]) -> str:
 
 
 def answer_text(value: Any) -> str:
-    """Return the answer of a record as text; "" if it has none. Raises a UserError if it is not a text or a number."""
+    """Return `value`, the answer of a record, as text; "" if it is None. Raises a UserError if it is not a text or a
+    number."""
     if not isinstance(value, str | int | float | None) or isinstance(value, bool):
         raise UserError(f"answer is {shown(value)}: give a text or a number")
     return "" if value is None else str(value)
 
 
 def with_fields(records: Iterable[Record], names: Collection[str], reward: str) -> Iterator[Record]:
-    """Yield the records unchanged. Raises a UserError if one lacks a field in `names`, or if it is empty; `reward` is
-    the name of the reward that needs it."""
+    """Yield the records unchanged. Raises a UserError if a record lacks one of the fields `names`, or if the field is
+    empty; `reward` is the name of the reward that needs the fields."""
     for record in records:
         with placed(record):
             for name in names:
@@ -80,15 +80,15 @@ def with_fields(records: Iterable[Record], names: Collection[str], reward: str) 
 
 
 def answer_sequence(encoder: Encoder, prompt: Any, answer: Any, tools: Any = None) -> TokenSequence:
-    """Return the sequence of a prompt and its non-empty answer; `tools` are for the chat template."""
+    """Return the sequence of a prompt and its non-empty answer, which is trained; `tools` are for the chat template."""
     if isinstance(answer, str):
         check_text(answer, "answer")
     return encoder.answer(prompt, answer, tools)
 
 
 def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
-    """Return the sequence of a record for `supervised`, from its messages, prompt and completion, or text. Raises a
-    UserError if it has none of them."""
+    """Return the sequence of a record (`values`) for `supervised`, from its messages, its prompt and completion, or its
+    text. Raises a UserError if it has none of them."""
     if has(values, "messages"):
         return encoder.conversation(values["messages"], tools=values.get("tools"))
     if has(values, "prompt", "completion"):
@@ -99,8 +99,8 @@ def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
 
 
 def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Yield an example of two sequences from each record: its prompt with the chosen and with the rejected answer; and
-    the `margin` between them, if given."""
+    """Yield an example for preference training from each record, of two sequences: its prompt with the chosen and with
+    the rejected answer; and the `margin` between them, if given."""
     for record in records:
         with placed(record):
             prompt, *answers = pair(record.values)
@@ -109,7 +109,7 @@ def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return a prompt, its chosen and its rejected answer, from the fields of a record. If both answers are whole
+    """Return (prompt, chosen answer, rejected answer) from the fields of a record (`values`). If both answers are whole
     conversations, the prompt is their common prefix. Raises a UserError if an answer is missing, or both are equal."""
     if not has(values, "chosen", "rejected"):
         raise missing(values, "chosen and rejected, with a prompt")
@@ -124,14 +124,14 @@ def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def margin(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the margin of a pair as {"margin": number}; {} if the record has none."""
+    """Return the margin between the answers of a record (`values`) as {"margin": number}; {} if the record has none."""
     if values.get("margin") is None:
         return {}
     return {"margin": number(values["margin"], "margin")}
 
 
 def number(value: Any, name: str) -> float:
-    """Return the field `name` of a record as a number. Raises a UserError if it is none."""
+    """Return `value`, the field `name` of a record, as a number. Raises a UserError if it is not a finite number."""
     try:
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
@@ -141,8 +141,8 @@ def number(value: Any, name: str) -> float:
 
 
 def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Yield an example from each record with a prompt, a completion and a `label`: whether the completion is wanted. A
-    pair of a chosen and a rejected answer gives two examples.
+    """Yield an example for KTO from each record with a prompt, a completion and a `label`: whether the completion is
+    wanted. A pair of a chosen and a rejected answer gives two examples.
 
     The second sequence of an example is its prompt with the completion of the nearest earlier example that has another
     prompt, wrapping around at the start of the table. Raises a UserError for a record without these fields, and if all
@@ -173,7 +173,8 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def wanted(label: Any) -> float:
-    """Return the label of an answer: 1 if it is wanted, else 0. Raises a UserError for any other label."""
+    """Return the label of an answer as a number: 1 if the answer is wanted, else 0. Raises a UserError for any other
+    label."""
     if not isinstance(label, int | float) or label not in (0, 1):
         raise UserError(f"label is {shown(label)}: it is 1 or true for a wanted answer, 0 or false for another")
     return float(label)
@@ -194,10 +195,10 @@ def other_prompts(prompts: Sequence[Any]) -> list[int | None]:
 
 
 def classified(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Yield an example from each record: its `text`, followed by a second text if it has a `pair`, with the index of
-    its `label` (a text or a whole number) among the classes. The classes are `encoder.labels`; if these are empty, as
-    before the training data is read, all labels of `records`, sorted. Raises a UserError for a record without text and
-    label, and for a label that is no class."""
+    """Yield an example for a classifier from each record: its `text`, followed by a second text if it has a `pair`,
+    with the index of its `label` (a text or a whole number) among the classes `encoder.labels`. If these are empty, as
+    before the training data is read, they become all labels of `records`, sorted. Raises a UserError for a record
+    without text and label, and for a label that is not a class."""
     rows: list[tuple[TokenSequence, Any, str]] = []
     for record in records:
         with placed(record):
@@ -221,7 +222,7 @@ def order_of(label: str | int) -> tuple[bool, str | int]:
 
 @contextmanager
 def placed(record: Record) -> Iterator[None]:
-    """Return a context that adds the location of the record to a UserError."""
+    """Return a context that adds the location of the record, such as its file and line, to a UserError."""
     try:
         yield
     except UserError as error:
@@ -229,7 +230,7 @@ def placed(record: Record) -> Iterator[None]:
 
 
 def has(values: Mapping[str, Any], *names: str) -> bool:
-    """Return whether a record has all of these fields; a field of a table without a value is none."""
+    """Return whether a record (`values`) has a value other than None in each of the fields `names`."""
     return all(values.get(name) is not None for name in names)
 
 

@@ -17,8 +17,8 @@ SET = "set"  # the name of the number that stores the table of an example
 
 
 def joined(tables: Sequence[Examples]) -> Examples:
-    """Return the examples of all tables in order, each with the index of its table as the number `set`. Raises a
-    UserError if their examples have different forms."""
+    """Return the examples of all tables in one table, in order, each with the index of its table as the number `set`.
+    Raises a UserError if the tables differ in the number of sequences per example."""
     if len({table.per_example for table in tables}) > 1:
         raise UserError("the sources have examples of different forms: train on them in different runs")
     names = dict.fromkeys(name for table in tables for name in table.numbers)
@@ -35,8 +35,9 @@ def joined(tables: Sequence[Examples]) -> Examples:
 
 
 def weighted(examples: Examples, weights: Sequence[float], seed: int) -> Examples:
-    """Return as many examples as `examples` has, with the share of each table in proportion to `weights`. A table with
-    fewer examples than its share is repeated: in whole passes, then by a part of it that the seed draws."""
+    """Return as many examples as `examples`, made by `joined`, has, with the share of each table in proportion to
+    `weights`. A table with fewer examples than its share is repeated: in whole passes, then by a part of it that the
+    seed draws."""
     generator, sets, total = np.random.default_rng(seed % 2**64), examples.numbers[SET], len(examples)
     chosen = []
     for index, weight in enumerate(weights):
@@ -48,8 +49,8 @@ def weighted(examples: Examples, weights: Sequence[float], seed: int) -> Example
 
 
 class MixedRows:
-    """The rows of examples of a run on several tables whose shares change over the run. Row i is a pure function of the
-    seed and i; it holds examples of one table, each of which has its own epochs."""
+    """The rows (each of one or more examples) of a fine-tuning run on several tables whose shares change over the run.
+    Row i is a pure function of the seed and i, and holds examples of one table; each table has its own epochs."""
 
     def __init__(self, tables: Sequence[PackedExamples], mixture: Interleaving, seed: int) -> None:
         """`tables` are rows of the same examples."""
@@ -60,7 +61,8 @@ class MixedRows:
         return sum(map(len, self.tables))
 
     def read(self, numbers: Sequence[int]) -> ExampleBatch:
-        """Return the rows with these numbers, padded to the longest of them; numbers continue without end."""
+        """Return the rows with these numbers as a batch, padded to the longest of them; numbers continue beyond the
+        first epoch."""
         sources, ranks = self.mixture.locate(np.array(numbers))
         rows = [self.tables[table].examples_of([rank])[0] for table, rank in zip(sources.tolist(), ranks.tolist())]
         batch = batch_of(self.tables[0].examples, rows, self.tables[0].by_example)
@@ -68,6 +70,6 @@ class MixedRows:
 
 
 def one_set(examples: Examples, index: int) -> Examples:
-    """Return the examples of one of the joined tables, by its index."""
+    """Return the examples of one of the tables that `joined` has joined, by its index, without the number `set`."""
     kept = examples.select(np.flatnonzero(examples.numbers[SET] == index))
     return replace(kept, numbers={name: values for name, values in kept.numbers.items() if name != SET})

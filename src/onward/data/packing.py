@@ -23,8 +23,8 @@ from onward.device import known_device
 @named
 @dataclass(frozen=True)
 class ExampleBatch(Batch):
-    """A batch of rows that hold complete examples. Sequences are numbered within the batch; the sequences of an example
-    are consecutive."""
+    """A batch of rows that hold complete examples for fine-tuning. Sequences are numbered within the batch; the
+    sequences of an example are consecutive."""
 
     sequences: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))  # (B, T), of each token
     num_sequences: int = 0  # S
@@ -40,23 +40,24 @@ class ExampleBatch(Batch):
         return self.num_examples if self.by_example else self.num_targets
 
     def to(self, device: torch.device | str) -> Self:
-        """Return the batch on another device."""
+        """Return the batch with all tensors on another device."""
         device = known_device(device)
         return super().to(device).changed(numbers={name: v.to(device) for name, v in self.numbers.items()})
 
 
 def columns_of(batch: Batch) -> list[dict[str, Any]]:
-    """Return, for each row of a batch with one example per row, the fields of its record besides the prompt."""
+    """Return, for each row of a batch with one example per row, the fields of its record besides the prompt, which
+    rewards read; {} for a row without fields."""
     columns = batch.columns if isinstance(batch, ExampleBatch) else ()
     return [json.loads(text or "{}") for text in columns] or [{} for _ in batch.tokens]
 
 
 class PackedExamples:
-    """The rows of examples of a training run, epoch after epoch; row i is a pure function of the seed and i.
+    """The rows of examples of a fine-tuning run, epoch after epoch; row i is a pure function of the seed and i.
 
     An epoch has every row once, shuffled, or in the order of the examples if the seed is None. A row has capacity for
     `length` tokens of each sequence of an example; with `packed` it holds as many examples as fit, else one.
-    `by_example` is that of `batch_of`.
+    `by_example`: the loss is a mean over examples, not over targets.
     """
 
     def __init__(
@@ -83,12 +84,13 @@ class PackedExamples:
         return len(self.rows)
 
     def read(self, numbers: Sequence[int]) -> ExampleBatch:
-        """Return the rows with these numbers, padded to the longest of them; numbers continue without end."""
+        """Return the rows with these numbers as a batch, padded to the longest of them; numbers continue beyond the
+        first epoch."""
         batch = batch_of(self.examples, self.examples_of(numbers), self.by_example)
         return batch.changed(seed=((self.seed or 0) * 1_000_003 + numbers[0]) % 2**63)
 
     def examples_of(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Return the numbers of the examples in each of the rows with these numbers."""
+        """Return the numbers of the examples in each row, for the rows with these numbers."""
         if self.seed is None:
             order = np.array(numbers)
         else:
@@ -140,8 +142,8 @@ def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool
 
 
 def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Pack lengths into rows of `room` tokens, longest first: each goes into the fullest row in which it fits. Returns
-    the indices of the lengths in each row."""
+    """Pack examples, given by their lengths, into rows of `room` tokens, longest first: each goes into the fullest row
+    in which it fits. Returns the indices of the examples in each row."""
     rows: list[list[int]] = []
     by_room: dict[int, list[int]] = defaultdict(list)  # rows by the number of free tokens in them
     rooms: list[int] = []  # keys of `by_room` that have rows, ascending

@@ -45,7 +45,8 @@ TOKENIZER = "tokenizer*.json"  # the files of a tokenizer
 
 
 def part_folder(folder: Path, part: Part) -> Path:
-    """Return the folder of a part of the preparation of a folder."""
+    """Return the folder of a part (the share of one of several machines) of the preparation of `folder`, such as
+    OUT.part-3-of-16 for OUT."""
     return folder.with_name(f"{folder.name}.part-{part.number}-of-{part.of}")
 
 
@@ -62,8 +63,8 @@ def prepare_part(
     progress: Progress = silent,
     sizes: Sizes = SIZES,
 ) -> Path:
-    """Encode a part of the units of a preparation, and return its folder; arguments as of `prepare`, with the folder
-    that the joined parts will have.
+    """Encode one part of a preparation, the share of one of several machines, and return its folder. Arguments are
+    those of `prepare`; `folder` is the folder that the joined parts will have.
 
     An interrupted part continues if the same arguments are given again. Raises a UserError for a tokenizer that would
     be learned, and for a stream, which only one machine can read; otherwise as `prepare`.
@@ -102,7 +103,8 @@ def prepare_part(
 
 
 def inspect(preparation: Preparation, unit: Unit) -> None:
-    """Inspect a unit, and keep the documents that pass the filters, or continue one of the unit before."""
+    """Inspect a unit of work, as `Preparation.inspect` does, and write verdicts that keep all documents that pass the
+    filters: duplicates are not known before the parts are joined."""
     preparation.inspect(unit)
     with np.load(preparation.part(unit, ".npz")) as arrays:
         verdicts = arrays["verdicts"]
@@ -110,11 +112,11 @@ def inspect(preparation: Preparation, unit: Unit) -> None:
 
 
 def join_parts(folder: Path, *, workers: int = 0, progress: Progress = silent) -> TokenData:
-    """Check the parts of the preparation of a folder, and join them to that folder, which is equal to that of one
-    machine. Returns its tokens, memory-mapped.
+    """Check the parts of the preparation of `folder`, which several machines have made, and join them to `folder`,
+    equal to one that a single machine prepares. Returns its tokens, memory-mapped.
 
-    The sources are read again to find the units, but not encoded. Raises a UserError for a part that is missing, was
-    prepared from other sources or settings, or has changed since.
+    The sources are read again to find the units of work, but not encoded. Raises a UserError for a part that is
+    missing, was prepared from other sources or settings, or has changed since.
     """
     parts, facts = parts_of(folder)
     settings, units = facts["settings"], facts["units"]
@@ -146,8 +148,8 @@ def join_parts(folder: Path, *, workers: int = 0, progress: Progress = silent) -
 
 
 def parts_of(folder: Path) -> tuple[list[Path], dict[str, Any]]:
-    """Return the folders of all parts of the preparation of a folder, in order, and the content of the first one's
-    part.json. Raises a UserError if a part is missing, or differs from the first."""
+    """Return the folders of all parts of the preparation of `folder`, in order, and the content of part.json of the
+    first. Raises a UserError if a part is missing, or differs from the first."""
     pattern = re.compile(re.escape(folder.name) + r"\.part-(\d{1,5})-of-(\d{1,5})")
     names = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
     numbers = {(int(match[1]), int(match[2])) for match in map(pattern.fullmatch, names) if match}
@@ -169,7 +171,8 @@ def parts_of(folder: Path) -> tuple[list[Path], dict[str, Any]]:
 
 
 def collect(part: Path, work: Path, number: int) -> None:
-    """Link or copy the files of a unit from a part. Raises a UserError if a file is missing or has changed."""
+    """Link or copy the files of the unit of work `number` from the folder `part` to the folder `work`. Raises a
+    UserError if a file is missing or has changed."""
     record = read_json(part / "parts" / f"{number:05}.json")
     shard = record["shard"]
     files = [(f"parts/{path.name}", "") for path in (part / "parts").glob(f"{number:05}.*")]
@@ -185,7 +188,9 @@ def collect(part: Path, work: Path, number: int) -> None:
 
 
 def reopen(work: Path, number: int, kept: np.ndarray, dtype: np.dtype[Any]) -> None:
-    """Put the tokens of a unit with new duplicates aside, to be cut: those of the documents `kept` (N,)."""
+    """Put the tokens of the unit of work `number` aside, so that they are cut again without the duplicates that the
+    joined parts have. `kept` (N,): whether each document of the unit is among the encoded ones; `dtype`: of the token
+    ids."""
     ids, ends = (
         np.fromfile(path, kind) if (path := work / f"{number:05}{suffix}").exists() else np.empty(0, kind)
         for suffix, kind in ((".bin", dtype), (".ends", np.dtype(np.uint64)))

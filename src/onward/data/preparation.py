@@ -35,7 +35,8 @@ SAMPLES, SAMPLE_CHARS = 3, 200  # dropped documents shown in the report per reas
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of work: documents of about `Sizes.piece_chars` characters in total, or a part of a larger document."""
+    """A unit of work of `onward data prepare`: documents of about `Sizes.piece_chars` characters in total, or a part of
+    a larger document."""
 
     number: int
     source: int
@@ -53,13 +54,14 @@ class Unit:
 
     @property
     def size(self) -> int:
-        """The size of all pieces on disk, in bytes."""
+        """The size on disk of all pieces of the unit, in bytes."""
         return sum(piece.size for piece in self.pieces)
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """The work on the folder of a preparation. Each worker process gets a copy."""
+    """The encoding of sources into a folder of tokens: its settings, and its steps for each unit of work. Each worker
+    process gets a copy."""
 
     sources: Sequence[Source]
     folder: Path  # the folder FOLDER.unfinished
@@ -70,20 +72,20 @@ class Preparation:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, loaded from the prepared folder."""
+        """The tokenizer, loaded from the folder of the preparation."""
         return Tokenizer.load(self.folder)
 
     @cached_property
     def encoder(self) -> tuple[str, Encoder]:
-        """The name of the encoding library and its encoder."""
+        """The fastest encoder of the tokenizer, as (name of the library, function)."""
         return named_encoder(self.tokenizer)
 
     def part(self, unit: Unit, suffix: str) -> Path:
-        """Return the path of a file that a worker writes for a unit: parts/NUMBER and `suffix`."""
+        """Return the path of a file that a worker writes for a unit of work: parts/NUMBER followed by `suffix`."""
         return self.folder / "parts" / f"{unit.number:05}{suffix}"
 
     def units(self) -> Iterator[Unit]:
-        """Yield all units, in order. A part of a split document is a separate unit."""
+        """Yield all units of work, in order. Each part of a document that is larger than a unit is a separate unit."""
         number = 0
         for index, source in enumerate(self.sources):
             group: list[Piece] = []
@@ -98,11 +100,12 @@ class Preparation:
             number += 1
 
     def documents(self, unit: Unit) -> list[tuple[str, str]]:
-        """Return the documents of a unit as (name of the file, text)."""
+        """Return the documents of a unit of work as (name of the file, text)."""
         return [(piece.name, text) for piece in unit.pieces for text in piece.documents(self.field)]
 
     def inspect(self, unit: Unit) -> None:
-        """Write the filter verdicts, hashes and MinHash signatures of a unit's documents; see `data.duplicates`."""
+        """Write the filter verdicts, hashes and MinHash signatures of the documents of a unit of work, from which
+        duplicates are found; see `data.duplicates`."""
         texts = [text for _, text in self.documents(unit)]
         verdicts = np.full(len(texts), CONTINUED, np.uint8)
         if unit.begins:
@@ -117,8 +120,8 @@ class Preparation:
             np.savez(new, verdicts=verdicts, hashes=hashes)
 
     def encode(self, unit: Unit) -> None:
-        """Write the shard of a unit, unless all of it is dropped, and then its record (NUMBER.json). Raises a UserError
-        if a source has changed while it was read."""
+        """Write the token shard of a unit of work, unless all of it is dropped, and then its record (NUMBER.json).
+        Raises a UserError if a source has changed while it was read."""
         start = perf_counter()
         documents = self.documents(unit)
         verdicts = (
@@ -161,15 +164,16 @@ class Preparation:
         write_json(self.part(unit, ".json"), record)
 
     def encoded(self, unit: Unit, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the token ids of a unit's kept documents, and the ends of those that end in it."""
+        """Encode `texts`, the kept documents of a unit of work: return the token ids, and the index after the last
+        token of each document that ends in the unit."""
         ids, ends = encode(self.tokenizer, texts, self.encoder[1])
         if texts and not unit.ends:
             ids, ends = ids[: len(ids) - (self.tokenizer.eos_id is not None)], ends[:0]
         return ids, ends
 
     def kept_of_encoded(self, unit: Unit, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the same, for the documents `kept` (N,) of a unit that was encoded before its duplicates were known:
-        cut from the files .whole.npz of its ids, ends and kept documents. None without these files."""
+        """Return the result of `encoded` for a unit of work that was encoded before its duplicates were known, cut from
+        its file .whole.npz; `kept` (N,) is whether each of its documents is kept. None without this file."""
         path = self.part(unit, ".whole.npz")
         if not path.exists():
             return None
@@ -181,8 +185,8 @@ class Preparation:
         return ids[np.repeat(kept, lengths.astype(np.int64))], np.cumsum(lengths[kept], dtype=np.uint64)
 
     def index(self, records: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the content of data.json: the settings, and from the records of all units their shards and a
-        report."""
+        """Return the content of data.json: the settings of the preparation, and from the records of all units of work
+        their shards and a report."""
         sources = []
         for number, name in enumerate(settings["sources"]):
             units = [record for record in records if record["source"] == number]
@@ -214,8 +218,8 @@ class Preparation:
         return header | {"sources": sources, "report": report, "settings": settings}
 
     def problem(self, records: list[dict[str, Any]], index: dict[str, Any]) -> str:
-        """Say why the tokens of a preparation (its records and index) cannot be used, such as a source that has
-        changed; "" if they can."""
+        """Say why the tokens of a preparation cannot be used, such as a source that has changed; "" if they can.
+        `records`: of all units of work; `index`: the content of data.json."""
         for number, source in enumerate(self.sources):
             if provenance(source) != index["settings"][f"content of {source}"]:
                 return f"{source} has changed while it was read: run the same command again"

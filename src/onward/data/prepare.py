@@ -44,21 +44,21 @@ EXACT = Cleaning()  # drops exact duplicates
 
 @dataclass(frozen=True)
 class Part:
-    """Every `of`-th unit of a preparation, from unit `number - 1` on: what one of several machines prepares."""
+    """The units of work that one of several machines prepares: every `of`-th unit, beginning with unit `number - 1`."""
 
     number: int = 1
     of: int = 1
 
     @classmethod
     def parse(cls, text: str) -> "Part":
-        """Parse a text such as "3/16". Raises a UserError for any other text."""
+        """Parse a text such as "3/16", the third of 16 parts. Raises a UserError for any other text."""
         match = re.fullmatch("([0-9]{1,5})/([0-9]{1,5})", text)
         if not match or not 1 <= int(match[1]) <= int(match[2]):
             raise UserError(f"part is {text!r}: give its number, from 1, and the number of parts, such as 3/16")
         return cls(int(match[1]), int(match[2]))
 
     def has(self, unit: int) -> bool:
-        """Return whether a unit is in this part."""
+        """Return whether a unit of work, by its number, is in this part."""
         return unit % self.of == self.number - 1
 
 
@@ -126,7 +126,8 @@ def prepare(
 def settings_of(
     sources: Sequence[Source], tokenizer: Tokenizer | str, field: str, encoding: str, cleaning: Cleaning
 ) -> dict[str, Any]:
-    """Return the settings of a preparation, by which a folder is recognized."""
+    """Return the settings of a preparation as a table, which tells whether an existing folder was made with the same
+    ones."""
     return {
         "version": VERSION,
         "sources": list(map(str, sources)),
@@ -138,12 +139,14 @@ def settings_of(
 
 
 def with_content(settings: dict[str, Any], sources: Sequence[Source]) -> dict[str, Any]:
-    """Return the settings of a preparation with the provenance of its sources, as JSON values."""
+    """Return the settings of a preparation with the provenance (name, size and hash) of each source added, as JSON
+    values."""
     return json.loads(json.dumps(settings | {f"content of {source}": provenance(source) for source in sources}))
 
 
 def open_work_folder(work: Path, settings: dict[str, Any]) -> None:
-    """Create FOLDER.unfinished, or check that it has the same settings and remove half-written files."""
+    """Create `work`, the folder FOLDER.unfinished of a preparation; if it exists, check that it has the same settings
+    and remove half-written files. Raises a UserError if the settings differ."""
     plan = work / "parts" / "plan.json"
     if plan.exists():
         check_settings(read_json(plan), settings, work)
@@ -153,7 +156,7 @@ def open_work_folder(work: Path, settings: dict[str, Any]) -> None:
 
 
 def remove_all_leftovers(work: Path) -> None:
-    """Remove the partial files of killed processes from a preparation."""
+    """Remove the files that killed processes have left half-written in the folder of a preparation."""
     for folder in work, work / "parts":
         remove_leftovers(folder)
 
@@ -166,8 +169,9 @@ def run(
     progress: Progress,
     measured: Measured,
 ) -> None:
-    """Encode the remaining units of a preparation in FOLDER.unfinished with `workers` processes, and then write the
-    index, which includes the settings. Raises a UserError if the tokens cannot be used; see `Preparation.problem`."""
+    """Encode the remaining units of work of a preparation in FOLDER.unfinished with `workers` processes, then write
+    data.json, which includes `settings`, and fill `measured`. Raises a UserError if the tokens cannot be used; see
+    `Preparation.problem`."""
     folder, resumed, times = preparation.folder, any((preparation.folder / "parts").glob("[0-9]*")), [perf_counter()]
     process = partial(process_units, preparation, workers, progress)
     if not (folder / "tokenizer_config.json").exists():  # the last file that Tokenizer.save writes
@@ -207,7 +211,8 @@ def process_units(
     suffix: str,
     part: Part = ALL_UNITS,
 ) -> int:
-    """Call `work` on each unit of a part without a file of this suffix, and return the number of all units."""
+    """Call `work` on each unit of work of a part whose file with `suffix` does not exist yet, in `workers` processes;
+    return the number of all units. `task` is the description for `progress`."""
     total = sum(provenance(source)["size"] for source in preparation.sources)
     done, count = 0, 0
 

@@ -14,8 +14,8 @@ def silent(task: str, done: int, total: int) -> None:
 
 @dataclass
 class Measured:
-    """The figures of a preparation: its times and its speed. Empty if the preparation was resumed or existed
-    already."""
+    """The figures of a finished preparation of data: its times and its speed. Empty if the preparation was resumed or
+    existed already."""
 
     seconds: dict[str, float] = field(default_factory=dict)  # seconds of each task
     bytes: int = 0  # bytes of encoded text

@@ -21,21 +21,21 @@ NAME = re.compile(r"[A-Za-z][\w.]*")
 
 
 def question(name: str) -> str:
-    """Return the question that asks for the purpose of a function."""
+    """Return the question that asks for the purpose of a function, such as "What does str.split do?"."""
     return f"What does {name} do?"
 
 
 @cache
 def answers() -> dict[str, str]:
-    """Return the first sentence of the documentation of functions and methods, by their names, in alphabetical
-    order."""
+    """Return the first sentence of the documentation of Python's functions and methods, by their names, in alphabetical
+    order; a small data set of answers for fine-tuning."""
     documentation = dict(documented())
     return {name: documentation[name] for name in sorted(documentation)}
 
 
 def documented() -> Iterator[tuple[str, str]]:
-    """Yield the name and the first sentence of the documentation of each public function, first in modules, then
-    built-in; the name of a method includes its class."""
+    """Yield (name, first sentence of the documentation) of each public function of Python, first in the modules of the
+    standard library, then built-in; the name of a method includes its class."""
     for module, tree in parsed_modules(Path(sysconfig.get_path("stdlib"))):
         yield from functions(tree, module)
     for owner in (value for value in vars(builtins).values() if isinstance(value, type)):
@@ -47,7 +47,8 @@ def documented() -> Iterator[tuple[str, str]]:
 
 
 def functions(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
-    """Yield (name, first sentence) for the documented functions of a module or a class."""
+    """Yield (name, first sentence of the docstring) for the documented functions in the syntax tree `node` of a module
+    or a class, whose name is `owner`."""
     for child in getattr(node, "body", ()):
         if isinstance(child, ast.ClassDef):
             yield from functions(child, child.name)
@@ -56,8 +57,8 @@ def functions(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
 
 
 def described(name: str, text: str | None) -> Iterator[tuple[str, str]]:
-    """Yield a public name with the first sentence of its documentation, if this is a single plain sentence; else
-    nothing."""
+    """Yield (name, first sentence of `text`) if the name is public and the first paragraph of its documentation `text`
+    begins with a plain sentence; else nothing."""
     paragraph = inspect.cleandoc(text or "").partition("\n\n")[0]
     sentence = SENTENCE.match(" ".join(paragraph.split()))
     if NAME.fullmatch(name) and "._" not in name and sentence and len(sentence[0]) in LENGTHS and sentence[0].isascii():
@@ -65,14 +66,14 @@ def described(name: str, text: str | None) -> Iterator[tuple[str, str]]:
 
 
 def conversations(known: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Make a conversation of one question and answer for each function, given by name with its answer, in the form that
+    """Make a conversation of one question and answer for each function in `known`, {name: answer}, in the form that
     `onward finetune` reads."""
     return [{"messages": [*asked(name), assistant_message(answer)]} for name, answer in known.items()]
 
 
 def preferences(known: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Make a pair of answers for each function, given by name with its answer, in the form that `onward finetune`
-    reads: its own answer is chosen, and that of another function is rejected."""
+    """Make a pair of answers for each function in `known`, {name: answer}, in the form that `onward finetune` reads:
+    its own answer is chosen, and the answer of another function is rejected."""
     others = [*known.values()]
     others = others[len(others) // 2 :] + others[: len(others) // 2]
     return [
@@ -93,6 +94,6 @@ def assistant_message(answer: str) -> dict[str, str]:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as .jsonl."""
+    """Write rows to a .jsonl file, a JSON object on each line."""
     with atomic_write(path) as new:
         new.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

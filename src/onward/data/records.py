@@ -38,7 +38,7 @@ class Record:
 
 
 def read_records(source: str) -> Iterator[Record]:
-    """Iterate over the rows of a source: a .jsonl, .json, .csv or .parquet, a folder or glob of them, or `hf://` as for
+    """Yield the rows of a source: a .jsonl, .json, .csv or .parquet file, a folder or glob of them, or `hf://` as for
     `data.sources.documents`.
 
     Raises a UserError if the source is missing, empty or of another kind, or if a line is not a JSON object.
@@ -98,7 +98,8 @@ def parquet_records(path: Path) -> Iterator[Record]:
 
 
 def json_records(path: Path) -> Iterator[Record]:
-    """Yield the objects of an array in a .json file. Raises a UserError if it is empty, too large or anything else."""
+    """Yield the objects of the array in a .json file. Raises a UserError if the file is empty, too large, or holds
+    anything else."""
     with reading(str(path)), open(path, "rb") as file:
         text = decompressed(str(path), file).read(MOST_JSON + 1)
     if len(text) > MOST_JSON:
@@ -120,9 +121,9 @@ def json_records(path: Path) -> Iterator[Record]:
 
 
 def csv_records(path: Path) -> Iterator[Record]:
-    """Yield the rows of a .csv file, whose first line names the columns. Empty cells are left out; lists and objects of
-    JSON, and numbers in `label` and `margin`, are parsed. Raises a UserError, which names the line, for a table of
-    another form."""
+    """Yield the rows of a .csv file, whose first line names the columns. Empty cells are left out; lists and objects in
+    JSON, and numbers in `label` and `margin`, are parsed. Raises a UserError, which names the line, for any other
+    form."""
     with reading(str(path)), open(path, "rb") as file:
         lines = io.TextIOWrapper(decompressed(str(path), file), "utf-8-sig", newline="")
         rows, number = csv.reader(lines), 0
@@ -145,8 +146,8 @@ def csv_records(path: Path) -> Iterator[Record]:
 
 
 def cell(column: str, text: str) -> Any:
-    """Return a cell of a .csv as a value: a list or an object of JSON, in `label` and `margin` a number or a boolean,
-    else the text."""
+    """Return the text of a cell of a .csv as a value: a list or an object if it is JSON, in the columns `label` and
+    `margin` a number or a boolean, else the text."""
     number = column in ("label", "margin")
     if number or text[0] in "[{":
         try:

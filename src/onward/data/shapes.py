@@ -28,7 +28,8 @@ TALKS = "messages", "prompt", "completion", "chosen", "rejected"  # fields that 
 
 @dataclass(frozen=True)
 class Shape:
-    """A shape of rows: the fields by which it is recognized, and how it becomes a record."""
+    """A layout in which data sets publish their rows, such as ShareGPT: the fields by which it is recognized, and how a
+    row becomes a record for fine-tuning."""
 
     name: str
     fields: tuple[str, ...]
@@ -36,8 +37,8 @@ class Shape:
 
 
 def message(value: Any, role: str = "") -> dict[str, Any]:
-    """Make a message, {"role", "content"}, of {from, value} or {role, content}, or of a text with a role. Raises a
-    UserError for any other value, and for an unknown role."""
+    """Make a message {"role", "content"} from a table {from, value} or {role, content}, or from a text with a role.
+    Raises a UserError for any other value, and for an unknown role."""
     if isinstance(value, str) and role:
         return {"role": role, "content": value}
     if not isinstance(value, Mapping) or not ({"from", "value"} <= value.keys() or "role" in value):
@@ -50,13 +51,13 @@ def message(value: Any, role: str = "") -> dict[str, Any]:
 
 
 def system_message(text: Any) -> list[dict[str, Any]]:
-    """Return the message of a system prompt as a list, which is empty if there is no text."""
+    """Return a system prompt as a list of one message; the list is empty if there is no text."""
     return [message(text, "system")] if text else []
 
 
 def sharegpt(values: dict[str, Any]) -> Values:
-    """Convert a row with `conversations`, perhaps with `system`, with `chosen` and `rejected`, or with a `kto_tag`, to
-    a record. Raises a UserError for malformed turns."""
+    """Convert a ShareGPT row (`values`) with `conversations`, perhaps with `system`, with `chosen` and `rejected`, or
+    with a `kto_tag`, to the fields of a record. Raises a UserError for malformed turns."""
     turns, system = values.pop("conversations"), values.pop("system", None)
     if not isinstance(turns, list | tuple) or not turns:
         raise UserError(f"conversations are {shown(turns)}: write a list of {{'from': 'human', 'value': 'text'}}")
@@ -71,8 +72,9 @@ def sharegpt(values: dict[str, Any]) -> Values:
 
 
 def alpaca(values: dict[str, Any]) -> Values:
-    """Convert a row with `instruction` and `input`, with `output` or with `chosen` and `rejected`, perhaps with
-    `system` and `history`, a list of earlier pairs, to a record. Raises a UserError for a malformed history."""
+    """Convert an Alpaca row (`values`) with `instruction` and `input`, with `output` or with `chosen` and `rejected`,
+    perhaps with `system` and `history`, a list of earlier (instruction, answer), to the fields of a record. Raises a
+    UserError for a malformed history."""
     system, earlier = values.pop("system", None), values.pop("history", None) or []
     parts = [values.pop(name, None) for name in ("instruction", "input")]
     if wrong := next((part for part in parts if not isinstance(part, str | None)), None):
@@ -90,8 +92,8 @@ def alpaca(values: dict[str, Any]) -> Values:
 
 
 def implicit(values: dict[str, Any]) -> Values:
-    """Convert a row with texts that are `chosen` and `rejected` without a prompt to a record: their common beginning is
-    the prompt."""
+    """Convert a row (`values`) with the texts `chosen` and `rejected` but no prompt to the fields of a record: the
+    prompt is the common beginning of both texts."""
     chosen, rejected = values["chosen"], values["rejected"]
     if not isinstance(chosen, str) or not isinstance(rejected, str):
         return values
@@ -118,13 +120,14 @@ SHAPES = (  # the first whose fields a row has
 
 
 def shape_of(values: Values) -> Shape | None:
-    """Return the shape of a row; None if no shape is known."""
+    """Return the layout of a row (`values`), such as ShareGPT; None if it is unknown."""
     present = {name for name, value in values.items() if value is not None}
     return next((shape for shape in SHAPES if present.issuperset(shape.fields)), None)
 
 
 def converted(record: Record) -> Record:
-    """Return a row as a record that forms read. Raises a UserError that names the row if it is malformed."""
+    """Convert a row of a known layout, such as ShareGPT, to a record with the fields that fine-tuning reads; a row of
+    an unknown layout is returned unchanged. Raises a UserError that names the row if it is malformed."""
     shape = shape_of(record.values)
     if shape is None:
         return record  # the form of the method says what it needs
@@ -145,8 +148,8 @@ def converted(record: Record) -> Record:
 
 
 def text_message(value: Any, number: int) -> Any:
-    """Return a message with its content as text, where it is a list of parts. Raises a UserError for a part that is
-    no text, such as an image; `number` is that of the message."""
+    """Return a message whose content, if it is a list of parts, is joined to one text. Raises a UserError for a part
+    that is not text, such as an image; `number` is the number of the message, for errors."""
     content = value.get("content") if isinstance(value, Mapping) else None
     if not isinstance(content, list | tuple):
         return value
@@ -162,7 +165,8 @@ def text_message(value: Any, number: int) -> Any:
 
 
 def renamed(record: Record, columns: Mapping[str, str]) -> Record:
-    """Return a row with columns under our names. Raises a UserError if it lacks one."""
+    """Return a row with its columns renamed, by {Onward's name: name in the data}. Raises a UserError if a column is
+    missing."""
     for theirs in columns.values():
         if theirs not in record.values:
             raise UserError(f"{record.place}: it has no column {theirs!r}: {nearest(theirs, record.values)}")
@@ -171,9 +175,10 @@ def renamed(record: Record, columns: Mapping[str, str]) -> Record:
 
 
 class Records:
-    """The records of sources, in recognized shapes and converted; `columns` are renamed as `renaming` reads them.
+    """The records of data sources for fine-tuning, converted from known layouts such as ShareGPT; `columns` renames
+    fields as `renaming` parses it.
 
-    After reading, `counts` are the names of the shapes in each source and the number of their rows.
+    After reading, `counts` has for each source the names of the layouts and the number of their rows.
     """
 
     def __init__(self, sources: Sequence[str], columns: str = "") -> None:
@@ -191,6 +196,6 @@ class Records:
                 yield converted(record)
 
     def sentences(self) -> list[str]:
-        """Return a line for each source: its shapes and the number of their records."""
+        """Return a line for each source that was read: the names of its layouts, and the number of rows of each."""
         shapes = {s: ", ".join(f"{count:,} {name}" for name, count in c.items()) for s, c in self.counts.items()}
         return [f"{source}: {description}" for source, description in shapes.items()]

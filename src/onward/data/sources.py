@@ -84,8 +84,8 @@ def documents(
 def passages(
     sources: Sequence[Source], *, field: str = "text", encoding: str = "utf-8", size: int = 1 << 16
 ) -> Iterator[str]:
-    """Yield all documents in passages of at most `size` characters, from which a tokenizer can be learned. Arguments as
-    of `documents`."""
+    """Yield all documents in passages of at most `size` characters, from which a tokenizer is trained. Other arguments
+    as of `documents`."""
     for _, text in texts(sources, field, encoding, SIZES):
         yield from split(text, size)
 
@@ -116,13 +116,13 @@ def is_blank(text: str) -> bool:
 
 
 def no_text(source: Source) -> str:
-    """Return the error message for a source whose documents are all empty."""
+    """Return the message of the error for a source whose documents are all empty."""
     return f"{stream_name(source)} has no text, since all its documents are empty: name texts"
 
 
 def download_corpora(sources: Sequence[Source], progress: Progress) -> None:
-    """Download those sources that are names of published corpora and are not stored locally, with `progress`. Reading
-    them later uses the stored files."""
+    """Download the sources that are names of published corpora, such as tinyshakespeare, and are not stored locally.
+    They are later read from the stored files."""
     for source in sources:
         if isinstance(source, str) and source in corpora.DOWNLOADS and not os.path.exists(source):
             corpora.get(source, progress=progress)
@@ -147,7 +147,7 @@ def pieces(source: Source, field: str, encoding: str, sizes: Sizes = SIZES) -> I
 
 
 def is_stream(source: Source) -> bool:
-    """Return whether a source is standard input or a pipe."""
+    """Return whether a source is a stream, standard input or a pipe, which can be read only once."""
     return isinstance(source, Stored) or source == "-" or is_pipe(source)
 
 
@@ -160,13 +160,14 @@ def is_pipe(source: str) -> bool:
 
 
 def stream_name(source: Source) -> str:
-    """Return the name of a stream for messages."""
+    """Return the name of a source for messages; "standard input" for `-`."""
     return "standard input" if str(source) == "-" else str(source)
 
 
 @contextmanager
 def stored_streams(sources: Sequence[Source], folder: Path, progress: Progress = silent) -> Iterator[list[Source]]:
-    """Yield the sources, with each stream stored as a file in a new folder, which is removed when the context ends.
+    """Return a context that gives the sources with each stream stored as a file in `folder`, a new folder, which is
+    removed when the context ends.
 
     A stream may take half of the free space: its tokens need space too, and some streams have no end.
     """
@@ -180,8 +181,8 @@ def stored_streams(sources: Sequence[Source], folder: Path, progress: Progress =
 
 
 def store(source: str, path: Path, progress: Progress, most: int | None = None) -> Stored:
-    """Copy the stream `source`, of up to `most` bytes (by default half of the free space), to a file. Waits until its
-    writer closes it. Raises a UserError if it is longer."""
+    """Copy the stream `source` to a file until the writer closes the stream. Raises a UserError if it has more than
+    `most` bytes, by default half of the free space."""
     name, done = stream_name(source), 0
     with atomic_write(path) as new, open(new, "wb") as file:
         most = shutil.disk_usage(new.parent).free // 2 if most is None else most
@@ -229,7 +230,7 @@ def provenance(source: Source) -> dict[str, Any]:
 
 def source_files(source: str) -> list[Path]:
     """Return the files of a source: a file, the files of a folder (see `folder_files`) or of a glob, or the file of a
-    corpus, which is downloaded if it is missing. Raises a UserError if there are none."""
+    corpus, which is downloaded if it is missing. Raises a UserError if there is no file."""
     path = Path(source)
     if os.path.isdir(path):
         files, _ = folder_files(path)
@@ -250,7 +251,7 @@ def source_files(source: str) -> list[Path]:
 
 
 def folder_files(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
-    """List the readable files of a folder, recursively, sorted by name; and the skipped files, by the reason."""
+    """Return the readable files of a folder, recursively, sorted by name; and the skipped files, by the reason."""
     files: list[Path] = []
     skipped: dict[str, list[Path]] = defaultdict(list)
     with reading(str(folder)):
@@ -293,8 +294,8 @@ def skip_reason(path: Path) -> str:
 
 @lru_cache(maxsize=8)
 def dataset(source: str) -> "Dataset":
-    """Return the memory-mapped dataset of `hf://NAME?split=...`; the options are those of `datasets.load_dataset`.
-    Raises a UserError if it cannot be loaded, or is more than one table."""
+    """Load the dataset `hf://NAME?split=...` memory-mapped; the options are those of `datasets.load_dataset`. Raises a
+    UserError if it cannot be loaded, or is more than one table."""
     try:
         from datasets import Dataset, load_dataset
     except ImportError:

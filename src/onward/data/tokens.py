@@ -63,7 +63,7 @@ class Tokens:
     @classmethod
     @checked
     def join(cls, parts: Iterable["Tokens"]) -> "Tokens":
-        """Concatenate the tokens of several sources."""
+        """Concatenate the tokens of several sources to one sequence."""
         return cls([replace(span, opens=span.opens or i == 0) for t in parts for i, span in enumerate(t.spans)])
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class Tokens:
 
     @explained
     def part(self, start: int, stop: int) -> "Tokens":
-        """Return the tokens [start, stop) as a view; nothing is read."""
+        """Return the tokens [start, stop) as Tokens of the same shards; nothing is read."""
         return Tokens([span for span, _ in self.spans_in(*slice(start, stop).indices(len(self))[:2])])
 
     @explained
@@ -93,7 +93,8 @@ class Tokens:
         return starts[(starts >= 0) & (starts < stop - start)]
 
     def spans_in(self, start: int, stop: int) -> Iterator[tuple[Span, int]]:
-        """Yield the spans of [start, stop), clipped to it, each with its offset from `start`."""
+        """Yield the spans, parts of shards, that hold the tokens [start, stop), clipped to this range; each with its
+        offset from `start`."""
         if stop > start:
             i, j = np.searchsorted(self.offsets, [start, stop - 1], side="right") - 1
             for span, offset in zip(self.spans[i : j + 1], self.offsets[i : j + 1].tolist()):
@@ -193,7 +194,7 @@ def encode(
     index after each document's last token, (documents,) uint64.
 
     A document of more than PASSAGE_CHARS characters is encoded in passages that end with a line. That changes no id if
-    `Tokenizer.pieces` is exact. `encode_batch` is by default the encoder of the tokenizer.
+    `Tokenizer.pieces` is exact. `encode_batch` is by default the fastest encoder of the tokenizer.
     """
     encode_batch = encode_batch or encoder(tokenizer)
     dtype = np.dtype(id_dtype(tokenizer))
@@ -210,8 +211,8 @@ def encode(
 
 
 def document_groups(documents: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:
-    """Yield groups of passages of about PASSAGE_CHARS characters in total; each passage with whether it ends its
-    document."""
+    """Yield groups of passages of about PASSAGE_CHARS characters in total, to bound the memory of encoding; each
+    passage as (text, whether it ends its document)."""
     group: list[tuple[str, bool]] = []
     size = 0
     for text in documents:
@@ -250,14 +251,14 @@ def load_tokens(folder: Path, verify: Literal["size", "sha256"] = "size") -> Tok
 
 
 def known_fields(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Make a dataclass from a table of values; values that are not among its fields are ignored. `where` names the
-    table in errors."""
+    """Make an instance of a dataclass from a table of values, such as parsed JSON; entries that are not among its
+    fields are ignored. `where` names the table in errors."""
     return fields.build(cls, {name: values[name] for name in fields.hints(cls) if name in values}, where)
 
 
 def spans(folder: Path, shards: Sequence[Shard], dtype: np.dtype[Any], verify: str) -> Iterator[Span]:
-    """Yield a span for each shard of a source; see `load_tokens` for `verify`. Raises a UserError for a shard that is
-    missing or has changed."""
+    """Yield a Span, with all tokens, for each shard of a source; see `load_tokens` for `verify`. Raises a UserError for
+    a shard that is missing or has changed."""
     for number, shard in enumerate(shards):
         ids = folder / Path(shard.file).name
         ends = ids.with_suffix(".ends")

@@ -32,7 +32,7 @@ SHIFTING = 10  # windows: a text in which as many fit has one fewer in an epoch,
 @named
 @dataclass(frozen=True)
 class Batch:
-    """Windows of tokens for one forward and backward. Batches of other tasks are subclasses with more tensors."""
+    """Windows of tokens for one forward and backward pass. Batches for fine-tuning are subclasses with more tensors."""
 
     tokens: Tensor  # (B, T)
     targets: Tensor  # (B, T), next token of each position; IGNORE_INDEX if no token is predicted
@@ -47,18 +47,18 @@ class Batch:
 
     @property
     def divisor(self) -> int:
-        """The divisor that turns a sum over the batch into a mean."""
+        """The divisor that turns the summed loss of the batch into a mean: the number of targets."""
         return self.num_targets
 
     @explained
     def to(self, device: torch.device | str) -> Self:
-        """Return the same batch with all tensors on a device. Its targets are counted before the copy: on an
+        """Return the batch with all tensors on another device. Its targets are counted before the copy: on an
         accelerator counting would force a sync."""
         device = known_device(device)
         return self.changed(**{name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)})
 
     def changed(self, **fields: Any) -> Self:
-        """Return the batch with other values of some fields and the same number of targets."""
+        """Return a copy of the batch with new values of some fields; the number of targets must stay the same."""
         batch = replace(self, **fields)
         vars(batch)["num_targets"] = self.num_targets
         return batch
@@ -81,16 +81,16 @@ class HeldOutWindows(TrainingWindows, Protocol):
 
 
 class Windows:
-    """The windows of T tokens of a training run, epoch after epoch.
+    """The windows of `context_length` tokens of a training run, epoch after epoch.
 
     Window i is a pure function of the seed and i, and needs no memory that grows with i. An epoch has every window
     once, shuffled, without overlap. A text of n windows has n of them per epoch; from n = SHIFTING on it has n - 1, and
     each epoch begins at another offset, so that different targets are left out each time.
 
     Without `weights` the sources are one text. With weights, one per source, each source has its own epochs. Every
-    10,000 windows contain exactly its share, evenly spread; weights that change do so over a run of `total` windows.
-    With pack "documents", positions restart at 0 in each document and the last token of a document has no target, so
-    that no token attends to another document; with "stream" the documents are one text.
+    10,000 windows contain exactly the share of each source, evenly spread; weights that change do so over a run of
+    `total` windows. With pack "documents", positions restart at 0 in each document and the last token of a document has
+    no target, so that no token attends to another document; with "stream" the documents are one text.
 
     Raises a UserError if the weights do not fit the sources, or if a source is shorter than one window.
     """
@@ -128,8 +128,8 @@ class Windows:
 
     @explained
     def read(self, numbers: Sequence[int]) -> Batch:
-        """Return the windows with these numbers, which continue without end. The batch's dropout seed is a function of
-        the seed and the first number."""
+        """Return the windows with these numbers as a batch; numbers continue beyond the first epoch. The batch's
+        dropout seed is a function of the seed and the first number."""
         source, rank = self.mixture.locate(np.array(numbers))
         windows = self.counts[source]
         epoch, number = np.divmod(rank.astype(np.uint64), windows)
@@ -140,7 +140,8 @@ class Windows:
 
 
 class ValidationWindows:
-    """Windows that cover a validation text without overlap: each token but the first is a target once."""
+    """Windows of `context_length` tokens that cover a validation text without overlap: each token but the first is a
+    target once."""
 
     @checked
     def __init__(self, tokens: Tokens, context_length: Size, pack: Packing = "stream") -> None:
@@ -151,12 +152,12 @@ class ValidationWindows:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens of the text."""
+        """The number of tokens of the validation text."""
         return len(self.tokens)
 
     @explained
     def read(self, numbers: Sequence[int]) -> Batch:
-        """Return the windows with these numbers, in the order of the text."""
+        """Return the windows with these numbers as a batch; they are numbered in the order of the text."""
         return cut([(self.tokens, number * self.length) for number in numbers], self.length, self.pack)
 
     @checked
@@ -166,8 +167,9 @@ class ValidationWindows:
 
 
 def cut(segments: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Batch:
-    """Return the windows of `length` tokens that begin at `segments`, pairs (text, start). Beyond the end of a text
-    they are padded with token 0 and IGNORE_INDEX. `pack` is that of `Windows`."""
+    """Return a batch of windows of `length` tokens that begin at `segments`, pairs (tokens of a text, index of the
+    first token). Beyond the end of a text they are padded with token 0 and the target IGNORE_INDEX. `pack` is that of
+    `Windows`."""
     tokens = np.zeros((len(segments), length), np.int64)
     targets = np.full((len(segments), length), IGNORE_INDEX)
     for row, (text, start) in enumerate(segments):
@@ -186,8 +188,8 @@ def cut(segments: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> B
 
 
 def hashed(*parts: Numbers | int) -> Numbers:
-    """Compute 64 random bits for each combination of the parts, by the counter-based generator SplitMix64 (Steele et
-    al. 2014)."""
+    """Compute 64 random bits for each combination of the integers `parts`, which broadcast, by the counter-based
+    generator SplitMix64 (Steele et al. 2014)."""
     x: Any = np.zeros(1, np.uint64)
     for part in parts:
         x = x + GOLDEN + part
@@ -201,7 +203,8 @@ ROUNDS = 8  # with fewer rounds, neighbors in a range of six are not independent
 
 
 def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:
-    """Compute the image of x under a permutation of range(size), selected by a key; elementwise.
+    """Return the image of `x` under a permutation of range(size) that `key` selects, without storing the permutation;
+    elementwise.
 
     A Feistel network (Luby and Rackoff 1988) permutes the smallest rectangle that holds the range; a value outside of
     the range is permuted again until it is inside (cycle walking, Black and Rogaway 2002).
@@ -221,8 +224,8 @@ def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:
 
 
 def take(position: int, number: int, skipped: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """Return the numbers of the next `number` windows from `position` on that are in none of the half-open ranges
-    `skipped`, and the position after them."""
+    """Return the numbers of the next `number` windows from `position` on, without those in the half-open ranges
+    `skipped`, such as windows of failed steps; and the position after them."""
     left = (i for i in count(position) if not any(first <= i < end for first, end in skipped))
     taken = list(islice(left, number))
     return taken, taken[-1] + 1 if taken else position

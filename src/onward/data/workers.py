@@ -25,8 +25,8 @@ def run_tasks(work: Callable[[T], None], tasks: Iterator[T], workers: int, done:
     """Call `work` on each task in `workers` processes (0: one per core), then `done` on the task in this process.
 
     A task is drawn from the iterator when a process is free, so few tasks are in memory. A single task runs in this
-    process. Unlike the processes of `multiprocessing`, workers do not import the main program again, so it needs no `if
-    __name__ == "__main__"`; and they exit when their standard input ends, so none survives this process.
+    process. Unlike the processes of `multiprocessing`, workers do not import the main program again, so that it needs
+    no `if __name__ == "__main__"`; and workers exit when their standard input ends, so that none survives this process.
 
     Raises the first error of a task, and a UserError if a worker is killed.
     """
@@ -76,7 +76,8 @@ def run_tasks(work: Callable[[T], None], tasks: Iterator[T], workers: int, done:
 
 
 def serve() -> None:
-    """Run a worker: read the function and then tasks from standard input; answer each with None or its error."""
+    """Run a worker process of `run_tasks`: read the function and then tasks from standard input; answer each task on
+    standard output with None or its error."""
     Thread(target=exit_with_parent, args=[int(sys.argv[1])], daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent stops its workers
     answers = os.fdopen(os.dup(1), "wb")
@@ -109,5 +110,6 @@ def available_cores() -> int:
 
 
 def worker_environment() -> dict[str, str]:
-    """Return the environment of a worker: the same import path, and one core."""
+    """Return the environment variables of a worker process: the import path of this process, and one core for
+    `tokenizers`."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TOKENIZERS_PARALLELISM": "false"}
