@@ -23,7 +23,8 @@ Shape = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Where:
-    """Base class of the locations at which hooks reach an activation of a module, such as the output of a submodule."""
+    """Base class of the locations at which hooks reach an activation of a module for tracing, such as the output of a
+    submodule."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ class Mid(Where):
 
 @dataclass(frozen=True)
 class Steps(Where):
-    """Base class for intermediate results of a module's forward that one set of hooks intercepts together. Each result
-    is declared under its own name."""
+    """Base class of the locations of several intermediate results of a module's forward, which one set of hooks
+    intercepts together. Each result is declared under its own name."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,8 +65,8 @@ class Steps(Where):
 
 @dataclass(frozen=True)
 class NormScale(Steps):
-    """The location of the number by which a norm with an `eps` divides each vector; `centered`: the norm subtracts the
-    mean of the vector first."""
+    """The location of the number by which a norm divides each vector, such as its root mean square; `centered`: the
+    norm subtracts the mean of the vector first."""
 
     centered: bool
 
@@ -76,9 +77,9 @@ class NormScale(Steps):
 
 @dataclass(frozen=True)
 class ContextVectors(Steps):
-    """The location of the vectors that an attention module passes to its AttentionContext. `rotated` names the vectors
-    passed to `rotate`, in the order of the calls; `cached` maps each cache entry to the name of the vectors written to
-    it."""
+    """The location of the vectors that an attention module passes to its AttentionContext, such as queries, keys and
+    values. `rotated` names the vectors passed to `rotate`, in the order of the calls; `cached` maps each cache entry to
+    the name of the vectors written to it."""
 
     rotated: tuple[str, ...]
     cached: Mapping[str, str]
@@ -101,8 +102,8 @@ class Queries(Steps):
 
 @dataclass(frozen=True)
 class Scores(Steps):
-    """The location of the scores before and after the mask, and of the attention weights, in the submodule `attend` of
-    class `Attend`."""
+    """The location of the attention scores before and after the mask, and of the attention weights, in the submodule
+    `attend` of class `Attend`."""
 
     attend: str = "attend"
 
@@ -113,7 +114,8 @@ class Scores(Steps):
 
 @dataclass(frozen=True)
 class Latents(Steps):
-    """The location of the latents of a LatentAttentionModule, and of the keys and values computed from them."""
+    """The location of the latents of a LatentAttentionModule, from which keys and values are computed, and of these
+    keys and values."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -122,8 +124,8 @@ class Latents(Steps):
 
 @dataclass(frozen=True)
 class ExpertSteps(Steps):
-    """The location of the router's scores and choices in an ExpertsModule, and of the units and outputs of the chosen
-    experts."""
+    """The location of the router's scores and choices in an ExpertsModule, and of the hidden units and outputs of the
+    chosen experts."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -132,7 +134,8 @@ class ExpertSteps(Steps):
 
 @dataclass(frozen=True)
 class Activation:
-    """The declaration of one activation: where hooks reach it, and its shape."""
+    """The declaration of one activation of a module, which can then be traced and edited by name: where hooks reach it,
+    and its shape."""
 
     where: Where
     shape: Shape
@@ -144,7 +147,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class Child:
-    """The declaration of a submodule: its activations appear in the parent under the submodule's name."""
+    """The declaration of a submodule, whose activations are traced and edited under the submodule's name."""
 
     of: str
     leading: tuple[int, ...] = ()  # dimensions of the vectors between T and the last
@@ -157,17 +160,17 @@ Declarations = dict[str, Activation | Child]
 
 
 def declared(module: nn.Module, child: Child) -> Declarations:
-    """Return the declarations of a submodule, with the shapes that its activations have inside its parent: its vectors
-    may have the parent's dimensions in front. Without an `activations` method of its own, `child.default` declares
-    them."""
+    """Return the declared activations of a submodule by name, with the shapes that they have inside its parent: their
+    vectors may have the parent's dimensions in front. Without an `activations` method of its own, `child.default`
+    declares them."""
     method = getattr(type(module), "activations", child.default)
     own = {name: placed(one, child) for name, one in method(module).items()}
     return {name: one for name, one in own.items() if child.rotary or not one.rotary or isinstance(one, Child)}
 
 
 def placed(one: Activation | Child, child: Child) -> Activation | Child:
-    """Return one declaration of a submodule, changed to the shape and layout that the activation has inside its
-    parent."""
+    """Return one declaration of a submodule (`one`), changed to the shape and layout that the activation has inside the
+    submodule's parent."""
     if isinstance(one, Child):
         return replace(one, flat=one.flat or child.flat, rotary=one.rotary and child.rotary)
     where = replace(one.where, flat=True) if child.flat and isinstance(one.where, Output) else one.where
@@ -175,7 +178,7 @@ def placed(one: Activation | Child, child: Child) -> Activation | Child:
 
 
 def output(width: str | int, module: nn.Module) -> Declarations:
-    """Declare the output (B, T, width) of a module under the name ""; declare nothing for the identity."""
+    """Declare the output (B, T, width) of a module as an activation named ""; declare nothing for the identity."""
     return {} if isinstance(module, nn.Identity) else {"": Activation(Output(), ("B", "T", width))}
 
 
@@ -184,15 +187,15 @@ NORM = partial(output, "D")  # of a norm of the residual stream without declarat
 
 def norm(width: int, *, centered: bool) -> Declarations:
     """Declare the activations of a norm over vectors of `width`: its output, and the number by which it divides each
-    vector. `centered`: it subtracts the mean first."""
+    vector. `centered`: the norm subtracts the mean first."""
     scale = Activation(NormScale(centered), ("B", "T", 1), editable=False)
     return {"": Activation(Output(), ("B", "T", width)), "scale": scale}
 
 
 def block(module: nn.Module, mid: tuple[str, str] | None = None) -> Declarations:
     """Declare the activations of a block: its input and output, and those of its submodules `attn`, `mlp` and norms
-    (names that end with `norm`). `mid` holds the fields of `Mid`, or is None for a block without this stream. Also
-    serves blocks that declare nothing themselves."""
+    (names that end with `norm`). `mid` holds the fields of `Mid`, the location of the residual stream between attention
+    and feed-forward, or is None for a block without it. Also serves blocks that declare nothing themselves."""
     stream = "B", "T", "D"
     names: Declarations = {"in": Activation(Input(), stream)}
     for name, _ in module.named_children():
@@ -206,8 +209,9 @@ def block(module: nn.Module, mid: tuple[str, str] | None = None) -> Declarations
 
 
 def attention(n_heads: int, d_value: int) -> Declarations:
-    """Declare scores, weights, and the output of each head for an attention module with `n_heads` heads and values of
-    width `d_value`. The module has a submodule `attend` of class `Attend` and an output projection `out`."""
+    """Declare the activations of an attention module: scores and weights, and the output of each head, for `n_heads`
+    heads and values of width `d_value`. The module has a submodule `attend` of class `Attend` and an output projection
+    `out`."""
     scores, shape = Scores(), ("B", n_heads, "T", "S")
     steps: Declarations = {name: Activation(scores, shape, 1) for name in ("scores", "masked_scores", "weights")}
     return steps | {"heads": Activation(Input("out", heads=n_heads), ("B", "T", n_heads, d_value), 2)}

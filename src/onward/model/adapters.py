@@ -20,7 +20,8 @@ from onward.kernels.linear import linear
 
 
 class Selection:
-    """Which adapters apply in the current calls of a model. All adapted layers of a model share one Selection.
+    """The choice of the LoRA adapters that apply in the current calls of a model. All adapted layers of a model share
+    one Selection.
 
     Either `name` is the adapter of all rows ("": the base alone), or `groups` maps each adapter to its rows (n,) among
     `count` rows; the other rows use the base alone. An adapter may be on top of another, which is then applied before
@@ -39,8 +40,8 @@ class Selection:
 
     @contextmanager
     def use(self, names: str | Sequence[str]) -> Iterator[None]:
-        """Apply one adapter to all rows, or the adapter names[i] to row i, inside the `with` block; "" is no
-        adapter."""
+        """Apply one adapter to all rows, or the adapter names[i] to row i of the batch, inside the `with` block; "" is
+        no adapter."""
         before = self.name, self.count, self.groups
         different = {names} if isinstance(names, str) else set(names)
         if len(different) == 1:
@@ -55,8 +56,8 @@ class Selection:
 
 
 class Adapter(nn.Module):
-    """The trained low-rank change scaling B A of a weight (O, I), or of each weight of a stack (X, O, I), where A is
-    (..., R, I) and B (..., O, R).
+    """A LoRA adapter: the trained low-rank change scaling B A of a weight (O, I), or of each weight of a stack
+    (X, O, I), where A is (..., R, I) and B (..., O, R).
 
     For an embedding (V, D) the inputs are the V tokens: A is (R, V) and B (D, R). With DoRA (Liu et al. 2024) the rows
     of W + scaling B A are scaled to the learned `magnitude` (O,), by a norm that is constant in the backward.
@@ -88,32 +89,34 @@ class Adapter(nn.Module):
         self.register_buffer("start_b", None)
 
     def begin(self, a: Tensor, b: Tensor) -> None:
-        """Begin with A and B whose product is a part of the weight, and is subtracted from it."""
+        """Set the first values of A and B to `a` and `b`, whose product is a part of the weight and is subtracted from
+        it, so that the adapter changes nothing at first."""
         self.a.data.copy_(a)
         self.b.data.copy_(b)
         self.start_a, self.start_b = self.a.detach().clone(), self.b.detach().clone()
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        """Return A (..., R, I) and B (..., O, R) of the change scaling B A, of twice the rank if a part of the weight
-        is subtracted."""
+        """Return A (..., R, I) and B (..., O, R) of the change scaling B A; R is twice the rank if the first values of
+        A and B are subtracted."""
         if self.start_a is None or self.start_b is None:
             return self.a, self.b
         return torch.cat([self.a, self.start_a], -2), torch.cat([self.b, -self.start_b], -1)
 
     def change(self) -> Tensor:
-        """Return the change of the weight, (..., O, I)."""
+        """Return the change that the adapter adds to the weight, (..., O, I)."""
         a, b = self.factors()
         return self.scaling * (b @ a)
 
     def merged(self, weight: Tensor) -> Tensor:
-        """Return `weight` with the change added, computed in at least fp32 and rounded once."""
+        """Return `weight` with the adapter's change added, computed in at least fp32 and rounded once."""
         exact = weight.to(self.a.dtype) + self.change()
         if self.magnitude is not None:
             exact = exact * (self.magnitude / exact.detach().norm(dim=1))[:, None]
         return exact.to(weight.dtype)
 
     def row_norms(self, weight: Tensor) -> Tensor:
-        """Return the norms (O,) of the rows of the changed weight, without gradient; cached until A or B changes."""
+        """Return the norms (O,) of the rows of `weight` with the change added, which DoRA divides by, without gradient;
+        cached until A or B changes."""
         version = [(id(t), t._version) for t in (self.a, self.b)]
         if self.norms is None or self.norms[0] != version or self.training:
             with torch.no_grad():
@@ -142,8 +145,8 @@ class Adapter(nn.Module):
 
 
 class TokenRows(nn.Module):
-    """Trained rows (N, D) of an embedding in place of those of the tokens `ids` (N,), which ascend. A head that shares
-    its weight with the embedding shares the rows too."""
+    """Trained rows (N, D) of an embedding, which replace those of the tokens `ids` (N,), in ascending order. An output
+    head that shares its weight with the embedding shares the rows too."""
 
     ids: Tensor
 
@@ -153,12 +156,12 @@ class TokenRows(nn.Module):
         self.rows = rows
 
     def merged(self, weight: Tensor) -> Tensor:
-        """Return a weight (V, D) with the rows in it."""
+        """Return `weight` (V, D), an embedding, with the trained rows in place of its own."""
         return weight.index_copy(0, self.ids, self.rows.to(weight))
 
     def forward(self, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Return the output of an embedding or a head with the trained rows, given the layer's input x, tokens or
-        hidden states, and its output y without them."""
+        """Return the output of an embedding or an output head with the trained rows, given the layer's input x, token
+        ids or hidden states, and its output y without the trained rows."""
         if not isinstance(layer, nn.Embedding):
             return y.index_copy(-1, self.ids, F.linear(x, self.rows.to(x.dtype)).to(y.dtype))
         indices = torch.searchsorted(self.ids, x.contiguous()).clamp(max=len(self.ids) - 1)
@@ -167,7 +170,7 @@ class TokenRows(nn.Module):
 
 
 class WeightAdapters(nn.ModuleDict):
-    """The adapters of one weight by name, and the model's Selection, which decides which of them applies."""
+    """The LoRA adapters of one weight by name, and the model's Selection, which decides which of them applies."""
 
     def __init__(self, selection: Selection) -> None:
         super().__init__()
@@ -193,7 +196,8 @@ class WeightAdapters(nn.ModuleDict):
         return result.view_as(y)
 
     def applied(self, name: str, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Return the output y of a layer for the input x, changed by the adapter with a name and the one below it."""
+        """Return y, the output of a layer for the input x, changed by the adapter `name` and the one below it, if
+        any."""
         for one in self.selection.chain(name):
             y = self[one](layer, x, y) if one in self else y
         return y
@@ -208,21 +212,22 @@ class WeightAdapters(nn.ModuleDict):
 
 
 def adapted(module: nn.Module, name: str) -> Tensor:
-    """Return the weight `name` of a module, with its adapter merged in if all rows use the same one."""
+    """Return the weight of a module whose attribute is `name`, with its LoRA adapter merged in if all rows use the same
+    one."""
     weight, adapters = getattr(module, name), module._modules.get(f"{name}_lora")
     return adapters.weight(weight) if isinstance(adapters, WeightAdapters) else weight
 
 
 def rows_differ(module: nn.Module) -> bool:
-    """Return whether the rows of the current batch use different adapters for a module's `weight`."""
+    """Return whether the rows of the current batch use different LoRA adapters for a module's `weight`."""
     adapters = module._modules.get("weight_lora")
     return isinstance(adapters, WeightAdapters) and adapters.selection.groups is not None
 
 
 def each_adapter(module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor | None:
-    """Recompute a module's output once per adapter, each for its own rows of x (B, T, D), if rows use different
-    adapters; a forward hook for modules with adapted stacks of experts. Returns None, which keeps y, if all rows use
-    the same."""
+    """Recompute a module's output y once per LoRA adapter, each for its own rows of the input (B, T, D), if rows use
+    different adapters; a forward hook for modules with adapted stacks of experts. Returns None, which keeps y, if all
+    rows use the same adapter."""
     selection = next(child.selection for child in module.children() if isinstance(child, WeightAdapters))
     if selection.groups is None:
         return None

@@ -23,7 +23,7 @@ class Attend(nn.Module):
     """Softmax attention (`backends.attend`), as a module so that forward hooks see queries, keys and values.
 
     `scale` multiplies the scores, `dropout` is the rate for the attention weights in training, `softcap` caps the
-    scores (None: no cap), and `sinks` is the number of learned sink scores: H, or 0 for none.
+    scores (None: no cap), and `sinks` is the number of learned sink scores: one per head, or 0 for none.
     """
 
     def __init__(self, scale: float, dropout: float, softcap: float | None = None, sinks: int = 0) -> None:
@@ -32,9 +32,10 @@ class Attend(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(sinks)) if sinks else None
 
     def forward(self, q: Tensor, k: Keys, v: Keys, context: AttentionContext) -> Tensor:
-        """Attend with queries (B, T, H, E) to keys (B, S, K, E) and values (B, S, K, F); return (B, T, H, F).
+        """Compute attention with queries (B, T, H, E), keys (B, S, K, E) and values (B, S, K, F), under the mask in
+        `context`; return (B, T, H, F).
 
-        Keys and values are tensors, or entries of the cache.
+        Keys and values are tensors, or entries of the KV cache.
         """
         dropout = self.dropout if self.training else 0.0
         return attend(q, k, v, context.mask, scale=self.scale, softcap=self.softcap, sinks=self.sinks, dropout=dropout)

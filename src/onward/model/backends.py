@@ -37,17 +37,17 @@ def attention_scores(q: Tensor, k: Tensor, *, scale: float, softcap: float | Non
 
 
 def masked_scores(scores: Tensor, bias: Tensor | None) -> Tensor:
-    """Add a bias (B or 1, 1 or H, T, S), which is -inf for masked keys, to scores (B, H, T, S); None stands for the
-    causal mask."""
+    """Add `bias` (B or 1, 1 or H, T, S), which is -inf for masked keys, to attention scores (B, H, T, S); None stands
+    for the causal mask."""
     if bias is None:
         bias = scores.new_full(scores.shape[2:], -math.inf).triu(1)
     return scores + bias.type_as(scores)
 
 
 def sink_softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the softmax of scores (B, H, T, S), computed in at least fp32 and rounded once.
+    """Return the attention weights for scores (B, H, T, S): their softmax, computed in at least fp32 and rounded once.
 
-    `sinks` (H,) are one more score per head, whose weight is dropped (GPT-OSS).
+    `sinks` (H,) are one more score per head, whose weight is dropped (GPT-OSS); None: no sinks.
     """
     if sinks is None:
         return scores.softmax(-1)
@@ -87,8 +87,8 @@ def reference(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Compute attention in plain PyTorch: weights (see `attention_weights`), `dropout` of them, weighted sum of the
-    values. Supports every option; the other backends agree with it."""
+    """Compute attention in plain PyTorch: weights (see `attention_weights`), dropout of weights at the rate `dropout`,
+    weighted sum of the values. Supports every option; the faster backends must agree with this one."""
     with torch.autocast(q.device.type, enabled=False):
         k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
         bias = None if mask.causal_only else mask.dense(q.dtype)
@@ -97,13 +97,15 @@ def reference(
 
 
 def sdpa(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, dropout: float = 0.0) -> Tensor:
-    """Compute attention by torch's scaled_dot_product_attention, with the mask as a dense bias, or with `is_causal`."""
+    """Compute attention by PyTorch's `scaled_dot_product_attention` (SDPA), with the mask as a dense bias, or with
+    `is_causal`."""
     k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
     return biased_sdpa(q, k, v, None if mask.causal_only else mask.dense(q.dtype), scale, dropout)
 
 
 def biased_sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float) -> Tensor:
-    """Compute SDPA with a bias (B or 1, 1 or H, T, S) added to the scores, or None for the causal mask.
+    """Compute attention by PyTorch's `scaled_dot_product_attention`, with `bias` (B or 1, 1 or H, T, S) added to the
+    scores, or None for the causal mask.
 
     Few queries with grouped heads are folded, the G heads of a group into the query length: in bf16 on a CPU this is
     five to eight times as fast as `enable_gqa`, and on CUDA it keeps a masked call off the math kernel.
@@ -125,7 +127,8 @@ def biased_sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: flo
 def sdpa_blocks(
     q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, dropout: float = 0.0, block: int = QUERY_BLOCK
 ) -> Tensor:
-    """Compute SDPA in blocks of `block` queries, each over the keys from the first to the last that its queries see.
+    """Compute attention by PyTorch's `scaled_dot_product_attention` in blocks of `block` queries, each over the keys
+    from the first to the last that its queries see.
 
     The (T, S) bias of a long row of packed documents or of a window layer is never made at once. Keys and values must
     be tensors, not entries of a cache.
@@ -148,8 +151,8 @@ def sdpa_blocks(
 def without_gathering(
     q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor | None:
-    """Compute attention by the kernel that reads the entries of a cache in its memory, or vectors at positions 0, 1, 2,
-    ... as such entries; None where this is not possible or not faster."""
+    """Compute attention by the CPU kernel that reads keys and values where they lie in the cache or, without a cache,
+    in their tensors; None if the kernel cannot do this, or is not faster."""
     if isinstance(k, CacheEntry) and isinstance(v, CacheEntry):
         return k.attend(q, v, mask, scale=scale, softcap=softcap, sinks=sinks)
     if isinstance(k, CacheEntry) or isinstance(v, CacheEntry) or not mask.plain or mask.slopes is not None:
@@ -192,8 +195,8 @@ def attend(
 
 
 def reference_is_faster(q: Tensor, k: Keys) -> bool:
-    """Return whether `reference` is faster than SDPA: in bf16 training on a CPU with at most 512 keys, where the
-    backward of the fused kernel is slower than plain matmuls."""
+    """Return whether `reference`, attention in plain PyTorch, is faster than `scaled_dot_product_attention`: in bf16
+    training on a CPU with at most 512 keys, where the backward of the fused kernel is slower than plain matmuls."""
     if q.device.type != "cpu" or q.dtype != torch.bfloat16 or not q.requires_grad:
         return False
     return isinstance(k, Tensor) and k.size(1) <= 512

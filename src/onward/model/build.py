@@ -24,8 +24,9 @@ from onward.model.positions import LearnedPositionModule, SinusoidalPositionModu
 
 
 def build_position(part: Position, config: DecoderConfig, layer: int = 0) -> nn.Module | None:
-    """Build the module from positions (B, T) and a dtype to the vectors (B, T, D) that are added to the embeddings;
-    None for parts that add none. Raises a UserError for a part that adds vectors and has no module."""
+    """Build the module from positions (B, T) and a dtype to the vectors (B, T, D) that are added to the embeddings.
+    `part` is the position part of the config, such as Learned; None for parts that add no vectors. Raises a UserError
+    for a part that adds vectors and has no module."""
     if part.build is not None:
         return part.build(config, layer)
     match part:
@@ -39,8 +40,8 @@ def build_position(part: Position, config: DecoderConfig, layer: int = 0) -> nn.
 
 
 def build_norm(part: Norm, config: DecoderConfig, layer: int = 0, width: int = 0) -> nn.Module:
-    """Build a norm over the last dimension, of size `width`; 0 stands for d_model. Raises a UserError for a part
-    without a module."""
+    """Build the norm that `part` describes, such as RMSNorm, over a last dimension of size `width`; 0 stands for
+    d_model. Raises a UserError for a part without a module."""
     if part.build is not None:
         return part.build(config, layer, width)
     width = width or config.d_model
@@ -55,8 +56,8 @@ def build_norm(part: Norm, config: DecoderConfig, layer: int = 0, width: int = 0
 
 
 def build_attention(part: Attention, config: DecoderConfig, layer: int = 0) -> nn.Module:
-    """Build the attention module of a layer, from x (B, T, D) and an AttentionContext to (B, T, D). Raises a UserError
-    for a part without a module."""
+    """Build the attention module of a layer that `part` describes, such as SelfAttention: from x (B, T, D) and an
+    AttentionContext to (B, T, D). Raises a UserError for a part without a module."""
     if part.build is not None:
         return part.build(config, layer)
     match part:
@@ -68,8 +69,8 @@ def build_attention(part: Attention, config: DecoderConfig, layer: int = 0) -> n
 
 
 def build_mlp(part: FeedForward, config: DecoderConfig, layer: int = 0) -> nn.Module:
-    """Build the feed-forward module of a layer, from x (..., D) to (..., D). Raises a UserError for a part without a
-    module."""
+    """Build the feed-forward module of a layer that `part` describes, such as Gated: from x (..., D) to (..., D).
+    Raises a UserError for a part without a module."""
     if part.build is not None:
         return part.build(config, layer)
     match part:
@@ -97,8 +98,8 @@ def build_router(part: parts.Experts, width: int) -> nn.Module:
 
 
 def build_block(part: Block, config: DecoderConfig, layer: int = 0) -> nn.Module:
-    """Build the block of a layer, a module from x (B, T, D) and an AttentionContext to (B, T, D). Raises a UserError
-    for a part without a module."""
+    """Build the block of a layer that `part` describes, such as PreNorm, with its attention and feed-forward: from x
+    (B, T, D) and an AttentionContext to (B, T, D). Raises a UserError for a part without a module."""
     if part.build is not None:
         return part.build(config, layer)
     match part:
@@ -123,19 +124,20 @@ def build_block(part: Block, config: DecoderConfig, layer: int = 0) -> nn.Module
 
 
 def build_branches(config: DecoderConfig, layer: int) -> tuple[nn.Module, nn.Module, NewNorm]:
-    """Build the arguments of a block's module: attention, feed-forward, and a function that makes norms of the
-    layer."""
+    """Build the arguments of a block's module for a layer: the attention module, the feed-forward module, and a
+    function that makes norms."""
     attn = build_attention(at(config.attention, layer), config, layer)
     return attn, build_mlp(at(config.mlp, layer), config, layer), layer_norms(config, layer)
 
 
 def layer_norms(config: DecoderConfig, layer: int) -> NewNorm:
-    """Return a function that makes norms of a layer; its argument is the width, by default d_model."""
+    """Return a function that makes norms of a layer, as the config describes them; its argument is the width, by
+    default d_model."""
     return partial(build_norm, at(config.norm, layer), config, layer)
 
 
 def no_module(part: Part, arguments: str = "config, layer") -> UserError:
-    """Return the error for a part that has neither a module here nor a `build` method. `arguments` are those of the
-    missing method."""
+    """Return the error for a part of a config that has neither a module in Onward nor a `build` method. `arguments` are
+    those of the missing method, for the message."""
     name = type(part).__name__
     return UserError(f"the part {name} has no module: give the class a method build({arguments}) that returns one")

@@ -24,7 +24,7 @@ SCALE = ".scale"  # suffix of the name of the entry with the scales of a quantiz
 
 @dataclass(frozen=True, eq=False)
 class SlotIndices:
-    """The indices of the cache slots that one call of the model writes and reads, shared by all layers with the same
+    """The indices of the KV cache slots that one call of the model writes and reads, shared by all layers with the same
     window and number of slots."""
 
     write: tuple[Tensor, Tensor]  # the first two indices into the entries for each token, each (B, T)
@@ -34,8 +34,8 @@ class SlotIndices:
 
 @dataclass(frozen=True, eq=False)
 class LayerCache:
-    """The cache of one layer: its entries (tensors such as keys and values) by name, each (rows, S, ...). Position p of
-    a row is in slot p % S.
+    """The KV cache of one layer: its entries (tensors such as keys and values) by name, each (rows, S, ...). Position p
+    of a row is in slot p % S.
 
     While a growing cache has fewer slots than its final number, `wraps` is False: positions from S on, which are
     padding, are all written to the last slot, which no real token reads. `window` is that of the layer, 0 for none.
@@ -48,7 +48,7 @@ class LayerCache:
 
     @property
     def slots(self) -> int:
-        """The number of slots of a row, S."""
+        """The number of slots of a row of this cache, S."""
         return next(iter(self.entries.values())).size(1)
 
     def locate(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,14 +57,15 @@ class LayerCache:
         return torch.arange(positions.size(0), device=positions.device)[:, None], slot
 
     def slot_indices(self, positions: Tensor) -> SlotIndices:
-        """Return the slots that a call with positions (B, T) writes and reads."""
+        """Return the slots that a call of the model with positions (B, T) writes and reads."""
         last = positions[:, -1:]
         if not self.wraps:
             last = last.clamp(max=self.slots - 1)
         return SlotIndices(self.locate(positions), slot_positions(self.slots, last))
 
     def update(self, name: str, vectors: Tensor, indices: SlotIndices) -> CacheEntry:
-        """Write the vectors (B, T, ...) of this call's tokens to the entry `name`; returns the entry."""
+        """Write the vectors (B, T, ...) of this call's tokens to the cache entry `name`, such as keys, at the slots in
+        `indices`; returns the entry."""
         scales = self.entries.get(name + SCALE)
         if scales is not None:
             vectors, scale = quantize(vectors, scales.dtype)
@@ -75,15 +76,15 @@ class LayerCache:
 
 @dataclass(frozen=True, eq=False)
 class CacheEntry:
-    """One named tensor of a layer's cache, such as its keys, as a backend of attention receives it. `read` gathers and
-    dequantizes it."""
+    """One named tensor of a layer's KV cache, such as its keys, as a backend of attention receives it. `read` gathers
+    and dequantizes it."""
 
     cache: LayerCache
     name: str
     indices: SlotIndices
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """Return the vectors (B, S, ...) of all slots that this call reads, in this dtype."""
+        """Return the vectors (B, S, ...) of all slots that this call of the model reads, in this dtype."""
         tensors = [self.cache.entries[n] for n in (self.name, self.name + SCALE) if n in self.cache.entries]
         blocks = self.indices.blocks
         if blocks is not None:  # flat indices: index_select is three times as fast as advanced indexing
@@ -102,11 +103,11 @@ class CacheEntry:
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor | None:
-        """Attend with queries q (B, T, H, E) to these keys and the values v where they lie in the cache, without a
-        copy; returns (B, T, H, F).
+        """Compute attention with queries q (B, T, H, E), this entry as the keys and `v` as the values, where they lie
+        in the cache, without a copy; returns (B, T, H, F).
 
         Returns None if the kernel cannot do this, for example for quantized entries or a biased mask; the caller then
-        attends to the result of `read`.
+        computes attention from the result of `read`.
         """
         keys, values = (entry.cache.entries[entry.name] for entry in (self, v))
         if mask.slopes is not None or not takes_kernel(q, keys, values, mask.key_positions.size(1)):
@@ -133,21 +134,21 @@ Keys = Tensor | CacheEntry  # keys (B, S, K, E) or values (B, S, K, F): a tensor
 
 
 def to_tensor(keys: Keys, dtype: torch.dtype) -> Tensor:
-    """Return keys or values (B, S, ...) as a tensor of this dtype; entries of a cache are gathered and dequantized."""
+    """Return keys or values (B, S, ...) as a tensor; entries of a cache are gathered and dequantized to this dtype."""
     return keys.read(dtype) if isinstance(keys, CacheEntry) else keys
 
 
 def quantize(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantize vectors (..., E) to int8: return codes (..., E) and scales (..., 1) of this dtype. The error of code *
-    scale is at most scale / 2."""
+    """Quantize vectors (..., E) of a cache to int8: return codes (..., E), and scales (..., 1) in `dtype`. The error of
+    code * scale is at most scale / 2."""
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     scale = (vectors.abs().amax(-1, keepdim=True) / 127).to(dtype).clamp(min=torch.finfo(dtype).tiny)
     return (vectors / scale).round().clamp(-127, 127).to(torch.int8), scale
 
 
 def slot_positions(slots: int, last: Tensor) -> Tensor:
-    """Return the position in each slot, (B, S), of rows whose last position is `last` (B, 1); < 0: the slot is
-    empty."""
+    """Return the position in each of a row's `slots` cache slots, (B, S), if the last position of the row is `last`
+    (B, 1); < 0: the slot is empty."""
     return last - (last - torch.arange(slots, device=last.device)) % slots
 
 
@@ -159,7 +160,7 @@ def empty_entries(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
-    """Allocate the cache entries of a layer as zeros, each (*size, ...), where `size` is (rows, slots) or (blocks,
+    """Allocate the KV cache entries of a layer as zeros, each (*size, ...), where `size` is (rows, slots) or (blocks,
     block size). With `quantized` they are int8 codes and have scales (*size, ..., 1)."""
     dtype, entries = dtype or torch.get_default_dtype(), {}
     for name, shape in at(config.attention, layer).entries(config).items():
@@ -171,7 +172,7 @@ def empty_entries(
 
 @dataclass(frozen=True, eq=False)
 class CacheView:
-    """The rows of a cache that one call of the model uses, limited to the slots for positions below `end`.
+    """The rows of a KV cache that one call of the model uses, limited to the slots for positions below `end`.
 
     A view shares the memory of the cache and cannot grow.
     """
@@ -232,14 +233,14 @@ class KVCache:
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
+        """The number of rows of the cache."""
         return self.rope_length.numel()
 
     @checked
     @torch.inference_mode(False)
     def grow(self, capacity: int) -> None:
-        """Allocate slots for positions below `capacity` or more, in multiples of `step`; existing slots keep their
-        entries."""
+        """Allocate slots of the cache for positions below `capacity` or more, in multiples of `step`; existing slots
+        keep their keys and values."""
         for layer, (cache, most) in enumerate(zip(self.layers, self.max_slots)):
             if cache.wraps or cache.slots > capacity:  # one slot more than positions: the last is for padding
                 continue
@@ -252,8 +253,8 @@ class KVCache:
 
     @explained
     def view(self, start: int = 0, end: int | None = None, length: int | None = None) -> CacheView:
-        """Return a view of rows `start` to `end` - 1, by default all, with the slots for positions below `length`,
-        padding included, by default all."""
+        """Return a view of rows `start` to `end` - 1 (None: all from `start` on), with the slots for positions below
+        `length`, padding included (None: all slots)."""
         most = self.length + self.chunk
         last = most if length is None else min(length, most)
         layers = [self.narrow(cache, slice(start, end), last) for cache in self.layers]
@@ -264,5 +265,5 @@ class KVCache:
         return LayerCache({n: t[rows, :slots] for n, t in cache.entries.items()}, cache.window, cache.wraps)
 
     def nbytes(self) -> int:
-        """Return the memory of all entries in bytes."""
+        """Return the memory of all keys and values in bytes."""
         return sum(t.nbytes for layer in self.layers for t in layer.entries.values())

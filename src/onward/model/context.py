@@ -19,7 +19,7 @@ from onward.model.positions import rotation, score_bias
 
 @dataclass(frozen=True, eq=False)
 class AttentionContext:
-    """Everything that one layer's attention needs for one call besides x: positions, mask, rotation and cache."""
+    """The inputs of one layer's attention besides x, for one call of the model: positions, mask, rotation and cache."""
 
     mask: AttentionMask
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines, each (B, T, 1, rope_dim / 2)
@@ -27,12 +27,13 @@ class AttentionContext:
     indices: SlotIndices | None = None  # the slots that this call writes and reads
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Rotate x (B, T, H, E) by the angles of its positions; return x unchanged if positions are not rotary."""
+        """Rotate queries or keys x (B, T, H, E) by the angles of their positions; return x unchanged if positions are
+        not rotary."""
         return x if self.rotation is None else rotate(x, *self.rotation)
 
     def update(self, **new: Tensor) -> tuple[Tensor | CacheEntry, ...]:
-        """Write vectors (B, T, ...) of this call's tokens to the entries of these names in the cache; returns the
-        entries or, without a cache, the vectors."""
+        """Write the vectors (B, T, ...) of this call's tokens to the layer's cache, under the names of the keyword
+        arguments, such as k and v; returns the cache entries or, without a cache, the vectors."""
         if self.cache is None or self.indices is None:
             return tuple(new.values())
         return tuple(self.cache.update(name, vectors, self.indices) for name, vectors in new.items())
@@ -41,9 +42,9 @@ class AttentionContext:
 def attention_contexts(
     config: DecoderConfig, dtype: torch.dtype, positions: Tensor, cache: CacheView | None, *, plain: bool
 ) -> list[AttentionContext]:
-    """Return one AttentionContext per layer, for tokens at positions (B, T). Layers with equal parts share masks and
-    rotations. `plain` says that positions are 0, 1, 2, ... in all rows, without a cache. Rotary angles are computed in
-    at least fp32; results have the dtype `dtype`."""
+    """Return one AttentionContext per layer, for tokens at positions (B, T). Layers with equal attention and position
+    parts of the config share masks and rotations. `plain` says that positions are 0, 1, 2, ... in all rows, without a
+    cache. Rotary angles are computed in at least fp32; vectors are in `dtype`."""
     angle_positions = positions.to(torch.promote_types(dtype, torch.float32))
     rope_length = (cache.rope_length.to(angle_positions) if cache else angle_positions.amax(1) + 1)[:, None, None]
     segments = None if plain or cache else Segments.of(positions)

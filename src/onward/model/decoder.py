@@ -96,12 +96,12 @@ class Decoder(Shown, nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
+        """The device of the model's weights."""
         return self.embed.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the embedding, the residual stream and a cache."""
+        """The dtype of the embedding, of the residual stream, and of a KV cache for this model."""
         return self.embed.weight.dtype
 
     def forward(
@@ -130,7 +130,7 @@ class Decoder(Shown, nn.Module):
 
     def hidden_of_checked(self, tokens: Tensor, positions: Tensor | None, view: CacheView | None) -> Tensor:
         """Compute `hidden` without checking the arguments. Reads no value of a tensor on the host, so that it forces no
-        sync."""
+        sync and can be compiled."""
         x = tokens if tokens.is_floating_point() else self.embed(tokens)
         x = self.embed_norm(self.embed_scale(self.embed_in(x)))
         plain = positions is None
@@ -144,7 +144,8 @@ class Decoder(Shown, nn.Module):
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits (B, T, V) from the hidden states (B, T, D). Raises a UserError for another shape."""
+        """Compute the logits (B, T, V) from hidden states (B, T, D), which `hidden` returns. Raises a UserError for
+        another shape."""
         try:
             return self.logit_softcap(self.logit_scale(self.head(self.embed_out(hidden))))
         except (TypeError, AttributeError, RuntimeError):  # a check before the call would cost time at each step
@@ -156,8 +157,8 @@ class Decoder(Shown, nn.Module):
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode inside the `with` block, and restore its mode afterwards. Costs nothing in
-    evaluation mode."""
+    """Put a model into evaluation mode inside the `with` block, and restore its mode afterwards. Costs nothing if the
+    model is in evaluation mode."""
     training = model.training
     if training:
         model.eval()
@@ -176,8 +177,8 @@ def described(value: object) -> str:
 
 
 def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: CacheView | None) -> None:
-    """Raise a UserError for positions outside the model or the cache, and if `tokens`, the tokens per row, exceed the
-    cache's chunk."""
+    """Raise a UserError if `positions` are outside the model or the cache, or if `tokens`, the number of tokens per
+    row, exceeds the cache's chunk."""
     limit = at(config.position, 0).limit(config)
     if not isinstance(cache, CacheView | None):
         raise UserError(f"cache is {type(cache).__name__}: give a KVCache, a view of one, or None")
@@ -211,7 +212,8 @@ def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: C
 
 
 def check_tokens(tokens: Tensor, config: DecoderConfig) -> None:
-    """Raise a UserError unless tokens are ids (B, T) or vectors (B, T, D); on a CPU, their range is checked."""
+    """Raise a UserError unless `tokens` are token ids (B, T) or vectors (B, T, D); on a CPU, the range of the ids is
+    checked."""
     if not isinstance(tokens, Tensor):
         raise UserError(f"tokens are {described(tokens)}: give a tensor of ids (B, T), or of vectors (B, T, D)")
     is_ids, shape = tokens.dtype in (torch.int64, torch.int32), tuple(tokens.shape)
@@ -228,7 +230,7 @@ def check_tokens(tokens: Tensor, config: DecoderConfig) -> None:
 
 
 def check_ids(least: int, greatest: int, config: DecoderConfig) -> None:
-    """Raise a UserError for token ids outside the vocabulary, given the least and the greatest id."""
+    """Raise a UserError if token ids, from the least to the greatest, are outside the vocabulary."""
     for token in least, greatest:
         if not 0 <= token < config.vocab_size:
             raise UserError(

@@ -28,8 +28,8 @@ from onward.timing import fastest
 
 
 class SoftmaxRoutingModule(nn.Module):
-    """Route tokens (N, D) by a softmax over all experts: returns weights (N, K) and ids (N, K) of each token's experts.
-    Computed in at least fp32."""
+    """The router of a mixture of experts, by a softmax over all experts: it takes tokens (N, D) and returns the weights
+    (N, K) and ids (N, K) of each token's experts. Computed in at least fp32."""
 
     group_top_k = 1  # the score of a group is the sum of its greatest `group_top_k` scores
 
@@ -52,12 +52,13 @@ class SoftmaxRoutingModule(nn.Module):
             return weights * self.part.scale, experts
 
     def selection_scores(self, scores: Tensor) -> Tensor:
-        """Return the scores (N, X) that select experts, given the scores (N, X) that weight their outputs; a subclass
-        adds a bias."""
+        """Return the scores (N, X) by which experts are selected, given the router's scores (N, X), which weight their
+        outputs; equal here, a subclass adds a bias."""
         return scores
 
     def mask_groups(self, scores: Tensor) -> Tensor:
-        """Return the scores (N, X), with -inf for the experts outside each token's best groups of experts."""
+        """Return the selection scores (N, X), with -inf for experts outside each token's best groups of experts
+        (DeepSeek's group-limited routing)."""
         if self.part.n_groups == self.part.top_k_groups:
             return scores
         grouped = scores.unflatten(1, (self.part.n_groups, -1))
@@ -67,8 +68,8 @@ class SoftmaxRoutingModule(nn.Module):
 
 
 class SigmoidRoutingModule(SoftmaxRoutingModule):
-    """Route tokens by sigmoid scores. A bias per expert, not trained by gradient, is added to the scores for the
-    selection only."""
+    """The router of a mixture of experts by sigmoid scores. A bias per expert, not trained by gradient, is added to the
+    scores for the selection only."""
 
     group_top_k = 2
 
@@ -82,8 +83,8 @@ class SigmoidRoutingModule(SoftmaxRoutingModule):
 
 
 class GatedSharedExpertModule(GatedFeedForwardModule):
-    """A feed-forward applied to all tokens, in addition to the routed experts. Its output is multiplied by
-    sigmoid(share(x)), one number per token (Qwen2-MoE)."""
+    """The shared expert of a mixture of experts: a feed-forward applied to all tokens, in addition to the routed
+    experts. Its output is multiplied by sigmoid(share(x)), one number per token (Qwen2-MoE)."""
 
     def __init__(self, width: int, d_ff: int, act: parts.Activation) -> None:
         super().__init__(width, d_ff, act, False, 0.0)
@@ -128,13 +129,14 @@ class ExpertsModule(nn.Module):
         return self.dropout(y.view_as(x))
 
     def combine(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Compute the input of the down projection from the outputs of the gate and up projections, by default
+        """Compute the input of an expert's down projection from the outputs of its gate and up projections, by default
         act(gate) * up."""
         own = self.part.combine
         return self.act(gate) * up if own is None else own(self.act, gate, up)
 
     def mix(self, tokens: Tensor) -> Tensor:
-        """Return the weighted sum (N, D) of the outputs of each token's experts, for tokens (N, D)."""
+        """Return the weighted sum (N, D) of the outputs of each token's experts, without the shared expert, for tokens
+        (N, D)."""
         weights, experts = self.router(tokens)
         order = experts.flatten().argsort(stable=True)  # of the assignments, sorted by expert
         token = order // experts.size(1)  # the token of each assignment
@@ -165,8 +167,8 @@ class ExpertsModule(nn.Module):
         return names
 
     def stack(self, name: str, dtype: torch.dtype) -> Stack:
-        """Return the weights of one projection (`name`: gate, up or down) of all experts and their biases, or None, in
-        this dtype."""
+        """Return the weights (X, O, I) of one projection (`name`: gate, up or down) of all experts and their biases, or
+        None, in this dtype."""
         bias = getattr(self, f"{name}_bias")
         return adapted(self, name).to(dtype), None if bias is None else bias.to(dtype)
 
@@ -176,7 +178,8 @@ Combine = Callable[[Tensor, Tensor], Tensor]
 
 
 def loop(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> Tensor:
-    """Compute the experts' outputs with one matmul per expert and projection.
+    """Compute the experts' outputs with one matmul per expert and projection. `gate`, `up` and `down` are the experts'
+    weights and biases, and `combine` the function between them.
 
     `assignments` (N K, D) are the tokens' vectors, once for each of their experts, sorted by expert; `counts` (X,) is
     the number of vectors of each expert. Returns (N K, D).
@@ -191,7 +194,7 @@ def loop(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stac
 
 def grouped(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> Tensor:
     """Compute the experts' outputs with one grouped matmul over all experts for each of gate, up and down; arguments
-    and result as of `loop`."""
+    and result are those of `loop`."""
 
     def project(x: Tensor, stack: Stack) -> Tensor:
         y = grouped_matmul(x, stack[0], counts.cumsum(0).int())
@@ -201,10 +204,10 @@ def grouped(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: S
 
 
 def grouped_matmul(x: Tensor, stack: Tensor, ends: Tensor) -> Tensor:
-    """Multiply rows ends[e - 1] to ends[e] - 1 of x (N, I) with matrix e of the stack (X, O, I), for every e; return
+    """Multiply the rows of x (N, I) that belong to expert e with matrix e of `stack` (X, O, I), for every e; return
     (N, O).
 
-    `ends` is (X,), int32.
+    Rows ends[e - 1] to ends[e] - 1 belong to expert e; `ends` is (X,), int32.
     """
     out, unit = stack.size(1), 16 // x.element_size()  # the kernel needs strides that are multiples of 16 bytes
     wide, long = -x.size(1) % unit, -out % unit
@@ -218,9 +221,9 @@ FASTEST: dict[tuple[object, ...], str] = {}  # the name of the fastest backend, 
 
 
 def fastest_backend(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> str:
-    """Return the faster of "loop" and "grouped" for these arguments, timed once per process for each shape of the
-    stacks and number of assignments, with the backward where gradients are enabled. The weights are timed in place,
-    without a copy."""
+    """Return the faster of "loop" and "grouped", the two ways to compute the experts' outputs, for these arguments.
+    They are timed once per process for each shape of the stacks and number of assignments, with the backward where
+    gradients are enabled. The weights are timed in place, without a copy."""
     if assignments.dtype not in (torch.float32, torch.bfloat16, torch.float16):  # grouped_mm has no fp64
         return "loop"
     learning = torch.is_grad_enabled()

@@ -16,8 +16,8 @@ from onward.model.mask import AttentionMask, visible
 
 
 def flex(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float) -> Tensor:
-    """Compute attention by FlexAttention, without a (T, S) bias: q (B, T, H, E), k (B, S, K, E), v (B, S, K, F) -> (B,
-    T, H, F)."""
+    """Compute attention by PyTorch's FlexAttention, which makes no (T, S) bias: q (B, T, H, E), k (B, S, K, E), v
+    (B, S, K, F) -> (B, T, H, F)."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     k, v = (to_tensor(t, q.dtype).transpose(1, 2) for t in (k, v))
@@ -45,7 +45,7 @@ def flex(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float) -> T
 
 @cache
 def flex_kernel(device: str) -> Any:
-    """Return the function `flex_attention`, compiled to a fused kernel on CUDA."""
+    """Return PyTorch's function `flex_attention`, compiled to a fused kernel on CUDA."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention

@@ -13,8 +13,8 @@ from onward.errors import UserError
 
 
 def scaled_frequencies(part: Scaling, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
-    """Return the frequencies, (P,) or (B, 1, P), that a scaling puts in place of `plain` (P,), which are theta ** (-p /
-    P) for pair p.
+    """Return the rotary frequencies, (P,) or (B, 1, P), that the scaling `part` (such as YaRN) puts in place of the
+    unscaled `plain` (P,), which are theta ** (-p / P) for pair p.
 
     `rope_length` (B, 1, 1) is the length for which each row is scaled; the result is (P,) where a scaling ignores it.
     Raises a UserError for a scaling of your own without a method `frequencies`.
@@ -40,16 +40,16 @@ def scaled_frequencies(part: Scaling, plain: Tensor, theta: float, rope_length: 
 
 
 def dynamic(part: DynamicScaling, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
-    """Return the frequencies (B, 1, P) for a theta that grows with the row's length (dynamic NTK). Arguments as of
-    `scaled_frequencies`."""
+    """Return the rotary frequencies (B, 1, P) for a theta that grows with the row's length (dynamic NTK). The arguments
+    are those of `scaled_frequencies`."""
     longer = rope_length.clamp(min=part.original) / part.original
     base = theta * (part.factor * longer - (part.factor - 1)) ** (plain.numel() / (plain.numel() - 1))
     return base ** (-plain.new_tensor(range(plain.numel())) / plain.numel())
 
 
 def yarn(part: YaRNScaling, plain: Tensor, theta: float) -> Tensor:
-    """Return the frequencies (P,) of YaRN: slow pairs divided by the factor, fast pairs unchanged, with a ramp between.
-    Arguments as of `scaled_frequencies`."""
+    """Return the rotary frequencies (P,) of YaRN: slow pairs divided by the factor, fast pairs unchanged, with a ramp
+    between. The arguments are those of `scaled_frequencies`."""
     pairs = plain.numel()
 
     def pair(rotations: float) -> float:
@@ -65,8 +65,8 @@ def yarn(part: YaRNScaling, plain: Tensor, theta: float) -> Tensor:
 
 
 def llama3(part: Llama3Scaling, plain: Tensor) -> Tensor:
-    """Return the frequencies (P,) of Llama 3.1: those of long wavelengths divided by the factor, those of short ones
-    unchanged, with a blend between."""
+    """Return the rotary frequencies (P,) of Llama 3.1: those of long wavelengths in `plain` (P,) divided by the factor,
+    those of short ones unchanged, with a blend between."""
     rotations = plain * (part.original / (2 * math.pi))  # in the original context
     share = ((rotations - part.low_frequency) / (part.high_frequency - part.low_frequency)).clamp(0, 1)
     return plain * (share + (1 - share) / part.factor)

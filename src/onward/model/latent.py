@@ -17,7 +17,8 @@ from onward.model.norms import RMSNormModule
 
 
 class LatentAttentionModule(nn.Module):
-    """Multi-head latent attention, x (B, T, D) -> (B, T, D), in two forms with the same result.
+    """Multi-head latent attention (DeepSeek-V2), x (B, T, D) -> (B, T, D): the cache keeps one latent vector per token
+    instead of keys and values. It has two forms with the same result.
 
     `expanded` computes keys and values of all heads from the latents. `absorbed` multiplies the expansion into queries
     and outputs instead, so that the latents themselves serve as keys and values; it takes fewer multiplications where
@@ -54,14 +55,14 @@ class LatentAttentionModule(nn.Module):
         return self.dropout(self.out(form(q, latent, rope_key, context).flatten(-2)))
 
     def expanded(self, q: Tensor, latent: Tensor, rope_key: Tensor, context: AttentionContext) -> Tensor:
-        """Attend with q (B, T, H, P + R) to keys and values computed from latents (B, S, L) and rotary keys (B, S, R);
-        return (B, T, H, F)."""
+        """Compute attention with queries q (B, T, H, P + R) and the keys and values expanded from latents (B, S, L) and
+        rotary keys (B, S, R); return (B, T, H, F)."""
         nope, v = self.kv(latent).unflatten(-1, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_value], -1)
         k = torch.cat([nope, rope_key[:, :, None].expand(-1, -1, self.n_heads, -1)], -1)
         return self.attend(q, k, v, context)
 
     def absorbed(self, q: Tensor, latent: Tensor, rope_key: Tensor, context: AttentionContext) -> Tensor:
-        """Compute the same as `expanded`, from the same arguments, with the latents as keys and values of a single
+        """Compute the result of `expanded` from the same arguments, with the latents as keys and values of a single
         head."""
         to_k, to_v = (
             adapted(self.kv, "weight").unflatten(0, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_value], 1)
@@ -88,8 +89,8 @@ class LatentAttentionModule(nn.Module):
         }
 
     def absorbing_is_cheaper(self, tokens: int, keys: int) -> bool:
-        """Return whether the absorbed form takes fewer multiplications per head, for `tokens` queries over `keys`
-        latents."""
+        """Return whether the form `absorbed` takes fewer multiplications per head than `expanded`, for `tokens` queries
+        over `keys` latents."""
         p = self.part
         projection = p.d_latent * (p.d_nope + p.d_value)  # of a latent to key and value; of query and output, absorbed
         pair = p.d_nope + p.d_rope + p.d_value  # of a query and a key: the score, and the weighted value

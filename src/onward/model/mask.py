@@ -30,7 +30,8 @@ def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """The segments of rows, each (B, T): a segment begins where a position is not the previous one plus one.
+    """The segments of the rows of a batch, each tensor (B, T): a segment begins where a position is not the previous
+    one plus one.
 
     A segment that begins at position 0 is a packed document. One that begins at a position s > 0 is a branch of the
     nearest document before it: it continues the first s tokens of this document, as several completions of one prompt
@@ -43,7 +44,7 @@ class Segments:
 
     @staticmethod
     def of(positions: Tensor) -> Segments:
-        """Return the segments of tokens at positions (B, T)."""
+        """Return the segments of rows of tokens at positions (B, T)."""
         begins = torch.nn.functional.pad(positions[:, 1:] != positions[:, :-1] + 1, (1, 0), value=True)
         ids = begins.cumsum(1) - 1
         indices = torch.arange(positions.size(1), device=positions.device)
@@ -52,14 +53,15 @@ class Segments:
         return Segments(ids, documents, starts)
 
     def visible(self, query: tuple[Any, ...], key: tuple[Any, ...], key_positions: Tensor) -> Tensor:
-        """Return whether tokens at the indices `query` attend to tokens at the indices `key`, at these positions, as
-        far as segments decide."""
+        """Return whether tokens at the indices `query` may attend to tokens at the indices `key`, with positions
+        `key_positions`: both are in the same segment, or the key is in the prefix that the query's branch continues.
+        Windows and causality are not considered."""
         same = self.ids[query] == self.ids[key]
         return same | (self.documents[query] == self.ids[key]) & (key_positions < self.starts[query])
 
 
 class AttentionMask:
-    """The attention mask of one call: which queries attend to which keys, and the bias of their scores.
+    """The attention mask of one call of the model: which queries attend to which keys, and the bias of their scores.
 
     Layers with the same window, position part and number of slots share a mask. A mask holds positions, the window,
     segments and slopes; a backend that needs a dense bias calls `dense`, which keeps the bias for the other layers.
@@ -89,7 +91,7 @@ class AttentionMask:
         self._biases: dict[torch.dtype, Tensor] = {}
 
     def with_slopes(self, slopes: Tensor) -> AttentionMask:
-        """Return this mask with other slopes, such as those of some heads."""
+        """Return this mask with other slopes of the score bias (H,), such as those of some heads."""
         other = copy(self)
         other.slopes, other._biases = slopes, {}
         return other
@@ -104,8 +106,8 @@ class AttentionMask:
         return seen
 
     def score_bias(self, dtype: torch.dtype, queries: slice = ALL, keys: slice = ALL) -> Tensor:
-        """Return the bias added to the scores, (B or 1, H or 1, T, S): the bias of the position part, and -inf where a
-        query does not attend."""
+        """Return the bias added to the scores, (B or 1, H or 1, T, S): the bias of the positions, as in ALiBi, and -inf
+        where a query does not attend to a key. `queries` and `keys` are the slices to compute."""
         seen = self.visible(queries, keys)[:, None]
         if self.slopes is None or self.bias_of is None:
             return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)

@@ -24,7 +24,7 @@ NULL_BLOCK = 0  # the entry of a block table where a row has no block; the null 
 
 @dataclass(frozen=True, eq=False)
 class PagedLayerCache(LayerCache):
-    """The paged cache of one layer: entries (blocks, block size, ...), and the block table (B, P), which lists the
+    """The paged KV cache of one layer: entries (blocks, block size, ...), and the block table (B, P), which lists the
     blocks of each row.
 
     Padding beyond the blocks of a row is written to the last block, which is in no table and thus never read.
@@ -36,8 +36,8 @@ class PagedLayerCache(LayerCache):
         return self.table.gather(1, positions // self.slots), positions % self.slots
 
     def slot_indices(self, positions: Tensor) -> SlotIndices:
-        """Return the slots that a call writes and reads; positions (B, T) are consecutive in each row. Raises a
-        UserError if a row has no block for a position."""
+        """Return the slots that a call of the model writes and reads; positions (B, T) are consecutive in each row.
+        Raises a UserError if a row has no block for a position."""
         block, slot = self.locate(positions)
         size, table = self.slots, self.table
         if positions.device.type == "cpu" and bool((block[:, 0] == NULL_BLOCK).any()):
@@ -55,19 +55,20 @@ class PagedLayerCache(LayerCache):
 
 
 def block_span(positions: int, size: int) -> int:
-    """Return the greatest number of blocks of `size` positions over which a range of `positions` consecutive positions
-    can extend."""
+    """Return the greatest number of blocks of `size` positions that `positions` consecutive positions can lie in."""
     return (positions - 2) // size + 2
 
 
 def max_blocks(window: int, size: int, chunk: int, columns: int) -> int:
-    """Return the most blocks that a row can use at once: all `columns` of the block table or, with a window, the blocks
-    that the first query of a block attends to plus those of a chunk that begins in that block."""
+    """Return the most blocks of `size` positions that a row of a paged cache can use at once: all `columns` of the
+    block table or, with a `window`, the blocks that the first query of a block attends to plus those of `chunk` tokens
+    from there on."""
     return min(columns, -(-(window - 1) // size) - (-(size - 1 + chunk) // size)) if window else columns
 
 
 class PagedKVCache(KVCache):
-    """A KV cache of `blocks` blocks of `block_size` positions each, which are assigned to rows as they grow.
+    """A KV cache of `blocks` blocks of `block_size` positions each, which are assigned to rows as they grow
+    (PagedAttention, Kwon et al. 2023).
 
     Layers with the same window share one block table; window layers have only as many blocks as the rows can use at
     once. A BlockManager must reserve blocks before every call. The positions of a row in one call are consecutive.

@@ -20,7 +20,7 @@ ScoreBias = Callable[[Tensor, Tensor, Tensor], Tensor]  # slope, query position,
 
 
 class LearnedPositionModule(nn.Module):
-    """A table with a trained vector per position: positions (B, T) -> (B, T, D)."""
+    """A table of trained position vectors, which are added to the embeddings: positions (B, T) -> (B, T, D)."""
 
     def __init__(self, length: int, width: int, offset: int) -> None:
         super().__init__()
@@ -33,8 +33,8 @@ class LearnedPositionModule(nn.Module):
 
 
 class SinusoidalPositionModule(nn.Module):
-    """Fixed position vectors, sines at even and cosines at odd indices (Vaswani et al. 2017): positions (B, T) -> (B,
-    T, D)."""
+    """Fixed position vectors, which are added to the embeddings, sines at even and cosines at odd indices (Vaswani et
+    al. 2017): positions (B, T) -> (B, T, D)."""
 
     def __init__(self, width: int, theta: float) -> None:
         super().__init__()
@@ -48,7 +48,8 @@ class SinusoidalPositionModule(nn.Module):
 def angles_at(
     positions: Tensor, theta: float, rope_dim: int, scaling: Scaling | None = None, rope_length: Tensor | None = None
 ) -> Tensor:
-    """Return the angle of each pair at positions (B, T): position * theta ** (-2 i / rope_dim), (B, T, rope_dim / 2).
+    """Return the rotation angle of each pair i of elements at positions (B, T): position * theta ** (-2 i / rope_dim),
+    (B, T, rope_dim / 2).
 
     A `scaling` changes the frequencies, for rows of the lengths `rope_length` (B, 1, 1).
     """
@@ -60,13 +61,13 @@ def angles_at(
 
 
 def rotates(part: Position) -> bool:
-    """Return whether a position part rotates queries and keys, as Rotary does."""
+    """Return whether a position part of a config rotates queries and keys, as Rotary does."""
     return part.rotation is not None or isinstance(part, Rotary)
 
 
 def rotation(part: Position, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Compute the rotation of heads of size `width`: cosines and sines, each (B, T, 1, rope_dim / 2); None if the part
-    rotates nothing.
+    """Compute the rotary rotation of heads of size `width`: cosines and sines, each (B, T, 1, rope_dim / 2); None if
+    `part`, the position part of the config, rotates nothing.
 
     `positions` (B, T) and `rope_length` (B, 1, 1), the length for which each row's frequencies are scaled, have the
     dtype to compute in, at least fp32.
@@ -77,15 +78,17 @@ def rotation(part: Position, width: int, positions: Tensor, rope_length: Tensor)
 
 
 def rotary(part: Rotary, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the cosines and sines of `rotation` for the part Rotary; arguments as there."""
+    """Compute the cosines and sines of rotary positions, (B, T, 1, rope_dim / 2) each; the arguments are those of
+    `rotation`."""
     angles = angles_at(positions, part.theta, part.rope_dim(width), part.scaling, rope_length)[:, :, None]
     magnitude = part.scaling.magnitude if part.scaling else 1.0
     return angles.cos() * magnitude, angles.sin() * magnitude
 
 
 def score_bias(part: Position, config: DecoderConfig, device: torch.device) -> tuple[Tensor, ScoreBias] | None:
-    """Return the slope of each head, (H,), and the function that computes the bias of a score from a slope and two
-    positions; None if the position part adds no bias. Raises a UserError for a part with slopes and no `score_bias`."""
+    """Return the slope of each head, (H,), and the function that computes the bias of an attention score from a slope
+    and two positions; None if `part`, the position part of the config, adds no bias. Raises a UserError for a part with
+    slopes and no `score_bias`."""
     if part.slopes is not None:
         slopes = part.slopes(config, device)
     else:
