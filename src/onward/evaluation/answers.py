@@ -21,7 +21,8 @@ class GeneratedAnswer(NamedTuple):
 
 
 def kept_answer(value: Any) -> GeneratedAnswer | None:
-    """Return an answer as `Kept` has it; None if there is none."""
+    """Convert `value`, the JSON of an answer that an earlier evaluation stored (see `Kept`), to an answer; None if
+    there is none."""
     match value:
         case [str(), [*tokens]] if all(isinstance(token, int) for token in tokens):
             return GeneratedAnswer(*value)
@@ -36,10 +37,12 @@ def write_answers(
     progress: Callable[[int], None] = lambda done: None,
     kept: Kept | None = None,
 ) -> list[list[GeneratedAnswer]]:
-    """Return `options.n` answers to each prompt of token ids. Answer i of all has the seed options.seed + i.
+    """Generate `options.n` answers to each prompt of token ids. The i-th answer, counted over all prompts, has the seed
+    options.seed + i.
 
-    Answers in `kept` are not written again, and new ones are added to it one by one. `progress` is called with the
-    number of answers that are done. Raises the error of the first answer that fails, once the others are done.
+    Answers in `kept`, the stored results of earlier evaluations, are not generated again, and new ones are added one by
+    one. `progress` is called with the number of answers that are done. Raises the error of the first answer that fails,
+    once the others are done.
     """
     kept = kept or Kept()
     seeds = [None if options.seed is None else options.seed + i for i in range(len(prompts) * options.n)]

@@ -23,7 +23,8 @@ Report = Callable[[int, int], None]  # called with the number of parts that are 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The result of a model on a task: its score, the share of right answers, with the standard error."""
+    """The result of a model on a task of an evaluation: its score, such as the share of right answers, with the
+    standard error."""
 
     task: str
     score: float  # mean grade of the questions, such as the share of correct answers; or BLEU or chrF of all answers
@@ -35,13 +36,14 @@ class TaskResult:
 
     @property
     def questions(self) -> int:
-        """The number of questions."""
+        """The number of questions that were asked."""
         return len(self.right)
 
 
 @dataclass(frozen=True)
 class Asking:
-    """How the questions of a task are asked."""
+    """How the questions of a task become prompts: the solved examples before each, the separator, and the chat
+    template."""
 
     tokenizer: Tokenizer
     shots: Sequence[Question]  # solved examples before each question
@@ -49,26 +51,27 @@ class Asking:
     chat: ChatPrompts | None  # prompts in the chat template; None: plain text
 
     def text(self, question: Question) -> str:
-        """Return the text after which the answer to a question follows."""
+        """Return the prompt of a question as text: the solved examples and the question."""
         if self.chat:
             solved = [text for shot in self.shots for text in (shot.context, shot.solution.strip())]
             return self.chat.text([*solved, question.context])
         return "".join(shot.solved + self.separator for shot in self.shots) + question.context
 
     def pairs(self, question: Question) -> list[Pair]:
-        """Return a question with each of its choices, as tokens."""
+        """Return, for each choice of a question, the prompt and the choice as token ids."""
         text, choices = self.text(question), question.choices
         if self.chat:
             return [pair_of(self.tokenizer, text, choice.lstrip(), self.chat.encode) for choice in choices]
         return [pair_of(self.tokenizer, text, choice) for choice in choices]
 
     def tokens(self, question: Question) -> list[int]:
-        """Return the tokens after which the answer to a question is written."""
+        """Return the prompt of a question as token ids, to which the model writes an answer."""
         return (self.chat or self.tokenizer).encode(self.text(question))
 
     def check(self, question: Question, size: Callable[[Asking], int], length: int) -> None:
-        """Raise a UserError if a question does not fit into `length` tokens together with the examples. `size` returns
-        its tokens if it is asked in a given way."""
+        """Raise a UserError if the prompt of a question with its solved examples does not fit into `length` tokens; the
+        message says how many examples fit. `size` returns the number of tokens of the prompt for an Asking, such as
+        this one with fewer examples."""
         if not self.shots or size(self) <= length:
             return
         fitting = [k for k in range(len(self.shots)) if size(replace(self, shots=self.shots[:k])) <= length]
@@ -91,10 +94,10 @@ def run_task(
     kept: Kept | None = None,
     progress: Progress = silent,
 ) -> TaskResult:
-    """Ask up to `limit` questions of a task, each after the same `examples` solved ones; with `chat` as a conversation,
-    by the chat template. `engine` makes the engine that writes the answers to questions without choices. Results in
-    `kept` are used, and new ones added to it. Raises a UserError if a task has too few questions, or if the examples do
-    not fit into the context."""
+    """Evaluate a model on up to `limit` questions of a task, each after the same `examples` solved ones; with `chat` as
+    a conversation, by the chat template. `engine` makes the engine that writes the answers to questions without
+    choices. Results in `kept`, stored by earlier evaluations, are used, and new ones added. Raises a UserError if a
+    task has too few questions, or if the examples do not fit into the context."""
     kept = kept or Kept()
     report = lambda done, total: progress(task.label, done, total)
     if isinstance(task, ScoredTask):
@@ -122,8 +125,8 @@ def run_task(
 def chosen(
     questions: Sequence[Question], asking: Asking, model: Decoder, kept: Kept, report: Report
 ) -> tuple[list[float], float]:
-    """Return for each question 1 if its likeliest choice is right, else 0, and the share that is right if
-    log-probabilities are divided by the bytes of the choice."""
+    """Score the choices of each question: return a list with 1 if its likeliest choice is right, else 0, and the share
+    of questions that are right if log-probabilities are divided by the bytes of the choice."""
     by_question = [asking.pairs(one) for one in questions]
     longest = max(range(len(questions)), key=lambda i: most_tokens(by_question[i]))
     asking.check(
@@ -141,7 +144,8 @@ def chosen(
 
 
 def most_tokens(pairs: Sequence[Pair]) -> int:
-    """Return the tokens of the longest pair that the model reads: all but the last."""
+    """Return the number of tokens that the model reads of the longest pair (context and continuation): all but the
+    last."""
     return max(len(pair.context) + len(pair.continuation) - 1 for pair in pairs)
 
 
@@ -154,8 +158,8 @@ def answers_of(
     kept: Kept,
     report: Report,
 ) -> list[list[str]]:
-    """Return the answers that the model writes to each question. A prompt without examples that leaves no room for an
-    answer loses its first tokens."""
+    """Return the answers that the model writes to each question, a list for each. A prompt that leaves no room for an
+    answer even without examples loses its first tokens."""
     options, length = task.writing(), model.config.context_length
     most = min(options.max_new_tokens or length, length - 1)
     prompts = [asking.tokens(one) for one in questions]

@@ -32,7 +32,7 @@ LOGITS = 512  # positions whose logits are computed at a time
 
 @dataclass(frozen=True)
 class Pair:
-    """A context and its continuation, as token ids. The continuation has at least one."""
+    """A context and its continuation, as token ids. The continuation has at least one token."""
 
     context: tuple[int, ...]
     continuation: tuple[int, ...]
@@ -51,7 +51,7 @@ def pair_of(
     tokenizer: Tokenizer, context: str, continuation: str, encode: Callable[[str], list[int]] | None = None
 ) -> Pair:
     """Encode a context and its continuation as lm-evaluation-harness does: spaces at the end of the context belong to
-    the continuation, both are encoded as one text, and the tokens after as many as the context alone has are the
+    the continuation, both are encoded as one text, and the tokens beyond the number that the context alone has are the
     continuation. An empty context is the token that begins texts, or else the one that ends them. `encode` is by
     default that of the tokenizer. Raises a UserError if the tokenizer has neither, or if context and continuation are
     one token."""
@@ -81,8 +81,9 @@ def score_continuations(
     """Compute the log-probability of each continuation after its context.
 
     Texts longer than the model's context lose their first tokens. `progress` is called with the number of pairs that
-    are done. Scores in `kept` are not computed again, and new ones are added to it, batch by batch. Raises a UserError
-    for a continuation longer than the context, and for token ids outside the vocabulary.
+    are done. Scores in `kept`, stored by earlier evaluations, are not computed again, and new ones are added to it,
+    batch by batch. Raises a UserError for a continuation longer than the context, and for token ids outside the
+    vocabulary.
     """
     length = model.config.context_length
     inputs: list[tuple[int, ...]] = []  # all tokens of each pair except the last
@@ -113,12 +114,13 @@ def score_continuations(
 
 
 def request(pair: Pair) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """Return a pair as a request of `Kept`."""
+    """Return the key under which `Kept` stores the score of a pair: ("score", context, continuation)."""
     return "score", pair.context, pair.continuation
 
 
 def kept_score(value: Any) -> Scored | None:
-    """Return a score as `Kept` has it; None if there is none."""
+    """Convert `value`, the JSON of a score that an earlier evaluation stored (see `Kept`), to a Scored; None if there
+    is none."""
     match value:
         case [float(), bool()]:
             return Scored(*value)
@@ -126,8 +128,8 @@ def kept_score(value: Any) -> Scored | None:
 
 
 def batches(shared: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:
-    """Yield the indices of pairs that are computed together, from the tokens that each may share with others: those
-    with the same tokens, then those with the same beginning, then those of near lengths."""
+    """Yield lists of indices of pairs that are computed together, given the context of each pair: first contexts with a
+    common prefix, then contexts of similar lengths."""
     beginnings: dict[tuple[int, ...], list[int]] = {}
     for i, tokens in enumerate(shared):
         beginnings.setdefault(tokens[:SAME], []).append(i)
@@ -142,10 +144,11 @@ def batches(shared: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:
 
 
 def read(model: Decoder, inputs: Sequence[tuple[int, ...]], counts: Sequence[int]) -> Tensor:
-    """Return the hidden states of the last counts[i] tokens of each input, one after the other (sum of counts, D).
+    """Compute the hidden states of the last counts[i] tokens of each input, concatenated over inputs: (sum of counts,
+    D).
 
-    What all inputs begin with is read into one row; the rest of each different context into a row each; and the last
-    tokens of each input. `inputs` are ordered by the lengths of their contexts.
+    The common prefix of all inputs is read once, then the rest of each different context, then the last tokens of each
+    input. `inputs` must be ordered by the lengths of their contexts, which are the inputs without these last tokens.
     """
     contexts = [tokens[: len(tokens) - count] for tokens, count in zip(inputs, counts)]
     lengths = [len(tokens) if scales_by_length(model) else 0 for tokens in inputs]
@@ -174,14 +177,15 @@ def read(model: Decoder, inputs: Sequence[tuple[int, ...]], counts: Sequence[int
 
 
 def scales_by_length(model: Decoder) -> bool:
-    """Return whether rotations depend on the length of the whole text, so that texts of other lengths share nothing."""
+    """Return whether the model's rotations of queries and keys depend on the length of the whole text, so that the keys
+    of a common prefix cannot be shared by texts of different lengths."""
     parts = (at(model.config.position, layer) for layer in range(model.config.n_layers))
     return any(not isinstance(getattr(part, "scaling", None), FIXED | None) for part in parts)
 
 
 def prefill(model: Decoder, cache: KVCache, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> None:
-    """Write a piece of tokens per row to the first rows of a cache, at positions from `starts` on, the shortest pieces
-    first; a chunk at a time, without the rows that are done."""
+    """Write `pieces`, the tokens of each row, to the first rows of a cache, at positions from starts[i] on. The pieces
+    are sorted by length, shortest first; they are read in chunks, without the rows that are done."""
     for begin in range(0, max(map(len, pieces)), cache.chunk):
         first = next(row for row, piece in enumerate(pieces) if len(piece) > begin)
         parts = [piece[begin : begin + cache.chunk] for piece in pieces[first:]]
@@ -191,8 +195,8 @@ def prefill(model: Decoder, cache: KVCache, pieces: Sequence[Sequence[int]], sta
 def forward(
     model: Decoder, cache: KVCache, pieces: Sequence[Sequence[int]], starts: Sequence[int], first: int = 0
 ) -> Tensor:
-    """Run the model on a piece of tokens per row, in the rows from `first` on, at positions from `starts` on; returns
-    the hidden states (R, T, D). Shorter pieces are padded at the end."""
+    """Run the model on `pieces`, the tokens of each of R cache rows, in the rows from `first` on, at positions from
+    starts[i] on; return the hidden states (R, T, D). Shorter pieces are padded at the end."""
     width = max(map(len, pieces))
     tokens = torch.tensor([[*piece, *[0] * (width - len(piece))] for piece in pieces], device=model.device)
     positions = torch.tensor(starts, device=model.device)[:, None] + torch.arange(width, device=model.device)
@@ -200,8 +204,8 @@ def forward(
 
 
 def copy_rows(cache: KVCache, sources: Sequence[int], length: int) -> None:
-    """Copy the slots for positions below `length` of row sources[i] of a cache to row i, for all i at once. Positions
-    that were padding are hidden by those that follow them."""
+    """Copy the slots for positions below `length` of row sources[i] of a cache to row i, for all i at once. Slots of
+    padding are copied too: the causal mask hides them until later tokens overwrite them."""
     if list(sources) == list(range(len(sources))):
         return
     for layer in cache.layers:
@@ -211,8 +215,8 @@ def copy_rows(cache: KVCache, sources: Sequence[int], length: int) -> None:
 
 
 def scores(model: Decoder, hidden: Tensor, continuations: Sequence[Sequence[int]]) -> list[Scored]:
-    """Return the scores of continuations, from the hidden states of the tokens before each of their tokens (all of them
-    one after the other, D)."""
+    """Compute the scores of continuations from `hidden`, the hidden states before each of their tokens, concatenated
+    over continuations: (number of tokens, D)."""
     targets = torch.tensor([token for one in continuations for token in one], device=model.device)
     values, greedy = [], []
     for start in range(0, len(targets), LOGITS):

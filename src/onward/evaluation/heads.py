@@ -41,13 +41,14 @@ class PairEvaluation:
 
 
 def judges(model: Decoder) -> bool:
-    """Return whether a model is a classifier or a reward model. A language model with a value head is neither."""
+    """Return whether a model is a classifier or a reward model, so that `onward evaluate` measures its head. A language
+    model with a value head is neither."""
     return head_labels(model) not in ((), VALUE)
 
 
 def examples_of(model: Decoder, tokenizer: Tokenizer, records: Iterable[Record]) -> Examples:
-    """Make examples of records: texts and labels for a classifier, pairs of answers for a reward model. Raises a
-    UserError for a record without them, with an unknown label, or longer than the context."""
+    """Make examples of records for the evaluation of a head: texts and labels for a classifier, pairs of answers for a
+    reward model. Raises a UserError for a record without them, with an unknown label, or longer than the context."""
     encoder, labels = Encoder(tokenizer), head_labels(model)
     encoder.labels = labels
     form = classified if len(labels) > 1 else preferred

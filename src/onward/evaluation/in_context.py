@@ -20,7 +20,7 @@ from onward.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Shots:
-    """A question and examples for it, which are put in front of it."""
+    """A question and the solved examples that are put in front of it in a prompt."""
 
     question: str
     examples: tuple[str, ...]  # solved questions; the last one comes directly before the question
@@ -34,7 +34,7 @@ class Shots:
         return (0, *(count for count in powers if count < total), *([total] if total else []))
 
     def text(self, count: int) -> str:
-        """Return the prompt with the `count` nearest examples."""
+        """Return the prompt with the `count` examples nearest to the question, the last ones."""
         return self.separator.join([*self.examples[len(self.examples) - count :], self.question])
 
 
@@ -48,7 +48,7 @@ class Alternatives:
 
 
 def shots_of(prompt: str, examples: Sequence[str] = (), separator: str = "") -> Shots:
-    """Return the question at the end of a prompt, with the prompt's own examples and, before them, `examples`.
+    """Split a prompt into the question at its end and its own examples; `examples` are put before these.
 
     A prompt such as `great → good; hot → warm; huge →` has two examples. By default its parts are separated by line
     breaks or, without any, by semicolons. Raises a UserError if the prompt has no text after its last separator.
@@ -70,11 +70,12 @@ def alternatives(
     max_new_tokens: int = 1,
     top: int = 8,
 ) -> Alternatives:
-    """Return the `top` likeliest answers to a question, by their highest probability with any number of examples.
+    """Return the `top` likeliest answers to a question, ranked by their highest probability over the numbers of
+    examples.
 
-    By default an answer is the next token. With `max_new_tokens` above 1 it is a text of up to as many tokens, which
-    beam search finds, and which ends before the separator. With `candidates` these texts are the answers. Raises a
-    UserError if the examples do not fit into the context, and says how many do.
+    By default an answer is the next token. With `max_new_tokens` above 1 it is a text of at most that many tokens,
+    which beam search finds, and which ends before the separator. With `candidates` these texts are the answers. Raises
+    a UserError if the examples do not fit into the context, and says how many do.
     """
     counts = shots.counts
     prompts = [tokenizer.begin(tokenizer.encode(shots.text(count))) for count in counts]
@@ -106,8 +107,8 @@ def alternatives(
 def next_tokens(
     model: Decoder, tokenizer: Tokenizer, counts: tuple[int, ...], prompts: Sequence[Sequence[int]], top: int
 ) -> Alternatives:
-    """Return the `top` likeliest next tokens after the prompts, by their text, as the answers; `counts` are the numbers
-    of examples in the prompts."""
+    """Return the `top` likeliest next tokens after the prompts, as readable text, with their probabilities; `counts`
+    are the numbers of examples in the prompts."""
     columns = []
     with without_dropout(model):
         for tokens in prompts:
@@ -122,7 +123,8 @@ def next_tokens(
 def beam_answers(
     model: Decoder, tokenizer: Tokenizer, prompts: Sequence[list[int]], separator: str, max_new_tokens: int, top: int
 ) -> list[str]:
-    """Return the answers that beam search finds after any of the prompts, each up to the separator."""
+    """Return the texts of the `top` likeliest answers that beam search finds after each of the prompts, cut at the
+    separator, without repetitions."""
     ends = [token for token in tokenizer.end_ids if token < model.config.vocab_size]
     mark = separator.strip() or separator
     answers: dict[str, None] = {}
@@ -136,7 +138,8 @@ def beam_answers(
 
 
 def pair_after(prompt: Sequence[int], full: Sequence[int]) -> Pair:
-    """Return the tokens of a prompt with its answer as a pair. A token across the boundary counts to the answer."""
+    """Split the tokens `full` of a prompt with its answer into context and continuation, at the length of `prompt`. A
+    token across the boundary belongs to the answer."""
     count = min(len(prompt), len(full) - 1)
     return Pair(tuple(full[:count]), tuple(full[count:]))
 

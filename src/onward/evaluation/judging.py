@@ -35,13 +35,14 @@ class JudgeServer:
     concurrency: int  # concurrent requests
 
     def grades(self, texts: Sequence[str], graded: Callable[[int, float], None] = lambda i, grade: None) -> list[float]:
-        """Return a tenth of the grade from 0 to 10 in the reply to each text. `graded` is called with the index of a
-        text and its grade, as soon as that is known. Raises a UserError for a server that refuses, or fails ATTEMPTS
-        times."""
+        """Ask the judge for a grade from 0 to 10 of each text, and return the grades divided by 10. `graded` is called
+        with the index of a text and its grade as soon as it is known. Raises a UserError for a server that refuses, or
+        fails ATTEMPTS times."""
         return self.verdicts(texts, grade_in, f"a number from 0 to {MOST}", graded)
 
     def preferences(self, texts: Sequence[str]) -> list[float]:
-        """Return 1 for each text whose reply names A, 0 for B. Raises a UserError as `grades` does."""
+        """Ask the judge to choose A or B for each text; return 1 where the reply names A, 0 for B. Raises a UserError
+        as `grades` does."""
         return self.verdicts(texts, preference_in, "either A or B alone")
 
     def verdicts(
@@ -51,7 +52,9 @@ class JudgeServer:
         wanted: str,
         judged: Callable[[int, float], None] = lambda i, verdict: None,
     ) -> list[float]:
-        """Return what `read` finds in the replies to texts, after the judge's thoughts; `wanted` names it."""
+        """Send each text to the judge, several at a time, and return the numbers that `read` finds in the replies
+        (without a reasoning model's thoughts). `wanted` describes the number in errors; `judged` is called with the
+        index and number of each text."""
 
         def ask(i: int) -> float:
             verdict = self.verdict(texts[i], read, wanted)
@@ -67,7 +70,8 @@ class JudgeServer:
                 raise
 
     def verdict(self, text: str, read: Callable[[str], float | None], wanted: str) -> float:
-        """Return what `read` finds in the reply to a text. Raises a UserError after ATTEMPTS failures."""
+        """Send a text to the judge, and return the number that `read` finds in the reply; `wanted` describes it in
+        errors. Raises a UserError after ATTEMPTS failures."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 reply = chat(self.url, self.model, text, self.key_env, self.seconds)
@@ -82,8 +86,9 @@ class JudgeServer:
 
 
 def check_judge(name: str, url: str, prompt: str, key_env: str, *needed: str) -> None:
-    """Raise a UserError, which names the option `name`.url, for an address, a prompt without one of the variables
-    `needed`, or the name of an environment variable that cannot be used."""
+    """Raise a UserError for options of a judge that cannot be used: an address `url` without http, a prompt without one
+    of the fields `needed`, such as {answer}, or a malformed name `key_env` of an environment variable. `name` is the
+    prefix of these options in messages."""
     if not re.match(r"https?://[^/]", url):
         raise UserError(f"{name}.url is {shown(url)}: give an address such as http://localhost:8000/v1")
     if lacking := next((one for one in needed if f"{{{one}}}" not in prompt), None):
@@ -93,12 +98,12 @@ def check_judge(name: str, url: str, prompt: str, key_env: str, *needed: str) ->
 
 
 def filled(prompt: str, values: Mapping[str, Any]) -> str:
-    """Return a prompt in which each {NAME} is replaced by the value of this name; unknown names stay."""
+    """Return a prompt in which each {NAME} is replaced by the value of this name in `values`; unknown names stay."""
     return re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), prompt)
 
 
 def grade_in(reply: str) -> float | None:
-    """Return a tenth of the first number from 0 to 10 in a reply; None if it has none."""
+    """Return the first number from 0 to 10 in a reply, divided by 10; None if there is none."""
     numbers = map(float, NUMBER.findall(reply))
     return next((number / MOST for number in numbers if number <= MOST), None)
 

@@ -22,15 +22,16 @@ PACKAGES = "onward", "torch", "tokenizers"  # that compute results
 
 
 class NotKept(UserWarning):
-    """Warns that answers cannot be kept."""
+    """Warning that the results of an evaluation cannot be stored on disk."""
 
 
 class Kept:
-    """Results by the hash of their request, in memory and, with a `file`, on disk.
+    """A store of the results of an evaluation, by the hash of their request, in memory and, with a `file`, on disk: a
+    repeated evaluation reuses them.
 
     A request is all that its result depends on besides the model: tokens, or a text, and options. A line of the file is
-    a JSON list of hash and result; lines that are no such list, as the last one of a process that was killed, are
-    skipped. Several processes may append to one file.
+    a JSON list of hash and result; other lines, such as the last one of a process that was killed, are skipped. Several
+    processes may append to one file.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -49,13 +50,14 @@ class Kept:
                 self.give_up(error)
 
     def get(self, kind: str, *request: Any) -> Any:
-        """Return the result of a request; None if it has none."""
+        """Return the stored result of a request, such as ("score", context, continuation); None if there is none.
+        `kind` is its first element."""
         key = key_of(kind, request)
         self.reused += key in self.before
         return self.results.get(key)
 
     def add(self, results: list[tuple[tuple[Any, ...], Any]]) -> None:
-        """Keep results, each with its request: (kind, *request)."""
+        """Store results, given as pairs (request, result), where a request is (kind, ...) as for `get`."""
         new = [(key_of(request[0], request[1:]), result) for request, result in results]
         self.results.update(new)
         data = "".join(json.dumps(line) + "\n" for line in new).encode()
@@ -67,26 +69,26 @@ class Kept:
                 self.give_up(error)
 
     def give_up(self, error: OSError) -> None:
-        """Keep no more on disk."""
+        """Stop storing results on disk after an error, with a NotKept warning; they are kept in memory."""
         self.close()
         warnings.warn(NotKept(f"answers are not kept in {self.file} ({error.strerror})"), stacklevel=3)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file of the store, if it is open."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 def key_of(kind: str, request: tuple[Any, ...]) -> str:
-    """Return the hash of a request."""
+    """Return the hash of a request, under which `Kept` stores its result."""
     return hashlib.sha256(repr((kind, *request)).encode(errors="replace")).hexdigest()[:32]
 
 
 def kept_for(model: Decoder, tokenizer: Tokenizer, folder: Path) -> Kept:
-    """Open the file of a model in a folder. Its name is a hash of all that results depend on besides their requests:
-    weights, configuration, tokenizer, kind of device, and the versions of Onward and PyTorch. A model with hooks or
-    edits keeps its results in memory alone."""
+    """Open the store of results of a model in a folder. The name of its file is a hash of all that results depend on
+    besides their requests: weights, configuration, tokenizer, kind of device, and versions of Onward and PyTorch. A
+    model with hooks or edits gets a store in memory alone."""
     weights = fingerprint(model)
     if weights is None:
         return Kept()
@@ -95,7 +97,7 @@ def kept_for(model: Decoder, tokenizer: Tokenizer, folder: Path) -> Kept:
 
 
 def versions() -> list[str]:
-    """Return the versions of PACKAGES, "" for a package that is not installed."""
+    """Return the versions of the packages that compute results (PACKAGES), "" for a package that is not installed."""
     installed = []
     for package in PACKAGES:
         try:
@@ -106,7 +108,8 @@ def versions() -> list[str]:
 
 
 def lines(file: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the hashes and results in a file."""
+    """Yield (hash of the request, result) for each valid line of a file of stored results; nothing if the file cannot
+    be read."""
     try:
         with open(file, "rb") as stream:
             data = stream.read(2 * LARGEST)
@@ -122,7 +125,8 @@ def lines(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def shrink(file: Path) -> None:
-    """Delete the files used longest ago of a folder beyond FOLDER bytes, but not `file`."""
+    """Delete the least recently used files of results in the folder of `file`, until those other than `file` take at
+    most FOLDER bytes."""
     others = sorted((one for one in file.parent.glob(f"*{ENDING}") if one != file), key=lambda one: one.stat().st_mtime)
     size = sum(one.stat().st_size for one in others)
     while size > FOLDER:

@@ -19,8 +19,8 @@ BINS = 10  # of confidence, from 0 to 1
 
 @torch.inference_mode()
 def outputs(model: Decoder, sequences: Sequence[Sequence[int]]) -> Tensor:
-    """Compute the outputs (S, N) of the head after the last token of each sequence of token ids, in at least fp32.
-    Raises a UserError if the model has no head."""
+    """Compute the outputs (S, N) of a model's head, such as its rewards or class scores, after the last token of each
+    sequence of token ids, in at least fp32. Raises a UserError if the model has no head."""
     head, rows = head_of(model), []
     with without_dropout(model):
         for start in range(0, len(sequences), ROWS):
@@ -32,15 +32,15 @@ def outputs(model: Decoder, sequences: Sequence[Sequence[int]]) -> Tensor:
 
 
 def calibration_bins(confidence: Tensor, right: Tensor) -> dict[str, Tensor]:
-    """Compute, for each bin of confidence, the sum over answers of confidence minus correctness, from the confidence
-    and whether the answer is right (1 or 0), both (M,). The sums are named bin/NUMBER."""
+    """Compute, for each of 10 bins of confidence, the sum over answers of confidence minus correctness; `confidence`
+    and `right` (1 or 0) are both (M,). Returns {"bin/NUMBER": sum}, which `calibration_error` turns into one figure."""
     index = (confidence * BINS).long().clamp(max=BINS - 1)
     sums = confidence.new_zeros(BINS).index_add(0, index, confidence - right)
     return {f"bin/{i}": value for i, value in enumerate(sums.unbind())}
 
 
 def calibration_error(figures: dict[str, float]) -> dict[str, float]:
-    """Replace the bins of `calibration_bins`, given as means, by the expected calibration error (Guo et al. 2017): the
-    mean gap between confidence and accuracy."""
+    """Replace the bins of `calibration_bins` among `figures`, divided by the number of answers, by "calibration_error",
+    the expected calibration error (Guo et al. 2017): the mean gap between confidence and accuracy."""
     bins = [figures.pop(name) for name in list(figures) if name.startswith("bin/")]
     return figures | {"calibration_error": sum(map(abs, bins))}

@@ -68,7 +68,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def limit_resources(seconds: float, memory: int) -> None:
-    """Limit processor time, memory and files."""
+    """Limit the processor time of this process to about `seconds`, its memory to `memory` bytes, and the size and
+    number of its files."""
     limits = {
         "RLIMIT_CPU": int(seconds) + 1,
         "RLIMIT_AS": memory,
@@ -81,13 +82,14 @@ def limit_resources(seconds: float, memory: int) -> None:
 
 
 def set_limit(name: str, limit: int) -> None:
-    """Set a limit of `setrlimit` by its name, unless the system lacks it."""
+    """Set a limit of `setrlimit`, such as "RLIMIT_CPU", for this process, unless the system lacks it."""
     with suppress(AttributeError, ValueError, OSError):
         resource.setrlimit(getattr(resource, name), (limit, limit))
 
 
 def limit_files() -> None:
-    """Refuse all files but those of Python and the system's libraries, to read, and the current folder."""
+    """Restrict this process by Landlock to reading the files of Python and the system's libraries, and to reading and
+    writing in the current folder. Does nothing on a system without Landlock."""
     version = libc.syscall(CREATE_RULESET, None, 0, 1)
     if version < 1:
         return
@@ -108,12 +110,13 @@ def limit_files() -> None:
 
 
 def drop_capabilities() -> None:
-    """Drop the capabilities that root has."""
+    """Drop the capabilities of root from this process."""
     libc.capset(struct.pack("Ii", CAPABILITY_VERSION, 0), bytes(24))
 
 
 def limit_system_calls() -> bool:
-    """Refuse the system calls above, and clone unless it makes a thread. Returns whether the system can."""
+    """Refuse this process the system calls of REFUSED, and new processes, by a seccomp filter. Returns whether the
+    system supports that."""
     if platform.machine() not in MACHINES:
         return False
     machine, column, clone = MACHINES[platform.machine()]
@@ -131,8 +134,8 @@ def limit_system_calls() -> bool:
 
 
 def run(job: dict[str, Any], results: int) -> None:
-    """Run the code of a job, then each test in a copy of its names, and write the numbers of those that pass to the
-    file descriptor `results`."""
+    """Run the code of a job, then each test in a copy of its global names, and write the secret and the number of each
+    test that passes to the file descriptor `results`."""
     names: dict[str, Any] = {"__name__": "solution"}
     exec(compile(job["code"], "solution", "exec"), names)
     for number, test in enumerate(job["tests"]):
@@ -144,7 +147,7 @@ def run(job: dict[str, Any], results: int) -> None:
 
 
 def main() -> None:
-    """Read the job from standard input, limit this process, and run it."""
+    """Read the job (code, tests and limits, as JSON) from standard input, limit this process, and run the job."""
     job = json.load(sys.stdin)
     results, nothing = os.dup(1), os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @torch.inference_mode()
 def logprobs(model: Decoder, windows: np.ndarray, first: int = 1) -> np.ndarray:
-    """Compute the log-probabilities, in nats, of the tokens from index `first` on in windows (B, T).
+    """Compute the log-probabilities, in nats, of the tokens from index `first` on in `windows`, token ids (B, T).
 
     Each token is predicted from the tokens before it in its window. Returns (B, T - first) in at least fp32. Raises a
     UserError for a token id outside the vocabulary, or a result that is not finite.
@@ -60,8 +60,8 @@ class Evaluation:
 
 
 def windows(count: int, context_length: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, first, end) for each window: tokens start to end - 1 are the input, tokens first to end - 1 are
-    predicted.
+    """Yield (start, first, end) for each window over a text of `count` tokens: tokens start to end - 1 are the input,
+    tokens first to end - 1 are predicted.
 
     Every token but the first of the text is predicted once, from at least context_length - stride tokens before it if
     there are as many.
@@ -74,7 +74,7 @@ def windows(count: int, context_length: int, stride: int) -> Iterator[tuple[int,
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield lists of up to `size` consecutive items."""
+    """Yield lists of up to `size` consecutive items, as itertools.batched does from Python 3.12 on."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch

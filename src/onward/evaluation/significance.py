@@ -9,7 +9,8 @@ from statistics import NormalDist, fmean, stdev
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of paired differences, with its confidence interval."""
+    """The mean of paired differences, such as of the losses of two runs, with its confidence interval from `low` to
+    `high`."""
 
     mean: float
     low: float
@@ -36,7 +37,8 @@ def paired_difference(one: Sequence[float], other: Sequence[float], level: float
 
 
 def t_quantile(level: float, freedom: int) -> float:
-    """Compute the quantile t with P(|T| < t) = level, for Student's distribution with `freedom` degrees of freedom."""
+    """Compute the number t with P(|T| < t) = level, for T of Student's distribution with `freedom` degrees of
+    freedom."""
     low, high = 0.0, math.pi / 2
     for _ in range(80):
         middle = (low + high) / 2
@@ -45,7 +47,8 @@ def t_quantile(level: float, freedom: int) -> float:
 
 
 def t_share(angle: float, freedom: int) -> float:
-    """Compute P(|T| < t) for t = tan(angle) sqrt(freedom) (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """Compute P(|T| < t) for t = tan(angle) sqrt(freedom), for T of Student's distribution with `freedom` degrees of
+    freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     sine, cosine, odd = math.sin(angle), math.cos(angle), freedom % 2
     term = total = 0.0 if freedom == 1 else cosine if odd else 1.0
     for k in range(2 + odd, freedom - 1, 2):
@@ -66,9 +69,9 @@ def bootstrap(one: Sequence[float], other: Sequence[float], level: float = 0.95,
 
 
 def mcnemar(one: Sequence[float], other: Sequence[float]) -> float:
-    """Compute the two-sided p-value of McNemar's exact test: of the questions that one model alone answers right, each
-    model would have half (McNemar 1947). With grades between 0 and 1 it is the sign test: of the questions that one
-    model answers better."""
+    """Compute the two-sided p-value of McNemar's exact test for the grades of two models on the same questions: if they
+    are equally good, each has half of the questions that only one of them answers right (McNemar 1947). With grades
+    between 0 and 1 it is the sign test on the questions that one model answers better."""
     first = sum(a > b for a, b in zip(one, other, strict=True))
     count = first + sum(b > a for a, b in zip(one, other))
     tail = sum(math.comb(count, k) for k in range(min(first, count - first) + 1))
@@ -76,7 +79,8 @@ def mcnemar(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct the p-values of several tests, so that the chance of any false alarm is at most the level (Holm 1979)."""
+    """Correct the p-values of several tests for multiple comparisons, so that the chance of any false positive is at
+    most the significance level (Holm 1979)."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     result, highest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):
@@ -86,8 +90,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def smallest_difference(one: Sequence[float], other: Sequence[float], level: float = 0.95, power: float = 0.8) -> float:
-    """Compute the difference of means that as many pairs, which vary as these do, show with probability `power`:
-    (z(level) + z(power)) s / sqrt(n). NaN for fewer than two pairs."""
+    """Compute the smallest difference of means that a comparison would detect with probability `power`, with as many
+    pairs that vary as these do: (z(level) + z(power)) s / sqrt(n). NaN for fewer than two pairs."""
     differences = [a - b for a, b in zip(one, other, strict=True)]
     if len(differences) < 2:
         return math.nan

@@ -53,8 +53,8 @@ def score_text(model: Decoder, tokenizer: Tokenizer, text: str) -> Score:
 
 
 def documents_of(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[str]:
-    """Return the documents in texts and paths: a str is a document, a Path is read. Raises a UserError if a str names a
-    file."""
+    """Return the documents in texts and paths: a str is a document, a path is read as `data.sources.documents` does.
+    Raises a UserError if a str is the name of a file."""
     result: list[str] = []
     for item in [given] if isinstance(given, str | PathLike) else given:
         if isinstance(item, str):

@@ -45,7 +45,7 @@ ORDER, SHOTS = 1337, 1234  # the seeds of nanochat: of the order of the items, a
 
 @dataclass(frozen=True)
 class CoreEntry:
-    """A task as core.yaml describes it, with its score of guessing."""
+    """A task of the CORE benchmark as core.yaml describes it, with the score of guessing."""
 
     label: str
     icl_task_type: Kind
@@ -80,7 +80,7 @@ class Core(ScoredTask, kind="core"):
 
     @property
     def entry(self) -> CoreEntry:
-        """The entry of the task in core.yaml. Raises a UserError for an unknown label."""
+        """The description of the task in core.yaml. Raises a UserError for an unknown label."""
         known = entries(self.folder)
         if self.task not in known:
             raise UserError(f"{self.task!r} is not a task of {self.folder}: {nearest(self.task, known)}")
@@ -114,8 +114,8 @@ class Core(ScoredTask, kind="core"):
         return right
 
     def pairs(self, items: Sequence[Mapping[str, Any]], i: int, tokenizer: Tokenizer, length: int) -> list[Pair]:
-        """Return the contexts and continuations of item i: one for each choice. Texts longer than `length` tokens lose
-        their first ones."""
+        """Return the contexts and continuations of item i as token ids: a pair for each choice. Texts longer than
+        `length` tokens lose their first ones. Raises a UserError if a continuation does not fit."""
         chosen = random.Random(SHOTS + i).sample(range(len(items) - 1), self.shots)
         examples = [items[j + (j >= i)] for j in chosen]  # of the items other than i
         kind, delimiter, item = self.entry.icl_task_type, self.entry.continuation_delimiter, items[i]
@@ -145,7 +145,8 @@ class Core(ScoredTask, kind="core"):
         return result
 
     def right(self, item: Mapping[str, Any], pairs: Sequence[Pair], scored: Sequence[Scored]) -> bool:
-        """Return whether an item is answered right, by the scores of its pairs."""
+        """Return whether the model answers an item right, given the scores of its pairs (context and continuation of
+        each choice)."""
         if self.entry.icl_task_type == "language_modeling":
             return scored[0].greedy
         means = [one.logprob / len(pair.continuation) for one, pair in zip(scored, pairs)]
@@ -153,7 +154,8 @@ class Core(ScoredTask, kind="core"):
 
 
 def texts_of(item: Mapping[str, Any], kind: Kind, delimiter: str) -> list[str]:
-    """Return an item (a row of a task) as texts, one for each of its choices."""
+    """Return an item (a row of a CORE task) as texts, one for each of its choices; `delimiter` separates question and
+    answer."""
     match kind:
         case "multiple_choice":
             return [f"{item['query']}{delimiter}{choice}" for choice in item["choices"]]
@@ -164,20 +166,21 @@ def texts_of(item: Mapping[str, Any], kind: Kind, delimiter: str) -> list[str]:
 
 
 def solved(item: Mapping[str, Any], entry: CoreEntry) -> str:
-    """Return an item with its right answer, as text for an example."""
+    """Return an item (a row of a CORE task) with its right answer, as text for a few-shot example."""
     texts = texts_of(item, entry.icl_task_type, entry.continuation_delimiter)
     return texts[item["gold"]] if "gold" in FIELDS[entry.icl_task_type] else texts[0]
 
 
 def common(sequences: Sequence[Sequence[int]]) -> int:
-    """Return the number of tokens with which all sequences begin."""
+    """Return the length of the common prefix of all token sequences."""
     columns = enumerate(zip(*sequences))
     return next((i for i, column in columns if len({*column}) > 1), min(map(len, sequences)))
 
 
 def core_metric(scores: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Return the mean of centered scores, (score - chance) / (1 - chance), which is 0 for guessing and 1 if all is
-    right, and its standard error. `scores` has (score, standard error, chance) of each task; tasks are independent."""
+    """Return the CORE metric and its standard error: the mean of centered scores, (score - chance) / (1 - chance),
+    which is 0 for guessing and 1 if all is right. `scores` has (score, standard error, chance) of each task; tasks are
+    independent."""
     centered = [(score - chance) / (1 - chance) for score, _, chance in scores]
     errors = [error / (1 - chance) for _, error, chance in scores]
     return math.fsum(centered) / len(scores), math.hypot(*errors) / len(scores)
@@ -185,7 +188,8 @@ def core_metric(scores: Sequence[tuple[float, float, float]]) -> tuple[float, fl
 
 @lru_cache(maxsize=8)
 def entries(folder: str) -> dict[str, CoreEntry]:
-    """Return the tasks of a bundle, by label. Raises a UserError for a file that is missing or has another form."""
+    """Read the descriptions of the CORE tasks in a folder, by label. Raises a UserError for a file that is missing or
+    malformed."""
     import yaml  # a library for one task
 
     path = Path(folder) / "core.yaml"
@@ -210,7 +214,8 @@ def entries(folder: str) -> dict[str, CoreEntry]:
 
 
 def read_items(path: Path, entry: CoreEntry) -> list[dict[str, Any]]:
-    """Read the items of a task. Raises a UserError that names the line of an item of another form."""
+    """Read the items of a CORE task, the rows of its .jsonl file. Raises a UserError that names the line of a malformed
+    item."""
     items, needed = [], FIELDS[entry.icl_task_type]
     for where, item in json_lines(str(path), text_of(str(path), Core.kind)):
         given = item if isinstance(item, dict) else {}

@@ -77,7 +77,8 @@ class Answers(Task, kind="answers"):
         return any(self.matches(answer.strip(), one.strip()) for one in (question.expected, *question.accepted))
 
     def matches(self, answer: str, expected: str) -> bool:
-        """Return whether an answer is right, if one answer is expected."""
+        """Return whether an answer is right, given one expected answer, by the comparison that the option `match`
+        names."""
         match self.match:
             case "contains":
                 return expected.casefold() in answer.casefold()
@@ -103,13 +104,14 @@ class Answers(Task, kind="answers"):
 
 
 def references(questions: Sequence[Question]) -> list[list[str]]:
-    """Return the texts with which the answers to questions are compared."""
+    """Return, for each question, the expected answers with which a written answer is compared."""
     return [[one.strip() for one in (question.expected, *question.accepted)] for question in questions]
 
 
 def rows(file: str, task: str, needed: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a file, each with its place for messages. A UserError, which names the task, names a row that
-    is no object or lacks a field in `needed`, and a file without rows."""
+    """Yield the rows of a .jsonl, .json or .csv file of a task, each as (location for messages, row). Raises a
+    UserError that names the task or the row: for a row that is not an object or lacks a field in `needed`, and for a
+    file without rows."""
     text, ending = text_of(file, task), Path(file).suffix
     try:
         if ending == ".csv":
@@ -130,8 +132,8 @@ def rows(file: str, task: str, needed: tuple[str, ...]) -> Iterator[tuple[str, d
 
 
 def json_lines(file: str, text: str) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a .jsonl file with this text, each with its place for messages. A UserError names a line that
-    is no JSON."""
+    """Parse `text`, the content of a .jsonl file, and yield (location for messages, value) for each line. Raises a
+    UserError that names a line that is not JSON."""
     for i, line in enumerate(text.split("\n"), 1):  # texts may hold other line breaks, such as U+2028
         if line.strip():
             try:

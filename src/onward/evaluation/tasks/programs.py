@@ -83,7 +83,7 @@ class Programs(Task, kind="programs"):
         return [pass_at(k, size, right) for right in counts]
 
     def passes(self, code: str, test: str, kept: Kept) -> bool:
-        """Return whether a program passes its test."""
+        """Return whether a program passes its test, by running it unless `kept` has the result of an earlier run."""
         request: tuple[Any, ...] = ("run", code, test, self.seconds, self.gigabytes)
         if isinstance(stored := kept.get(*request), bool):
             return stored
@@ -93,7 +93,8 @@ class Programs(Task, kind="programs"):
 
 
 def program_of(prompt: str, text: str) -> str:
-    """Return the program that an answer writes: its last fenced block, or else what continues the prompt."""
+    """Return the program in `text`, an answer to `prompt`: its last fenced code block or, without one, the prompt
+    continued by the answer."""
     code = code_of(text)
     return prompt + text if code == text else code
 

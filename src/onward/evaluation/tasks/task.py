@@ -33,15 +33,16 @@ class Total(NamedTuple):
 
 
 def mean_of(grades: Sequence[float]) -> Total:
-    """Return the mean of grades."""
+    """Return the mean of the grades of questions with its standard error."""
     error = stdev(grades) / math.sqrt(len(grades)) if len(grades) > 1 else math.nan
     return Total(fmean(grades), error)
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question. With `choices` the model chooses the likeliest continuation of `context`, and `answer` is the index
-    of the right one; without, it writes an answer, which the task compares with `expected` or grades."""
+    """A question of a task. With `choices` the model chooses the likeliest continuation of `context`, and `answer` is
+    the index of the right one; without, the model writes an answer, which the task compares with `expected` or
+    grades."""
 
     context: str
     choices: tuple[str, ...] = ()  # each with its leading space, if any
@@ -51,12 +52,12 @@ class Question:
 
     @property
     def solution(self) -> str:
-        """The right answer, with the space before it."""
+        """The right answer to the question, with the space before it."""
         return self.choices[self.answer] if self.choices else " " + self.expected.strip()
 
     @property
     def solved(self) -> str:
-        """The question with its answer: an example for other questions."""
+        """The question with its right answer: a few-shot example for other questions."""
         return self.context + self.solution
 
 
@@ -73,8 +74,8 @@ class Task(Part):
 
     @classmethod
     def shorthand(cls, value: Any) -> Any:
-        """Return the table of a task that is written as KIND:FILE, such as cloze:book.txt; None for others. Raises a
-        UserError for an unknown kind, or a kind that reads no file."""
+        """Expand a task that is written as KIND:FILE, such as cloze:book.txt, to a table of its options; None for other
+        values. Raises a UserError for an unknown kind, or a kind without options."""
         kind, colon, rest = value.partition(":") if isinstance(value, str) else (value, "", "")
         if not colon or not kind.isidentifier():
             return None
@@ -87,13 +88,13 @@ class Task(Part):
 
     @property
     def label(self) -> str:
-        """The name in tables; by default the kind with the options that were given."""
+        """The name of the task in tables of results; by default the kind with the options that were given."""
         given = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name in self.named]
         options = [Path(value).name if name == "file" else f"{name}={value}" for name, value in given]
         return f"{self.kind}({', '.join(options)})" if options else self.kind
 
     def parts(self) -> Sequence[Task]:
-        """Return the tasks that this one stands for, a row of the table each; by default itself."""
+        """Return the tasks that this one expands to, each a row of the table of results; by default the task alone."""
         return [self]
 
     def questions(self, count: int) -> list[Question]:
@@ -101,37 +102,40 @@ class Task(Part):
         raise NotImplementedError
 
     def texts(self, count: int, examples: int = 0) -> list[str]:
-        """Return up to `count` questions after the first `examples`, which are shown solved, each with its answer."""
+        """Return up to `count` questions as texts with their answers, without the first `examples` questions, which are
+        shown solved in prompts."""
         return [one.solved for one in self.questions(count + examples)[examples:]]
 
     def writing(self) -> GenerationOptions:
-        """Return how answers to questions without choices are written; by default the likeliest tokens, up to the end
-        of a line or 64 tokens."""
+        """Return the options with which answers to questions without choices are generated; by default greedy decoding
+        up to the end of a line or 64 tokens."""
         return WRITING
 
     def is_right(self, answer: str, question: Question) -> bool:
-        """Return whether an answer that the model wrote is right; by default if it is the expected one."""
+        """Return whether an answer that the model wrote is right; by default whether it equals the expected one without
+        outer spaces."""
         return answer.strip() == question.expected.strip()
 
     def grades(self, answers: Sequence[Sequence[str]], questions: Sequence[Question], kept: Kept) -> list[float]:
-        """Return the grade of the written answers to each question; by default 1 if the first one is right, else 0. A
-        task whose grades take time keeps them in `kept`."""
+        """Return a grade for each question, given the answers that the model wrote to it; by default 1 if the first
+        answer is right, else 0. A task whose grades take time stores them in `kept`."""
         return [float(self.is_right(samples[0], question)) for samples, question in zip(answers, questions)]
 
     def total(self, answers: Sequence[str], questions: Sequence[Question], grades: Sequence[float]) -> Total:
-        """Return the score of the first answers to all questions; by default the mean of their grades."""
+        """Return the score of the task, given the first answer to each question and the grades; by default the mean of
+        the grades."""
         return mean_of(grades)
 
 
 @dataclass(frozen=True)
 class TextTask(Task, kind=""):
-    """Questions that are made from a text: a file, the validation text of a run, or any (`on`)."""
+    """A task whose questions are made from a text: a file, the validation text of a run, or a given text (`on`)."""
 
     file: str = ""  # a text file; none: the validation text of the evaluated run
     text: str = field(default="", init=False, repr=False)
 
     def on(self, text: str) -> Self:
-        """Return the task on this text; a task with a file stays as it is."""
+        """Return the task with questions from this text; a task with a file is returned unchanged."""
         task = copy.copy(self)
         if not self.file:
             object.__setattr__(task, "text", text)
@@ -150,34 +154,35 @@ class TextTask(Task, kind=""):
 
 @dataclass(frozen=True)
 class ScoredTask(Task, kind=""):
-    """A task with examples and a score of its own, in place of those of `run_task`."""
+    """A task that defines its own examples and scores, in place of those of `run_task`."""
 
     @property
     def chance(self) -> float:
-        """The score of guessing."""
+        """The expected score of guessing."""
         return 0.0
 
     @property
     def shots(self) -> int:
-        """The number of examples in front of each question."""
+        """The number of solved examples in front of each question."""
         return 0
 
     def score(
         self, model: Decoder, tokenizer: Tokenizer, count: int, kept: Kept, report: Callable[[int, int], None]
     ) -> list[bool]:
-        """Return for each of up to `count` questions whether the model answers it right. `report` is called with the
-        number of parts that are done, and of all. Results in `kept` are used, and new ones added to it."""
+        """Return for each of up to `count` questions whether the model answers it right. `report` is called with
+        (questions done, questions in all). Results in `kept`, stored by earlier evaluations, are used, and new ones
+        added."""
         raise NotImplementedError
 
 
 def tasks_of(text: str, name: str = "tasks") -> list[Task]:
-    """Return the tasks in a list such as `cloze:book.txt, arithmetic(digits=2)`. A UserError names the nearest kind of
-    an unknown one; `name` is that of the option in messages."""
+    """Parse a list of tasks such as `cloze:book.txt, arithmetic(digits=2)`. Raises a UserError that names the nearest
+    kind for an unknown one; `name` is the name of the option in messages."""
     return [one for word in COMMAS.split(text) for one in part(Task, word.strip(), name).parts()]
 
 
 def with_text(tasks: Sequence[Task], text: str) -> list[Task]:
-    """Return tasks; those that are made from a text and have no file are about `text`."""
+    """Return the tasks, where those that make their questions from a text and have no file use `text`."""
     return [task.on(text) if isinstance(task, TextTask) else task for task in tasks]
 
 
