@@ -150,7 +150,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
 
     @checked
     def decoder(self, vocab_size: int) -> DecoderConfig:
-        """Return the configuration of the model, for a vocabulary size."""
+        """Return the configuration of the model to train, for a vocabulary of `vocab_size` tokens."""
         return presets.decoder(self.preset, vocab_size, self.model)
 
     @checked
@@ -161,12 +161,13 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
 
     @property
     def curriculum(self) -> bool:
-        """Whether the weights of the sources change over the run."""
+        """Whether the sampling weights of the sources change over the run."""
         return any(isinstance(weight, MovingWeight) for weight in self.weights)
 
     @property
     def windows(self) -> int:
-        """The number of windows that the run trains on; 1 while its steps are not fixed."""
+        """The number of windows (sequences of `context_length` tokens) that the run trains on; 1 while its steps are
+        not fixed."""
         return max(1, self.steps * self.batch_size * self.accumulation)
 
     @property
@@ -181,18 +182,18 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The user's modules that the run needs: `imports`, and the module of its optimizer."""
+        """The names of the user's Python modules that the run needs: `imports`, and the module of its optimizer."""
         module, colon, _ = self.optimizer.partition(":")
         return (*self.imports, module) if colon else self.imports
 
     @property
     def validation_interval(self) -> int:
-        """Steps between validations and saves."""
+        """The number of steps between validations, each with a save."""
         return self.validate_every or max(1, -(-self.steps // 20))
 
     @checked
     def due(self, step: int) -> bool:
-        """Return whether a step is one to save and validate at."""
+        """Return whether the run saves and validates after `step`, counted from 1."""
         return step % self.validation_interval == 0 or step == self.steps
 
 
@@ -204,8 +205,8 @@ UNITS |= dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600)
 
 
 def seconds(text: str, name: str = "time") -> float:
-    """Return a duration such as 100s, "5 minutes" or 2h, in seconds; a number without a unit is in seconds. A UserError
-    names the option."""
+    """Return the seconds of a duration such as 100s, "5 minutes" or 2h; a number without a unit is in seconds. Raises a
+    UserError that names the option `name` for any other text."""
     match = re.fullmatch(rf"({NUMBER})\s*([a-z]*)", text.strip().lower())
     if not match or match[2] not in UNITS or float(match[1]) <= 0:
         raise UserError(f"{name} is {text!r}: write a number with s, m or h (or sec, minutes, hours, ...), like 100s")

@@ -23,8 +23,8 @@ class Terminated(BaseException):
 
 @contextmanager
 def one_report(patience: float = 5.0) -> Iterator[None]:
-    """Join the process group, and report a failure once. The first process that fails raises its own error, with its
-    rank; the others raise a UserError that names this rank.
+    """A context for the work of one process of many: joins torchrun's process group, and reports a failure once. The
+    first process that fails raises its own error, with its rank; the others raise a UserError that names this rank.
 
     Errors of the connection follow from the failure of another process: they wait up to `patience` seconds for that
     process to give a reason. If none does, or if a process was killed, the first process that notices raises a
@@ -69,8 +69,8 @@ def terminate(*_: object) -> NoReturn:
 
 
 def in_one_sentence(error: BaseException, rank: int) -> BaseException:
-    """Return an error of the user or of the connection between processes as a UserError that names the rank; any other
-    error unchanged."""
+    """Return an error of the user or of the connection between processes as a UserError that names `rank`, the rank of
+    this process; any other error unchanged."""
     if isinstance(error, UserError):
         return UserError(f"rank {rank}: {error}")
     if isinstance(error, DistError) or "gloo" in str(error):
@@ -80,8 +80,9 @@ def in_one_sentence(error: BaseException, rank: int) -> BaseException:
 
 
 def first_failure(store: Any, processes: Processes, error: BaseException, patience: float) -> tuple[int, int]:
-    """Return the rank of the process that failed first, and the rank of the process that reports it; waits up to
-    `patience` seconds for the cause of an error of the connection."""
+    """Return the rank of the process that failed first, and the rank of the process that reports it. `store` is the
+    store that all processes share, and `error` is the error of this process; an error of the connection waits up to
+    `patience` seconds for its cause."""
     failed, until = processes.rank, time.monotonic() + patience
     if isinstance(error, Terminated | RuntimeError):  # of a connection whose other end is gone, perhaps
         while not store.check(["failure"]) and time.monotonic() < until:
@@ -95,7 +96,7 @@ def first_failure(store: Any, processes: Processes, error: BaseException, patien
 
 
 def is_dead(process: str) -> bool:
-    """Return whether a process, given by its id and host, ran on this host and has ended."""
+    """Return whether a process, given as the text "ID HOST", ran on this host and has ended."""
     pid, host = process.split()
     if host != socket.gethostname():
         return False
@@ -109,8 +110,8 @@ def is_dead(process: str) -> bool:
 
 
 def write_error_file(sentence: str, first: bool) -> None:
-    """Record the sentence, why this process ended, in the file that torchrun reads. Of several causes torchrun shows
-    the earliest; `first` says whether this process failed first."""
+    """Write the reason why this process ended to the file that torchrun reads. Of several reasons torchrun shows the
+    earliest; `first` says whether this process failed first."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         extra = {"py_callstack": sentence, "timestamp": str(int(time.time()) + (not first))}
         Path(path).write_text(json.dumps({"message": {"message": sentence, "extraInfo": extra}}))

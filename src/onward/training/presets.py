@@ -28,8 +28,9 @@ SHAPE: dict[str, Any] = {"attention": SelfAttention(qk_norm="head"), "norm": RMS
 
 
 def decoder(preset: str, vocab_size: int, changes: dict[str, Any]) -> DecoderConfig:
-    """Return the decoder of a release, or Qwen 3's architecture in a size of PRESETS, for a vocabulary, with some
-    fields changed. Raises a UserError if the vocabulary does not fit."""
+    """Return the configuration of a preset, a published model or Qwen 3's architecture in a size of PRESETS, for a
+    vocabulary of `vocab_size` tokens. `changes` are values of fields, by name. Raises a UserError if the vocabulary
+    does not fit."""
     if preset in PRESETS:
         base = DecoderConfig(vocab_size=vocab_size, **SHAPE, **PRESETS[preset])
     else:
@@ -41,7 +42,8 @@ def decoder(preset: str, vocab_size: int, changes: dict[str, Any]) -> DecoderCon
 
 
 def resize(config: DecoderConfig, changes: dict[str, Any]) -> DecoderConfig:
-    """Return the decoder with some fields changed: `changes` are values or texts by name; see `merge` for parts.
+    """Return a decoder configuration with some fields changed; `changes` are values or texts by field name, see
+    `merge`.
 
     Sizes that depend on others are computed again unless they are changed too: d_head from d_model and n_heads,
     n_kv_heads from n_heads, d_embed and an embed_scale of sqrt(d_model) from d_model. d_ff keeps its ratio to d_model,
@@ -66,12 +68,13 @@ def resize(config: DecoderConfig, changes: dict[str, Any]) -> DecoderConfig:
 def merge(
     base: dict[str, Any], over: dict[str, Any], where: str = "", owner: type[fields.Part] | None = None
 ) -> dict[str, Any]:
-    """Return the table `base`, merged with the table `over`, which takes precedence. `owner` is the class of the part
-    that both describe.
+    """Return the fields `base` of a decoder configuration, merged with the fields `over`, which take precedence; both
+    are dicts by field name. `where` is the path of these fields, for errors; `owner` is the class that has them.
 
-    A part in `over` that names its kind keeps the other fields of the part in `base`, if both have the same kind or its
-    class is a subclass. Of several parts in `base` it keeps the fields they have in common. A table without a kind
-    changes fields of the only part in `base`. Raises a UserError for fields of several parts at once.
+    A part, a component such as an attention or a norm, is a nested dict. If it names its `kind` in `over`, it keeps the
+    other fields of the part in `base` of the same kind or a base class; of several parts (one for each layer) in
+    `base`, the fields they have in common. Without a kind it changes fields of the only part in `base`. Raises a
+    UserError for fields of several parts at once.
     """
     result = dict(base)
     for name, value in over.items():
@@ -93,16 +96,17 @@ def merge(
 
 
 def kinds_of(owner: type | None, name: str) -> Mapping[str, type[fields.Part]]:
-    """Return the classes of parts that a field can hold, by kind; {} if it holds no part."""
+    """Return, by kind, the classes that the field `name` of the class `owner` can hold if it is a component of the
+    decoder, such as a norm; {} for other fields."""
     kind = fields.hints(owner).get(name) if owner else None
     types = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, fields.Part)]
     return {kind: cls for one in types for kind, cls in one.kinds.items()}
 
 
 def inherited(there: Any, value: Any, path: str, kinds: Mapping[str, type[fields.Part]]) -> Any:
-    """Return the table of a part, completed with fields of the part (or the several parts) already in `there`, if the
-    class of the new part is the same or a subclass. A field that the subclass declares again keeps the subclass's
-    default."""
+    """Return the dict `value` of a decoder component, completed with the fields of the component, or the list of them,
+    that it replaces (`there`), if its class is the same or a subclass. `kinds` are the classes by kind. A field that
+    the subclass declares again keeps the subclass's default."""
     if not isinstance(value, dict):
         return value  # to be refused where the decoder is built
     made = kinds.get(value["kind"])
@@ -121,8 +125,8 @@ def inherited(there: Any, value: Any, path: str, kinds: Mapping[str, type[fields
 
 
 def tables(value: Any, path: str) -> Any:
-    """Return one part or several, given as text or as Python objects, as tables (dicts) of the fields that were
-    named."""
+    """Return a decoder component, or a list of them, given as text or as Python objects, as dicts of the fields that
+    were set. `path` is the name of the field, for errors."""
     if isinstance(value, str):
         return fields.parse(value, path)
     if isinstance(value, fields.Part):
@@ -133,7 +137,8 @@ def tables(value: Any, path: str) -> Any:
 
 
 def plain_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return changes of a decoder in the form that is written to JSON: parts become tables of their named fields."""
+    """Return changes of a decoder, by field name, as they are written to run.json: components such as norms become
+    dicts of the fields that were set."""
     return {
         name: value if isinstance(value, str) else fields.plain(tables(value, f"model.{name}"))
         for name, value in changes.items()
@@ -143,11 +148,11 @@ def plain_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
 def unnamed_changes(
     preset: str, config: DecoderConfig, changes: Mapping[str, Any], sizes: Mapping[str, int] | None = None
 ) -> list[str]:
-    """Return the differences of a decoder from its preset that follow from the named changes, such as dependent sizes
-    and fields of a part of another kind.
+    """Return the differences of a decoder from its preset that the user did not name, but that follow from the
+    `changes` by name, such as dependent sizes; `onward train` prints them.
 
-    `sizes` are fields that were chosen for the decoder, and do not count as differences. Each difference is written as
-    `norm.eps 1e-06 -> 1e-05`; a field that the other kind lacks becomes `absent`.
+    `sizes` are fields that Onward chose, and do not count as differences. Each difference is written as `norm.eps 1e-06
+    -> 1e-05`; a field that the other kind of component lacks becomes `absent`.
     """
     from onward.planning.descriptions import differences
 

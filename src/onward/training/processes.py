@@ -24,15 +24,15 @@ PATIENCE = 600.0  # seconds that processes wait for each other when they join
 
 
 def leave() -> None:
-    """Leave torch's process group."""
+    """Leave torch's process group; called when Python exits."""
     STORES.clear()
     release_replicas()
     distributed.destroy_process_group()
 
 
 def await_all(store: distributed.Store, rank: int, count: int) -> None:
-    """Wait until all processes have called this function. Raises a UserError, which names a process, if it has not
-    within PATIENCE."""
+    """Wait until all `count` processes have called this function. Raises a UserError that names the first process that
+    has not done so within ten minutes."""
     store.set(f"here/{rank}", "")
     until = time.monotonic() + PATIENCE
     for other in range(count):
@@ -47,7 +47,8 @@ def await_all(store: distributed.Store, rank: int, count: int) -> None:
 
 @dataclass(frozen=True)
 class Processes:
-    """The rank of this process and the number of processes that torchrun started; (0, 1) without torchrun."""
+    """The processes that train one model: the rank of this process, the number of processes that torchrun started, and
+    their mesh; rank 0 of 1 without torchrun."""
 
     rank: int = 0
     count: int = 1
@@ -88,17 +89,18 @@ class Processes:
         return cls(distributed.get_rank(), count, STORES[-1] if STORES else None, Mesh(replicate=count))
 
     def arranged(self, mesh: Mesh) -> "Processes":
-        """Return these processes in a mesh. Raises a UserError if it has another number of processes."""
+        """Return these processes with another mesh. Raises a UserError if the mesh is for another number of
+        processes."""
         mesh.check_count(self.count)
         return replace(self, mesh=mesh)
 
     def connected(self, device: torch.device) -> "Processes":
-        """Return these processes with the mesh of torch for their devices, if they hold parts of a model; all must call
-        this together."""
+        """Return these processes with torch's DeviceMesh for their devices, if each holds a part of the model; all
+        processes must call this together."""
         return replace(self, devices=device_mesh(self.mesh, device) if self.mesh.divides else None)
 
     def agreed(self, value: Callable[[], str]) -> str:
-        """Return in all processes the text that the first one computes, which does not wait for the others."""
+        """Return in all processes the text that rank 0 computes by calling `value`; the other processes wait for it."""
         if self.store is None:
             return value()
         key = f"agreed/{next(AGREED)}"
@@ -108,7 +110,8 @@ class Processes:
 
     @property
     def batch_rank(self) -> int:
-        """The number of this process among those with batches of their own; equal along the tensor axis."""
+        """The number of this process among those with batches of their own; equal for all processes along the tensor
+        axis."""
         return self.rank // self.mesh.tensor
 
     def wait(self) -> None:
@@ -117,7 +120,7 @@ class Processes:
 
     @contextmanager
     def first_before_others(self) -> Iterator[None]:
-        """A context that the other processes enter when the first has left it."""
+        """A context that rank 0 enters at once, and the other processes when rank 0 has left it."""
         if self.rank:
             self.wait()
         yield
@@ -125,7 +128,7 @@ class Processes:
             self.wait()
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each value over all processes."""
+        """Return the sum over all processes of each of the `values`."""
         if self.count == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -133,12 +136,13 @@ class Processes:
         return tensor.tolist()
 
     def sum_of_batches(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each value over the processes with batches of their own."""
+        """Return the sum of each value over the processes with batches of their own; processes along the tensor axis,
+        which share their batches, count once."""
         return [value / self.mesh.tensor for value in self.sum(values)]
 
     def check_batches(self, batches: int) -> None:
-        """Raise a UserError if a step has too few batches for the processes with windows of their own, or batches that
-        shards cannot divide evenly."""
+        """Raise a UserError if the number of batches of a step is smaller than the number of processes with batches of
+        their own, or if shards cannot divide it evenly."""
         count = self.mesh.data
         if batches < count:
             raise UserError(
@@ -153,7 +157,8 @@ class Processes:
             )
 
     def check_windows(self, windows: int) -> None:
-        """Raise a UserError if the data have fewer windows than there are processes with windows of their own."""
+        """Raise a UserError if there are fewer windows (training sequences) than processes with windows of their
+        own."""
         if windows < self.mesh.data:
             raise UserError(
                 f"the data have {windows:,} windows for {self.mesh.data} processes with windows of their own: start "
@@ -161,8 +166,9 @@ class Processes:
             )
 
     def check_same(self, facts: dict[str, object], of_part: Collection[str] = ()) -> None:
-        """Raise a UserError in all processes if a process has another value for a fact, by name, than rank 0. The facts
-        `of_part` are those of the part of the model that a process holds, and compared with the first that holds it."""
+        """Raise a UserError in all processes if a process has another value for one of the `facts`, values by name,
+        than rank 0. Facts named in `of_part` describe the part of the model that a process holds, and are compared with
+        the first process that holds the same part."""
         if self.count == 1:
             return
         of_ranks: list[Any] = [None] * self.count

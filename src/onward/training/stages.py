@@ -21,8 +21,8 @@ from onward.training.step.loss import CrossEntropy, Loss
 @dataclass(frozen=True)
 class Stage:
     """A stage of training, pre-training or fine-tuning: functions that prepare and open the inputs of a run, begin a
-    new run in its folder, and make its loss. A beginning returns the configuration, in which it may have fixed options
-    that were left open, and sentences for the user."""
+    new run in its folder, and make its loss. `begin` returns the configuration, in which it may have fixed options that
+    were left open, and sentences for the user."""
 
     prepare: Callable[[Any, Path, Progress], Tokenizer]
     open: Callable[..., Inputs]
@@ -31,7 +31,7 @@ class Stage:
 
 
 def cross_entropy(config: RunConfig) -> Loss:
-    """Return the configured cross-entropy."""
+    """Return the loss of pre-training, the cross-entropy with the options of a configuration."""
     return CrossEntropy(config.z_loss, config.label_smoothing, config.loss_chunk)
 
 
@@ -45,6 +45,7 @@ def stage_of(config: RunConfig) -> Stage:
 
 
 def inputs_of(folder: Path, verify: Literal["size", "sha256"] = "size") -> Inputs:
-    """Return the inputs of the run in a folder. File sizes are verified or, which reads all files, checksums."""
+    """Return the inputs (training and validation tokens) of the run in a folder. With "size" only the sizes of their
+    files are verified; with "sha256" also their checksums, which reads all files."""
     config = read_config(folder)
     return stage_of(config).open(config, folder, verify)

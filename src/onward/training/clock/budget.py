@@ -17,14 +17,15 @@ LEAST = 0.25  # share of the time that the steps of a run get, however long its 
 
 
 def time_left(limit: float, spent: float) -> float:
-    """Return the seconds that a run with a limit has left after its start of `spent` seconds: the rest, and at least a
-    quarter of the limit."""
+    """Return the seconds that a run has left of its time limit of `limit` seconds if `spent` seconds have passed before
+    the first step; at least a quarter of the limit."""
     return max(LEAST * limit, limit - spent)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The measured seconds of each kind of work in a run: a step, a validation, the end and the start."""
+    """The measured seconds of each kind of work in a run: one step, one validation, the work after the last step, and
+    the work before the first step."""
 
     step: float
     validation: float = 0.0  # one validation, with its save and sample
@@ -35,8 +36,8 @@ class Costs:
 
 @dataclass
 class Budget:
-    """Keeps a run within its time: the end of the time, in seconds of a clock, and the costs of the remaining work,
-    measured during the run."""
+    """Keeps a run within its time limit: holds the time at which the run must end, in seconds of `clock`, and the costs
+    of the remaining work, which are measured during the run."""
 
     end: float
     costs: Costs
@@ -49,7 +50,8 @@ class Budget:
 
     @classmethod
     def of(cls, limit: float, spent: float, costs: Costs) -> "Budget":
-        """Return the budget of a run with `limit` seconds, of which `spent` have passed."""
+        """Return the budget of a run whose time limit is `limit` seconds, of which `spent` have passed; `costs` are the
+        measured seconds of a step and of other work."""
         return cls(perf_counter() + time_left(limit, spent), costs, limit=limit)
 
     def begin_step(self) -> None:
@@ -59,8 +61,8 @@ class Budget:
     def note_step(self) -> None:
         """Update the cost of a step, which ends now together with its validation and save; start timing the next step.
 
-        The cost is a moving average over about a twentieth of the time. A step that was held up counts as STALLED times
-        the average at most, so that it does not end the run early. The cost of the end of the run is scaled in
+        The cost is a moving average over about a twentieth of the time limit. A step that was held up counts as at most
+        four times the average, so that it does not end the run early. The cost of the end of the run is scaled in
         proportion.
         """
         known, before = self.costs.step, self.since
@@ -72,25 +74,27 @@ class Budget:
 
     @contextmanager
     def validating(self) -> Iterator[None]:
-        """A context that measures the cost of a validation."""
+        """A context around a validation, whose seconds become the cost of one validation."""
         start = self.clock()
         yield
         self.begin_step()
         self.costs = replace(self.costs, validation=self.since - start)
 
     def steps_left(self, validate_every: int) -> int:
-        """Compute the number of steps that fit into the remaining time, with their validations, the last validation and
-        the end of the run."""
+        """Compute the number of steps that fit into the remaining time, at least 1, with a validation every
+        `validate_every` steps; the last validation and the work after the last step are subtracted first."""
         return max(1, int(self.seconds_left / (self.costs.step + self.costs.validation / validate_every)))
 
     @property
     def seconds_left(self) -> float:
-        """The remaining seconds for steps and for their validations before the last one."""
+        """The seconds left for steps and the validations between them: without the last validation and the work after
+        the last step."""
         return self.end - self.clock() - self.costs.validation - self.costs.end
 
     def last_step(self, step: int, config: RunConfig) -> int:
-        """Return the total number of steps, if the remaining time is as long as the decay must be; else 0. Also 0
-        during the warm-up, and if the number is fixed already."""
+        """Return the total number of steps as soon as the remaining time is just long enough for the decay of the
+        learning rate, 0 before. The run calls this after each `step` (counted from 1). Also 0 during the warm-up, and
+        if `config.steps` is set."""
         if config.steps:
             return 0
         c, left = self.costs, self.steps_left(config.validation_interval)
@@ -100,14 +104,14 @@ class Budget:
 
     @property
     def evaluated_share(self) -> float:
-        """Return the share of the evaluation after the last step that fits into the remaining time, at least EVALUATED;
-        1 if all of it fits, or none may be left out."""
+        """The share of the final evaluation that fits into the remaining time, from 0.2 to 1; 1 if the user has fixed
+        the number of tokens to evaluate."""
         c = self.costs
         left = self.end - self.clock() - (c.end - c.evaluation)
         return min(1.0, max(EVALUATED, left / c.evaluation)) if c.evaluation else 1.0
 
     def affords_validation(self, steps_left: int) -> bool:
-        """Return whether the remaining time suffices for a validation now, the remaining steps, the last validation and
-        the end of the run."""
+        """Return whether the remaining time suffices for a validation now, `steps_left` steps, the last validation and
+        the work after the last step."""
         c = self.costs
         return self.clock() + steps_left * c.step + 2 * c.validation + c.end <= self.end

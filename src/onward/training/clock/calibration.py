@@ -56,8 +56,9 @@ def calibrated(
     loss: Loss | None = None,
     began: float | None = None,
 ) -> tuple[RunConfig, Budget | None]:
-    """Return the configuration with precision, backend of experts and number of steps fixed; for a run with a time
-    limit, also its warm-up and validation interval, and its budget.
+    """Return the configuration with its open options chosen by timing: precision, backend of experts, and steps in
+    place of epochs. With a time limit, also return the budget that keeps it (else None), and fix warm-up, validation
+    interval and, unless the clock does so later, the number of steps.
 
     The time counts from `began`, by default from this call. Steps, a validation, a save and a call of `sample`, which
     the caller makes at each validation, are timed on copies of the model.
@@ -79,12 +80,13 @@ def calibrated(
 
 
 def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: int) -> tuple[RunConfig, Costs]:
-    """Return the configuration for a limit of seconds, of which `spent` have passed, and the costs of its run.
+    """Return the configuration for a time limit of `limit` seconds, of which `spent` have passed, and the costs of its
+    run, adapted from the measured `costs`. `tokens` is the length of the validation text.
 
     By default there are twenty validations, or fewer, so that they take at most a twentieth of the time. The final
-    evaluation uses as many of the `tokens` of the validation text as take a twentieth of the time, unless the number is
-    given. The number of steps that fit determines the warm-up. With a schedule that has a stable phase the clock fixes
-    the number of steps later; with any other it is fixed now, with a reserve of time.
+    evaluation uses as many tokens of the validation text as take a twentieth of the time, unless the number is given.
+    The number of steps that fit determines the warm-up. With a schedule that has a stable phase the clock fixes the
+    number of steps later; with any other it is fixed now, with a reserve of time.
     """
     given, by_clock = config.evaluation_tokens, config.schedule in ENDED_BY_CLOCK
     evaluated = given or tokens
@@ -108,8 +110,8 @@ def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: 
 
 
 def fastest_options(config: RunConfig, trainer: Trainer, windows: TrainingWindows, limit: float) -> RunConfig:
-    """Return the configuration with the fastest precision and backend of experts, found in little more than `limit`
-    seconds, and with epochs converted to steps."""
+    """Return the configuration with the fastest precision and backend of experts, and with epochs converted to steps.
+    Steps of `trainer` on the first batch of `windows` are timed for little more than `limit` seconds."""
     precisions = precisions_of(trainer.model.device) if config.precision == "auto" else [config.precision]
     backends = list(BACKENDS) if config.experts == "auto" and open_experts(trainer.model) else [config.experts]
     chosen: dict[str, Any] = {"precision": precisions[0], "experts": backends[0]}
@@ -124,7 +126,7 @@ def fastest_options(config: RunConfig, trainer: Trainer, windows: TrainingWindow
 
 
 def precisions_of(device: torch.device) -> list[Literal["fp32", "bf16", "fp16"]]:
-    """List the precisions for a device: fp32, and bf16 or fp16 if the device computes matrix products in it."""
+    """List the precisions to try on a device: fp32, and bf16 or fp16 if the hardware computes matrix products in it."""
     if device.type == "cuda":
         return ["fp32", "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"]
     hardware = (getattr(torch.cpu, f"_is_{name}_supported", bool) for name in ("avx512_bf16", "amx_tile"))
@@ -132,7 +134,8 @@ def precisions_of(device: torch.device) -> list[Literal["fp32", "bf16", "fp16"]]
 
 
 def one_step(trainer: Trainer, plan: StepPlan, precision: str, backend: str) -> None:
-    """Make a step of one batch with a precision and a backend of experts."""
+    """Make an optimizer step with a precision and a backend of experts, in order to time it; `plan` holds the
+    batches."""
     choose_backend(trainer.model, backend)
     trainer.config = replace(trainer.config, precision=precision)
     trainer.train_step(plan)
@@ -148,7 +151,9 @@ def measured_costs(
     limit: float,
     clock: Callable[[], float] = perf_counter,
 ) -> Costs:
-    """Measure the costs of a run of `limit` seconds. `clock` returns seconds."""
+    """Measure the seconds of a step, a validation (with its save and a call of `sample`) and the final evaluation of a
+    run with a time limit of `limit` seconds. `planner` gives the batches, `inputs` the validation text, `clock` the
+    time in seconds."""
     taken: list[float] = []
     long_enough, part = min(TRIAL_SECONDS, limit / TRIAL_PART), min(1.0, limit / FULL_MEASUREMENT)
     with closing(planner.plans(0)) as plans:
@@ -179,8 +184,8 @@ def measured_costs(
 
 
 def save_once(trainer: Trainer, folder: Path) -> None:
-    """Write a save to a temporary folder inside the run folder, and remove it. A full disk is not an error here: the
-    run reports it when it saves."""
+    """Write a save to a temporary folder inside the run folder, and remove it, in order to time a save. A full disk is
+    not an error here: the run reports it when it saves."""
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".trial.", suffix=PART, dir=folder) as trial:
         saver = Saver(Path(trial), keep=1, base=BaseModel("", "") if adapter_names(trainer.model) else None)

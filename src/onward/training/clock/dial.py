@@ -50,7 +50,7 @@ SIZES: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model size that could be trained in the time, with its forecast loss."""
+    """A model size that could be trained within the time limit, with its forecast loss."""
 
     model: dict[str, Any]  # chosen fields of DecoderConfig
     batch_size: int
@@ -81,8 +81,8 @@ class Choice:
 
 
 def effective(tokens: float, unique: int) -> float:
-    """Compute the number of distinct tokens that improve a model as much as `tokens` tokens, of which `unique` are
-    distinct."""
+    """Compute the number of distinct tokens that improve a model as much as `tokens` tokens, of which only `unique` are
+    distinct and the rest are repetitions (Muennighoff et al. 2023)."""
     if tokens <= unique:
         return tokens
     return unique * (1 + REPEATS * (1 - math.exp(-(tokens / unique - 1) / REPEATS)))
@@ -98,8 +98,8 @@ class Compression:
 
 
 def compression(tokenizer: Tokenizer, inputs: Inputs) -> Compression:
-    """Measure the bits per byte of about the first megabyte of the training text as bz2 compresses it, and its bytes
-    per token. `inputs` are the prepared texts of a run."""
+    """Measure how well bz2 compresses about the first megabyte of the training text, and its bytes per token. `inputs`
+    are the prepared texts of a run."""
     pieces = [source[: SAMPLE // len(inputs.train)] for source in inputs.train]
     data = "".join(tokenizer.decode(piece.tolist()) for piece in pieces).encode()
     bits = 8 * len(bz2.compress(data[:SAMPLE])) / max(1, len(data[:SAMPLE]))
@@ -107,7 +107,8 @@ def compression(tokenizer: Tokenizer, inputs: Inputs) -> Compression:
 
 
 def step_seconds(config: RunConfig, model: Decoder, inputs: Inputs, loss: LossFunction | None) -> float:
-    """Measure the seconds of a step, the second of two, in the precision that is likely the fastest."""
+    """Measure the seconds of an optimizer step of `model`, the second of two, in the precision that is likely the
+    fastest; `loss` defaults to the configured cross-entropy."""
     if config.precision == "auto":
         config = replace(config, precision=precisions_of(model.device)[-1])
     trainer = build_trainer(config, model, loss=loss)
@@ -128,11 +129,11 @@ def dial(
     loss: LossFunction | None = None,
     timing: Callable[..., float] = step_seconds,
 ) -> tuple[RunConfig, Choice | None]:
-    """Choose the open fields among the model's size, the batch size and the optimizer for `limit` seconds of training.
-    Returns the configuration, and the choice; None if the given fields leave no possible size.
+    """Choose the model size, the batch size and the optimizer for `limit` seconds of training, where the configuration
+    leaves them open. Returns the configuration, and the choice; None if the given fields leave no possible size.
 
-    Sizes are timed by `timing` in increasing order, until the forecast becomes worse or a twentieth of the time is
-    spent.
+    Sizes are timed in increasing order by `timing`, which returns the seconds of a step, until the forecast becomes
+    worse or a twentieth of the time is spent.
     """
     candidates, spent, seconds = list[Candidate](), 0.0, 0.0
     text = compression(tokenizer, inputs)
