@@ -34,7 +34,7 @@ class Average:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Set the model's weights to the average inside this context."""
+        """A context in which the model has the averaged weights; afterwards it has its own again."""
         own = {name: p.detach().clone() for name, p in trainable(self.model)}
         self.put(self.tensors)
         try:
@@ -51,5 +51,5 @@ class Average:
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the names and parameters that require gradients."""
+    """Yield the name and the parameter for each parameter of a model that requires gradients."""
     return ((name, p) for name, p in model.named_parameters() if p.requires_grad)

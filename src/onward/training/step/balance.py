@@ -43,8 +43,8 @@ class Balance:
                 router.scoring.register_forward_hook(self.watch_shares)
 
     def watch(self, counts: Tensor, has_loss: bool, router: nn.Module, _: Any, output: tuple[Tensor, Tensor]) -> None:
-        """Count the expert assignments of one forward of a router, in `counts` and, with `has_loss`, for the auxiliary
-        loss; a forward hook."""
+        """Add the expert assignments of one forward of a router to `counts` (X,) and, with `has_loss`, record them for
+        the auxiliary loss; a forward hook."""
         if learning(router):
             assignments = torch.bincount(output[1].flatten(), minlength=len(counts))
             counts += assignments
@@ -80,7 +80,8 @@ class Balance:
             counts.zero_()
 
     def loads(self) -> dict[str, float]:
-        """Return, for each layer with experts, the largest count divided by the mean count, since the last `step`."""
+        """Return, as `expert_load/LAYER` for each layer with experts, the largest count of an expert divided by the
+        mean count, since the last `step`; {} without experts."""
         if not self.counts:
             return {}
         ratios = torch.stack([counts.max() / counts.float().mean() for counts in self.counts])
@@ -88,5 +89,5 @@ class Balance:
 
 
 def learning(module: nn.Module) -> bool:
-    """Return whether a forward is one of training, and not its recomputation in the backward."""
+    """Return whether the present forward of a module is one of training, and not its recomputation in the backward."""
     return module.training and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1

@@ -61,18 +61,18 @@ def build_trainer(
 
 
 def learning_rate(config: RunConfig, model: Decoder) -> Callable[[int], float]:
-    """Return the learning rate as a function of the step, counted from 0."""
+    """Return the learning rate of a run as a function of the step, counted from 0."""
     c, peak = config, config.peak_learning_rate(model.config.d_model)
     return lambda step: peak * lr_factor(c.schedule, step, c.steps, c.warmup, c.min_lr_ratio, c.decay)
 
 
 def open_experts(model: Decoder) -> list[ExpertsModule]:
-    """List the mixtures of experts without a fixed backend."""
+    """List the mixture-of-experts modules of a model whose configuration leaves the backend open ("auto")."""
     mlps = ((getattr(block, "mlp", None), at(model.config.mlp, layer)) for layer, block in enumerate(model.blocks))
     return [m for m, part in mlps if isinstance(m, ExpertsModule) and getattr(part, "backend", "") == "auto"]
 
 
 def choose_backend(model: Decoder, backend: Any) -> None:
-    """Set the backend of the experts that have no fixed backend."""
+    """Set the backend, "loop" or "grouped", of the mixture-of-experts modules whose configuration leaves it open."""
     for module in open_experts(model):
         module.part = replace(module.part, backend=backend)

@@ -110,8 +110,8 @@ def layer_of(name: str) -> int:
 
 
 def peaks_of(units: Tensor, chosen: Tensor | None) -> Tensor:
-    """Compute the largest activation of each unit, (F,). For units of experts (B, T, A, F), those of the experts
-    `chosen` (B, T, A) are concatenated, expert by expert."""
+    """Compute the largest absolute activation of each feed-forward unit, (F,), from activations `units` (..., F). For
+    units of experts (B, T, A, F), those of the experts `chosen` (B, T, A) are concatenated, expert by expert."""
     units = units.abs().float().flatten(0, -2)
     if chosen is None:
         return units.amax(0)
@@ -121,8 +121,8 @@ def peaks_of(units: Tensor, chosen: Tensor | None) -> Tensor:
 
 
 def entropy(weights: Tensor, sinks: bool) -> float:
-    """Compute the mean entropy, in nats, of attention weights (..., T). With sinks, 1 minus the sum of the weights
-    counts as an additional weight."""
+    """Compute the mean entropy, in nats, of attention weights (..., T). With `sinks`, learned scores that take a part
+    of the softmax, 1 minus the sum of the weights counts as an additional weight."""
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
     nats = torch.special.entr(weights).sum(-1)
     if sinks:
@@ -131,12 +131,12 @@ def entropy(weights: Tensor, sinks: bool) -> float:
 
 
 def matrices(model: nn.Module) -> list[Tensor]:
-    """List the trainable matrices and stacks of matrices, detached."""
+    """List the trainable matrices and stacks of matrices of a model, detached."""
     return [p.detach() for p in model.parameters() if p.requires_grad and p.ndim >= 2]
 
 
 def update_ratio(before: Sequence[Tensor], model: nn.Module) -> float:
-    """Compute the norm of the change of the trainable matrices divided by their norm. `before` are clones of
+    """Compute the norm of the change of a model's trainable matrices divided by their norm. `before` are clones of
     `matrices(model)` made before the update.
 
     About 1e-3 is usual; much less learns slowly, much more is unstable.

@@ -45,25 +45,26 @@ class Loss:
         raise NotImplementedError
 
     def prepare(self, model: Any, batches: Sequence[Any]) -> Sequence[Any]:
-        """Return the batches of a step; by default those of the data. Reinforcement replaces them by answers of the
-        model."""
+        """Return the batches to train on in a step, given the batches of the data; by default the same. Reinforcement
+        replaces prompts by completions that the model samples."""
         return batches
 
     def divide(self, divide: Callable[[Decoder], object]) -> None:
-        """Take the function that divides a model over the processes as the trained one is, in place, for the models
-        that the loss keeps; by default there are none."""
+        """Divide the models that the loss holds, such as a teacher, over the processes. `divide` does this to one
+        model, in place, as to the trained model. By default there are no such models."""
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
-        """Return the figures to report, from the means of the further sums; by default these means."""
+        """Return the figures to report in a step, given `figures`, the means of the further sums that `__call__`
+        returned; by default the same."""
         return figures
 
     @property
     def samples(self) -> Sequence[Mapping[str, Any]]:
-        """Texts of the last step for the run's samples.jsonl; by default none."""
+        """Texts that the model wrote in the last step, for the run's samples.jsonl; by default none."""
         return ()
 
     def state(self) -> Mapping[str, Tensor]:
-        """Return the tensors that are saved with a run; by default none."""
+        """Return the tensors of the loss that are saved with a run, by name; by default none."""
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
@@ -72,7 +73,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class LossOfFunction(Loss):
-    """A Loss that calls a function (model, batch) -> sums."""
+    """A Loss that calls a function (model, batch) -> sums, see `Loss.__call__`."""
 
     function: LossFunction
 
@@ -121,7 +122,8 @@ class CrossEntropy(Loss):
         return InChunks.apply(loss, batch.loss_scale, chunks, targets, hidden, *head * torch.is_grad_enabled())
 
     def of_hidden(self, model: Decoder, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute both sums for hidden states (N, D) and targets (N,), with all logits in memory at once."""
+        """Compute the sum to minimize and the plain cross-entropy for hidden states (N, D) and targets (N,), with all
+        logits in memory at once."""
         logits = model.logits(hidden)
         plain = loss = cross_entropy(logits, targets, IGNORE_INDEX)
         if self.label_smoothing or self.z_loss:
@@ -136,7 +138,8 @@ class CrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class Means:
-    """The means of a loss and of its figures over batches."""
+    """The means of a loss and of its figures over batches; `divisor` is the number that the sums were divided by, in
+    general the number of targets."""
 
     loss: float
     divisor: int
@@ -145,7 +148,8 @@ class Means:
 
 @torch.no_grad()  # weights that FSDP gathers here are used in training, where tensors of inference mode cannot be
 def mean_figures(model: Decoder, batches: Iterable[Batch], loss: Loss, precision: str = "fp32") -> Means:
-    """Compute the means of a loss and of its figures over all batches, without dropout."""
+    """Compute the means of a loss and of its figures over all batches, without gradient and dropout; used by
+    validation."""
     total, count, figures = 0.0, 0, defaultdict[str, float](float)
     for batch in batches:
         with without_dropout(model), autocast(precision, model.device):
@@ -160,7 +164,8 @@ def mean_figures(model: Decoder, batches: Iterable[Batch], loss: Loss, precision
 
 @checked
 def mean_loss(model: Decoder, batches: Iterable[Batch], precision: str = "fp32") -> tuple[float, int]:
-    """Compute the mean cross-entropy of all targets, in nats per token, and count the targets."""
+    """Compute the mean cross-entropy of all targets of the batches, in nats per token; return it and the number of
+    targets."""
     means = mean_figures(model, batches, CrossEntropy(), precision)
     return means.loss, means.divisor
 
@@ -180,7 +185,8 @@ class InChunks(torch.autograd.Function):
         *head: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Compute `loss` of hidden states (N, D) and targets (N,) in `chunks` chunks; `head` are the trainable
-        parameters between hidden states and logits. Gradients are those of the loss times `scale`."""
+        parameters between hidden states and logits. The gradients are those of the loss times `scale`, which keeps fp16
+        in range."""
         exact = torch.promote_types(hidden.dtype, torch.float32)
         sums = hidden.new_zeros(2, dtype=exact)
         of_hidden = torch.empty_like(hidden)

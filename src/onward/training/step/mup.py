@@ -49,8 +49,8 @@ class Factors:
 
 
 def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Factors]:
-    """Compute the factors of each parameter of a decoder by muP, from a width `base` whose heads have the width
-    `base_head`.
+    """Compute the muP factors of each parameter of a decoder, by name, for hyperparameters chosen at a width `base` at
+    which attention heads have the width `base_head`.
 
     A dimension grows with the width if it is larger in the decoder of twice the width. Raises a UserError for a decoder
     whose logits cannot be scaled by weights: its head is tied to the embedding, and it has no final norm.
@@ -88,7 +88,7 @@ def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Fac
 
 
 def factors_of(config: RunConfig, model: DecoderConfig) -> Mapping[str, Factors]:
-    """Return the factors of each parameter in a run; empty without muP."""
+    """Return the muP factors of each parameter of a run's model, by name; {} if the run does not use muP."""
     if not config.mup:
         return {}
     preset = decoder(config.preset, model.vocab_size, {})
@@ -98,7 +98,8 @@ def factors_of(config: RunConfig, model: DecoderConfig) -> Mapping[str, Factors]
 
 @torch.no_grad()
 def scale_weights(model: Decoder, scaled: Mapping[str, Factors]) -> None:
-    """Multiply new weights by their factors; a norm's weight is scaled together with its offset."""
+    """Multiply newly initialized weights by their factors, given by parameter name. For a norm that multiplies by
+    weight + offset, this sum is scaled."""
     for name, parameter in model.named_parameters():
         if name in scaled and not math.isclose(scaled[name].init, 1):
             offset = getattr(model.get_submodule(name.rpartition(".")[0]), "offset", 0.0) * name.endswith("weight")

@@ -59,7 +59,8 @@ def adamw(
     betas: tuple[float, float],
     rates: Mapping[str, float] = {},
 ) -> torch.optim.AdamW:
-    """Make torch's fused AdamW for parameters by name; see `optimizers` for `rates`."""
+    """Make torch's fused AdamW for parameters by name; `rates` are factors of the learning rate by parameter name,
+    default 1."""
     groups = parameter_groups(parameters, weight_decay, rates)
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
 
@@ -67,9 +68,9 @@ def adamw(
 def parameter_groups(
     parameters: dict[str, nn.Parameter], weight_decay: float, rates: Mapping[str, float] = {}
 ) -> list[dict[str, Any]]:
-    """Return the groups of parameters for a torch optimizer: by weight decay, which vectors do not have, and by `rate`,
-    the factor of the learning rate. The decay per step, learning rate times weight decay, does not depend on the
-    factor."""
+    """Return the groups of parameters for a torch optimizer: by weight decay, which vectors do not have, and by "rate",
+    the factor of the learning rate from `rates` (by parameter name, default 1). The decay per step, learning rate times
+    weight decay, does not depend on the factor."""
     groups = defaultdict[tuple[bool, float], list[nn.Parameter]](list)
     for name, parameter in parameters.items():
         groups[is_matrix(name, parameter), rates.get(name, 1.0)].append(parameter)
@@ -85,7 +86,7 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 
 
 def check_optimizer(name: str) -> None:
-    """Raise a UserError for a name that `optimizers` does not know."""
+    """Raise a UserError for the name of an optimizer that `optimizers` cannot make."""
     if name not in ("adamw", "muon"):
         library_class(name)
 
@@ -151,8 +152,9 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_add_(weights, parts, alpha=-rate * 0.2 * math.sqrt(shape[-1]))
 
     def updates(self, pairs: Sequence[tuple[Tensor, Tensor]], shape: tuple[int, ...]) -> Iterator[Tensor]:
-        """Yield this process's part of the orthogonalized update of each parameter, given pairs of a parameter and its
-        part of the update; the wide form of all has one shape."""
+        """Yield this process's part of the orthogonalized update of each parameter. `pairs` are parameters and their
+        updates, of which this process holds a part; all have the same `shape`, transposed if necessary so that rows are
+        at most columns."""
         own = []
         for i, (p, part) in enumerate(pairs):
             full = full_tensor(part, p)
@@ -169,7 +171,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def wide(matrices: Tensor) -> Tensor:
-    """Return matrices (..., O, I), transposed if O is more than I."""
+    """Return matrices (..., O, I), transposed where there are more rows than columns (O > I)."""
     return matrices.mT if matrices.size(-2) > matrices.size(-1) else matrices
 
 

@@ -12,14 +12,15 @@ from onward.training.step.trainer import StepPlan
 
 
 class Planner:
-    """Makes the StepPlans of a run, for this process and its device."""
+    """Makes the StepPlans (the input of one optimizer step each) of a run: reads the windows, sequences of training
+    tokens, that this process trains on, and moves them to its device."""
 
     def __init__(self, config: RunConfig, windows: TrainingWindows, device: torch.device, processes: Processes) -> None:
         self.config, self.windows, self.device, self.processes = config, windows, device, processes
 
     def plans(self, position: int, skipped: Sequence[tuple[int, int]] = ()) -> Generator[StepPlan]:
-        """Yield plans of steps without end, prepared ahead in another thread, from the window number `position` on,
-        without the windows in the half-open ranges `skipped`."""
+        """Yield the plans of the steps, without end, from the window number `position` on; they are prepared ahead in
+        another thread. Windows in the half-open ranges of numbers `skipped` are left out."""
         c, left_out = self.config, tuple(skipped)
 
         def prepare() -> Iterator[StepPlan]:
@@ -35,7 +36,7 @@ class Planner:
         return self.batches(range(self.config.batch_size * self.config.accumulation))[0]
 
     def batches(self, numbers: Sequence[int]) -> list[Batch]:
-        """Read the windows with these numbers, as this process's batches."""
+        """Read the windows with these numbers, and return the batches that this process trains on."""
         size = self.config.batch_size
         firsts = range(0, len(numbers), size)[self.processes.batch_rank :: self.processes.mesh.data]
         return [self.windows.read(numbers[i : i + size]).to(self.device) for i in firsts]

@@ -35,7 +35,7 @@ TRIAL_TOKENS = 1024  # of a step that calibrates
 
 
 class Watch:
-    """A stopwatch that sums the seconds of each phase of a step."""
+    """A stopwatch that sums the seconds of each phase of training steps, such as the backward."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds, self.last = device, defaultdict[str, float](float), perf_counter()
@@ -49,14 +49,14 @@ class Watch:
 
 
 class TimedForward(nn.Module):
-    """A LossModule whose calls are timed by a Watch."""
+    """A module that calls a LossModule (a model and its loss), and tells a Watch when each call begins and ends."""
 
     def __init__(self, module: nn.Module, watch: Watch) -> None:
         super().__init__()
         self.module, self.watch = module, watch
 
     def forward(self, batch: Batch) -> Any:
-        """Return the outputs of the LossModule, and note the time."""
+        """Return the outputs of the LossModule for a batch, and note the time."""
         self.watch.note("other")
         result = self.module(batch)
         self.watch.note("forward and loss")
@@ -65,12 +65,12 @@ class TimedForward(nn.Module):
 
 @dataclass(frozen=True)
 class TimedProcesses(Processes):
-    """Processes for a run of a single process that notes the end of the backward."""
+    """The processes of a run of a single process, which note the end of the backward for a Watch."""
 
     watch: Watch | None = None
 
     def sum_of_batches(self, values: Sequence[float]) -> list[float]:
-        """Note the end of the backward, after which the trainer sums the losses."""
+        """Note the end of the backward, after which the trainer sums the losses; return the values unchanged."""
         assert self.watch is not None
         self.watch.note("backward")
         return super().sum_of_batches(values)
@@ -78,7 +78,7 @@ class TimedProcesses(Processes):
 
 @dataclass(frozen=True)
 class TrainingSpeed:
-    """The measured speed of training a decoder in one precision and batch size."""
+    """The measured speed of training a decoder in one precision and with one number of windows per step (`batch`)."""
 
     precision: str
     batch: int
@@ -90,7 +90,7 @@ class TrainingSpeed:
 
     @property
     def step(self) -> float:
-        """The seconds per step."""
+        """The seconds of a step."""
         return sum(self.seconds.values())
 
 
@@ -106,9 +106,9 @@ def measure_training(
     warm_up: int = WARM_UP,
     least: int = LEAST,
 ) -> TrainingSpeed:
-    """Train a model on random windows for about `seconds` seconds and measure the speed; changes its weights. Makes at
-    least `least` steps after `warm_up` steps that are not counted. `peak` is the device's peak in this precision, in
-    operations per second."""
+    """Train a model on random tokens, `batch` windows of `context` tokens in a step, for about `seconds` seconds, and
+    measure the speed; changes its weights. Makes at least `least` steps after `warm_up` steps that are not counted.
+    `peak` is the device's peak in this precision, in operations per second."""
     config, watch = model.config, Watch(model.device)
     parts = optimizers(model, optimizer, 1e-5, 0.1, (0.9, 0.99))
     for part in parts:
@@ -143,9 +143,9 @@ def measure_training(
 def trial_share(
     config: DecoderConfig, precision: str, context: int, peak: float, device: torch.device, seconds: float = 1.0
 ) -> float:
-    """Measure the share of a device's peak that training reaches: training the decoder itself or, if it is large, the
-    preset `small` with its vocabulary, for about `seconds` seconds after a warm-up step. `peak` is in operations per
-    second."""
+    """Measure the share of a device's peak that training reaches, for about `seconds` seconds after a warm-up step. It
+    trains a decoder of this configuration with windows of `context` tokens; in place of a large one, the preset `small`
+    with at most 8192 tokens in the vocabulary. `peak` is in operations per second."""
     context = min(context, TRIAL_TOKENS)
     if parameters(config) > LARGEST:
         config = replace(decoder("small", min(config.vocab_size, 8192), {}), context_length=context)

@@ -12,7 +12,8 @@ from onward.text.tokenizer import Tokenizer
 
 
 def task_results(tasks: Sequence[Task], model: Decoder, tokenizer: Tokenizer, limit: int) -> list[TaskResult]:
-    """Return the results of a model at tasks with choices, with up to `limit` questions each.
+    """Return the results of a model at multiple-choice tasks, with up to `limit` questions each; used at each
+    validation.
 
     Draws no random numbers, and compiles nothing: blocks that torch.compile has compiled for training run as they are
     written, so that training goes on with the same kernels.
@@ -22,5 +23,5 @@ def task_results(tasks: Sequence[Task], model: Decoder, tokenizer: Tokenizer, li
 
 
 def no_engine(*_: Any) -> NoReturn:
-    """Raise an AssertionError; takes the place of the engine, which no task with choices calls."""
+    """Raise an AssertionError; takes the place of the generation engine, which multiple-choice tasks never call."""
     raise AssertionError

@@ -30,8 +30,8 @@ from onward.training.step.precision import autocast, grad_scaler
 @named
 @dataclass(frozen=True)
 class StepPlan:
-    """The input of one optimizer step: its batches, and the numbers of their windows. It is a value, so it can be made
-    ahead, in another thread."""
+    """The input of one optimizer step: its batches, and the numbers of their windows (training sequences). It is a
+    value, so it can be made ahead, in another thread."""
 
     batches: Sequence[Batch]  # batches of this process; their gradients are accumulated
     numbers: Sequence[int] = ()  # numbers of the step's windows, in all processes
@@ -74,8 +74,9 @@ class LossModule(nn.Module):
         self.model, self.loss, self.balance = model, loss, balance
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the sum over the batch's targets to minimize, and the sums to report; the first of these is the loss.
-        The sum to minimize includes the auxiliary loss of experts, weighted by the batch's divisor."""
+        """Return the sum to minimize over the batch's targets, and a dict of the sums to report: "loss", and the
+        figures of the loss. The sum to minimize includes the auxiliary loss of experts, weighted by the batch's
+        divisor."""
         loss, reported, *figures = self.loss(self.model, batch)
         if self.balance is not None:
             loss = loss + self.balance.auxiliary() * batch.divisor
@@ -127,8 +128,8 @@ class Trainer:
 
     @checked
     def train(self, plans: Iterable[StepPlan]) -> Iterator[Step]:
-        """Make a step for each plan, and yield its result. The next plan is requested when the caller requests the next
-        step."""
+        """Make an optimizer step for each plan, and yield its result. The next plan is requested when the caller
+        requests the next step."""
         return map(self.train_step, plans)
 
     @explained
@@ -179,8 +180,8 @@ class Trainer:
         return Step(self.step + bool(failure), mean, rate, norm, count, seconds, failure, figures)
 
     def backward(self, batches: Sequence[Batch]) -> tuple[dict[str, float], int]:
-        """Accumulate the gradients of a step's batches, summed over the processes; return the means of what the loss
-        reports, and the number of targets."""
+        """Accumulate the gradients of a step's batches; return the means over all processes of the loss and its
+        figures, by name, and the number of targets."""
         counts = [sum(batch.divisor for batch in batches), sum(batch.num_targets for batch in batches)]
         count, targets = map(round, self.processes.sum_of_batches(counts))
         count = max(1, count)

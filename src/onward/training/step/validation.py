@@ -16,7 +16,7 @@ from onward.training.step.trainer import Trainer
 
 @dataclass(frozen=True)
 class Validation:
-    """The loss and the bits per byte of a validation during a run, and measurements of the model's layers."""
+    """The result of a validation during a run: loss, bits per byte, and measurements of the model's layers."""
 
     step: int
     validation_loss: float  # nats per token
@@ -34,9 +34,9 @@ def validate(
     sets: Mapping[str, HeldOutWindows] | None = None,
     tasks: Sequence[Task] = (),
 ) -> Validation:
-    """Compute the means of a loss over about `config.validation_tokens` tokens of evenly spread windows, in the
-    precision of training and with averaged weights if the trainer averages them; of each of the `sets` of a mixture,
-    the loss alone, and of each task the score."""
+    """Compute the mean loss over about `config.validation_tokens` tokens of evenly spread validation windows, in the
+    precision of training and with averaged weights if the trainer averages them. The figures include the loss on each
+    of the `sets`, the validation windows of each source by name, and the score of each of the `tasks`."""
     model, size = trainer.model, config.batch_size
     apart = max(1, windows.num_tokens // config.validation_tokens)
     chosen = range(0, len(windows), apart)
