@@ -31,12 +31,12 @@ MERGED = "base"  # the folder in that of a run for the model with its first adap
 
 
 def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
-    """Load the model named by `config.base`, in fp32, and its config.json. Its embedding has a row for each token of
-    `base_tokenizer`, and it has the adapters that the run trains, not yet initialized.
+    """Load the model named by `config.base`, in fp32, and the keys of its Hugging Face config.json. Its embedding has a
+    row for each token of `base_tokenizer`, and it has the adapters that the run trains, not yet initialized.
 
-    Where the base is an adapter, these are its own, beside a frozen copy of them as the reference; or new ones, on top
-    of its own as `config.first` says. Raises a UserError for quantized weights to train, and for new tokens of the
-    template that adapters do not train.
+    If the base is itself an adapter on a model, the run trains this adapter, and a frozen copy of it is the reference;
+    or it trains new adapters on top, as `config.first` says. Raises a UserError for quantized weights to train, and for
+    new tokens of the chat template that adapters do not train.
     """
     c = config if isinstance(config, FinetuneConfig) else None
     adapters, first = (c.adapters, locate(c.base)) if c else (None, None)
@@ -70,8 +70,9 @@ def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
 
 
 def base_outline(config: RunConfig) -> tuple[Decoder, StoredWeights, dict[str, Any]] | None:
-    """Return the model named by `config.base` on the meta device, its weights in fp32, and its config.json; None if the
-    run trains adapters or adds tokens, which needs the whole model."""
+    """Return the model named by `config.base` on the meta device, its stored weights in fp32, and the keys of its
+    Hugging Face config.json, for processes that divide the model; None if the run trains adapters or adds tokens, which
+    needs the whole model."""
     c = config if isinstance(config, FinetuneConfig) else None
     folder = locate(config.base)
     if is_adapter(folder) or (c and (c.adapters or c.quantize)):
@@ -81,15 +82,17 @@ def base_outline(config: RunConfig) -> tuple[Decoder, StoredWeights, dict[str, A
 
 
 def weights_folder(config: RunConfig) -> Path:
-    """Return the folder of the model beneath all adapters, which is downloaded if it is on the hub."""
+    """Return the folder of the model named by `config.base` or, if that is an adapter, of the model beneath it. A model
+    on the hub is downloaded."""
     folder = locate(config.base)
     return base_folder(folder) if is_adapter(folder) else folder
 
 
 def with_merged_base(config: RunConfig, folder: Path) -> RunConfig:
-    """Return the configuration of a run in `folder`. If it trains new adapters on a base that is an adapter, and that
-    one is not to be kept beneath them, the base becomes an ordinary model, which is written into the folder: it has the
-    first adapter merged, in fp32. Raises a UserError for an option `first` without such a base."""
+    """Return the configuration of a run in `folder`, whose base is never an adapter to merge. If the run trains new
+    adapters on a base that is an adapter, and `config.first` is not "frozen", the adapter is merged into its model in
+    fp32, and the result is written into the folder as the new base. Raises a UserError for an option `first` without
+    such a base."""
     if not isinstance(config, FinetuneConfig) or not config.adapters or not config.base:
         return config
     first = locate(config.base)
@@ -109,8 +112,8 @@ def with_merged_base(config: RunConfig, folder: Path) -> RunConfig:
 
 
 def base_model(folder: Path, config: RunConfig, labels: Sequence[str]) -> Callable[[], Decoder] | None:
-    """Return, for a run that saves only adapters, a function that makes its model with new adapters and, given labels,
-    a new head; None for other runs."""
+    """Return, for a run that saves only adapters, a function that makes its model anew, with uninitialized adapters
+    and, given `labels`, a new output head for them, so that a save can be loaded into it; None for other runs."""
 
     def make() -> Decoder:
         model, _ = load_base(config)
@@ -122,8 +125,8 @@ def base_model(folder: Path, config: RunConfig, labels: Sequence[str]) -> Callab
 
 
 def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
-    """Return the base of a model with adapters, with its checksum; None for other models. Raises a UserError if the
-    base is not named."""
+    """Return the name and the checksum of the base of a model with adapters; None for a model without adapters. Raises
+    a UserError if `config.base` is empty."""
     if not adapter_names(model):
         return None
     if not config.base:
@@ -134,13 +137,14 @@ def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
 
 
 def base_checksum(config: RunConfig) -> str:
-    """Return a checksum of the weights that a run begins from, which are read, including those of an adapter."""
+    """Return a checksum of the weights that a run begins from, including those of an adapter; reads their files."""
     checksum, folder = weights_checksum(weights_folder(config)), locate(config.base)
     return f"{checksum} {file_sha256(folder / TENSORS)[:16]}" if is_adapter(folder) else checksum
 
 
 def base_of(config: FinetuneConfig) -> Base:
-    """Return functions that load the model that a run begins from, and its tokenizer, for the loss of its method."""
+    """Return functions that load the base model of a run and its tokenizer, for losses that need the model once more,
+    such as DPO for its reference."""
     return Base(lambda: load_base(config)[0], lambda: base_tokenizer(config), config.device)
 
 
@@ -156,8 +160,8 @@ def base_tokenizer(config: RunConfig) -> Tokenizer:
 
 @torch.no_grad()
 def with_vocabulary(model: Decoder, size: int) -> Decoder:
-    """Return a copy of the model with a larger vocabulary. Embeddings of new tokens are the mean of the others, and so
-    are their rows of the head, so that a new token is about as likely as a known one."""
+    """Return a copy of the model with a vocabulary of `size` tokens. Embeddings and output rows of new tokens are the
+    mean of the others, so that a new token is about as likely as a known one."""
     grown = Decoder(replace(model.config, vocab_size=size)).to(model.dtype)
     if labels := head_labels(model):
         add_head(grown, labels)

@@ -77,7 +77,7 @@ class FinetuneConfig(RunConfig, ExampleOptions):
 
     @classmethod
     def of(cls, **options: Any) -> FinetuneConfig:
-        """Build a configuration from options as on the command line, in which fields of the method stand beside it:
+        """Build a configuration from options as on the command line, where fields of the method are options of the run:
         `FinetuneConfig.of(base="runs/mybook", method="dpo", beta=0.2, lora=16)`."""
         return fields.build(cls, with_method(options))
 
@@ -88,13 +88,14 @@ class FinetuneConfig(RunConfig, ExampleOptions):
 
     @checked
     def peak_learning_rate(self, d_model: int) -> float:
-        """Return the learning rate after the warm-up, by default the rate of the method divided by `d_model`."""
+        """Return the learning rate after the warm-up; by default a constant of the method divided by the model's width
+        `d_model`."""
         return self.method.rate / d_model if self.learning_rate is None else self.learning_rate
 
 
 def config_class(values: Mapping[str, Any]) -> type[RunConfig]:
-    """Return the class of the configuration in a run.json, whose content is `values`: FinetuneConfig if it has a
-    method, else RunConfig."""
+    """Return the class of the configuration in a run.json, whose content is `values`: FinetuneConfig if there is a
+    `method`, else RunConfig."""
     return FinetuneConfig if "method" in values else RunConfig
 
 
@@ -119,7 +120,8 @@ def with_method(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_readers(options: Iterable[str], method: type[Method]) -> None:
-    """Raise a UserError for an option that is a field of other methods, and neither of this one nor of a run."""
+    """Raise a UserError for a name in `options` that is a field of other fine-tuning methods, and neither of `method`
+    nor of a run."""
     known = fields.hints(FinetuneConfig).keys() - {*FinetuneConfig.fixed} | fields.hints(method).keys()
     for name in options:
         readers = [kind for kind, other in Method.choices().items() if name in fields.hints(other)]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class QuantizationError:
-    """How far a quantized base is from the plain one. Errors of weights are relative: the norm of the difference over
-    that of the plain weights (Frobenius)."""
+    """How far a quantized base model is from the original. Errors of weights are relative: the norm of the difference
+    divided by the norm of the original weights (Frobenius)."""
 
     precision: str
     weights: float  # relative error of all quantized weights

@@ -26,9 +26,10 @@ TOKENS = 512  # of the data, about, for the loss of a quantized base
 
 
 def begin(config: FinetuneConfig, folder: Path, model: Decoder, inputs: Inputs) -> tuple[FinetuneConfig, list[str]]:
-    """Initialize the adapters that a new run trains, and record the error of a quantized base in inputs.json. Returns
-    the configuration with the ranks that EVA gives to layers, and sentences for the user. Raises a UserError for ranks
-    that EVA would distribute."""
+    """Initialize the adapters that a new run of fine-tuning trains, and record in inputs.json how much quantization
+    changes the base model, if it is quantized. Returns the configuration, with the rank of each adapter if these are
+    initialized by EVA (Paischer et al. 2024), and sentences for the user. Raises a UserError if the user gives ranks as
+    well."""
     lora, notes = config.adapters, []
     if config.quantize and (error := quantization_error(config, model, inputs)):
         write_json(folder / "inputs.json", read_json(folder / "inputs.json") | {"quantization": asdict(error)})
@@ -46,8 +47,8 @@ def begin(config: FinetuneConfig, folder: Path, model: Decoder, inputs: Inputs) 
 
 
 def quantization_error(config: FinetuneConfig, model: Decoder, inputs: Inputs) -> QuantizationError | None:
-    """Compare a quantized base with the plain one, which is mapped into memory and computes on the CPU; None if no
-    layer is quantized."""
+    """Compare the weights and the loss of a quantized base model with those of the original, which is mapped into
+    memory and computes on the CPU; None if no layer is quantized."""
     plain, _ = load_model(weights_folder(config))
     if not (squares := squared_errors(plain, model)):
         return None
@@ -66,8 +67,9 @@ def quantization_error(config: FinetuneConfig, model: Decoder, inputs: Inputs) -
 
 
 def rows(config: FinetuneConfig, model: Decoder, inputs: Inputs) -> Iterator[Rows]:
-    """Yield the training examples in the order of the run, in batches: tokens, positions, and a mask of the trained
-    tokens; for examples that are prompts only, of all tokens but the first."""
+    """Yield batches of the training examples, in the order of the run, for the initialization of adapters by EVA:
+    tokens, positions, and a mask of the trained tokens, or of all tokens but the first if the examples are prompts
+    only."""
     windows, size = inputs.windows(config, model.config.context_length), config.batch_size
     for start in range(0, min(PASSES * len(windows), BATCHES * size), size):
         batch = windows.read(range(start, start + size)).to(model.device)

@@ -52,15 +52,16 @@ class ExampleInputs(Inputs):
     config: FinetuneConfig
 
     def opening(self, tokenizer: Tokenizer) -> str | list[int]:
-        """Return the tokens before the first trained token of the first held-out example."""
+        """Return the tokens before the first trained token of the first held-out example, as a prompt for samples
+        during training."""
         first = (self.examples if self.held_out is None else self.held_out).sequence(0)
         return list(first.tokens[: max(1, first.trained.index(True))])
 
     def packed(
         self, examples: Examples, context_length: int, seed: int | None, chosen: Sequence[int] | None = None
     ) -> PackedExamples:
-        """Return examples, all or those that are chosen, as packed rows: shuffled by the seed or, if it is None, in
-        order."""
+        """Return examples as packed rows, each of which holds as many examples as fit: all examples, or those with the
+        numbers `chosen`; shuffled by `seed` or, if it is None, in order."""
         c, method = self.config, self.config.method
         packed = c.packed and not method.samples_itself
         length = row_length(c, context_length)
@@ -80,8 +81,8 @@ class ExampleInputs(Inputs):
         return None if self.held_out is None else self.packed(self.held_out, context_length, None)
 
     def validation_sets(self, config: Any, context_length: int) -> dict[str, PackedExamples]:
-        """Return the held-out examples of each source as packed rows, by its name; {} unless there are several
-        sources."""
+        """Return the held-out examples of each source as packed rows, by the name of the source; {} if there is one
+        source."""
         if self.held_out is None or SET not in self.held_out.numbers:
             return {}
         present = {int(index) for index in self.held_out.numbers[SET]}
@@ -89,12 +90,12 @@ class ExampleInputs(Inputs):
         return {name: self.packed(examples, context_length, None) for name, examples in sets.items()}
 
     def measure(self, loss: Loss) -> Loss:
-        """Return the loss for validation: the training loss itself."""
+        """Return the loss for validation, which is the training loss itself."""
         return loss
 
     def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
-        """Return the means of the reported figures, by name, over held-out examples of about `tokens` tokens (0:
-        all)."""
+        """Return the means of the loss and its figures, by name, over held-out examples of about `tokens` tokens (0:
+        all); {} without held-out examples."""
         rows = self.validation_windows(self.config, model.config.context_length)
         if rows is None:
             return {}
@@ -107,14 +108,15 @@ class ExampleInputs(Inputs):
 
 def row_length(config: FinetuneConfig, context_length: int) -> int:
     """Return the largest number of tokens in a sequence: the option `length` or, if it is 0, the context length, at
-    most LONGEST. Raises a UserError if `length` exceeds the context."""
+    most 4096. Raises a UserError if `length` exceeds the context length of the model."""
     if config.length > context_length:
         raise UserError(f"length is {config.length}, and the model's context has {context_length} tokens")
     return config.length or min(context_length, LONGEST)
 
 
 def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
-    """Make the examples of a run in its folder, and write them and inputs.json; return the tokenizer."""
+    """Make tokenized examples of the data of a fine-tuning run, write them and inputs.json to its folder, and return
+    the tokenizer."""
     tokenizer = base_tokenizer(config)
     method, context_length = config.method, config.decoder(1).context_length
     if isinstance(method, Distill):
@@ -169,8 +171,8 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
 
 
 def check_teacher(teacher: str, base: str, tokenizer: Tokenizer) -> None:
-    """Raise a UserError if the model `teacher` of a distillation does not have the vocabulary of the base, or has too
-    few embeddings for it."""
+    """Raise a UserError if the model `teacher` of a distillation does not have the vocabulary of the model `base`,
+    given as `tokenizer`, or has too few embeddings for it."""
     source = open_source(locate(teacher))
     if source.required_tokenizer().inner.get_vocab() != tokenizer.inner.get_vocab():
         raise UserError(f"the teacher {teacher} has another vocabulary than {base}: take one with the same tokenizer")
@@ -182,7 +184,7 @@ def check_teacher(teacher: str, base: str, tokenizer: Tokenizer) -> None:
 
 
 def check_sets(examples: Examples, config: FinetuneConfig) -> None:
-    """Raise a UserError if a source has no examples to train on."""
+    """Raise a UserError if a source of a mixture has no examples to train on."""
     present = {int(index) for index in examples.numbers.get(SET, [0])}
     if missing := [source for index, source in enumerate(config.sources) if index not in present]:
         raise UserError(f"{missing[0]} has no examples to train on: add some, or leave it out")
@@ -199,8 +201,8 @@ def check_labels(examples: Examples, config: FinetuneConfig) -> None:
 
 
 def with_reference(examples: Examples, config: FinetuneConfig) -> Examples:
-    """Return the examples with the log-probability of each sequence under the base model, for losses that compare with
-    it."""
+    """Return the examples with the log-probability of each sequence under the base model added, for methods that
+    compare the model with it and compute this once before training."""
     loss: Any = config.method.loss(base_of(config))
     model, size = load_base(config)[0].eval().to(choose_device(config.device)), config.batch_size
     rows = [[i] for i in range(len(examples))]
@@ -212,8 +214,8 @@ def with_reference(examples: Examples, config: FinetuneConfig) -> Examples:
 
 
 def open_examples(config: FinetuneConfig, folder: Path, verify: Literal["size", "sha256"] = "sha256") -> ExampleInputs:
-    """Open the examples named in inputs.json. With "sha256" their checksums are verified. Raises a UserError if the
-    examples or the base have changed."""
+    """Open the examples named in inputs.json. With "sha256" the checksums of the files are verified. Raises a UserError
+    if the examples have changed, or the base model, where the method compares with it."""
     record = read_record(folder)
     for name, digest in record.data.items():
         if verify == "sha256" and file_sha256(folder / name) != digest:

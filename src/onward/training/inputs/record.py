@@ -58,7 +58,8 @@ def read_config(folder: Path) -> RunConfig:
 
 
 def same_tokens(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """Return the options with which a run trains on the prepared tokens of another run's folder."""
+    """Return the options (sources, validation, pack) with which another run trains on the prepared tokens of the run in
+    `folder`, whose configuration is `config`."""
     record = read_record(folder)
     validation = str(folder / record.validation) if record.validation else config.validation
     sources = dict.fromkeys(str(folder / name) for name, _ in record.train)
@@ -66,13 +67,14 @@ def same_tokens(folder: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def index_of(data: Path) -> Path:
-    """Return the file with the checksum of the data: the index of a prepared folder, or the file itself."""
+    """Return the file of the data in `data` whose checksum is recorded: the index of a folder of prepared tokens, or
+    the file itself."""
     return data / INDEX if data.is_dir() else data
 
 
 def check_inputs(folder: Path, model: DecoderConfig) -> None:
-    """Raise a UserError that lists the inputs (tokens, tokenizer, model) that have changed since the run was started;
-    reads all their files."""
+    """Raise a UserError that lists the inputs of a run (tokens, tokenizer, and `model`, the configured decoder) that
+    have changed since it was started."""
     record = read_record(folder)
     differ = [
         f"the tokens in {name}" + ("" if index.exists() else " (which are gone)")

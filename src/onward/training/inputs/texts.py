@@ -48,7 +48,7 @@ class Inputs:
 
     @property
     def tokens(self) -> int:
-        """The number of training tokens."""
+        """The number of training tokens of all sources."""
         return sum(map(len, self.train))
 
     def opening(self, tokenizer: Tokenizer) -> str | list[int]:
@@ -58,21 +58,22 @@ class Inputs:
         return " ".join(tokenizer.decode(tokens[:64].tolist()).split()[:4])
 
     def validation_text(self, tokenizer: Tokenizer) -> str:
-        """Return the validation text, of at most TASK_TOKENS tokens; "" without one."""
+        """Return the beginning of the validation text, at most 262,144 tokens of it; "" without one."""
         return "" if self.validation is None else tokenizer.decode(self.validation[:TASK_TOKENS].tolist())
 
     def windows(self, config: RunConfig, context_length: int) -> TrainingWindows:
-        """Return the training tokens as windows of `context_length` tokens and their targets, in the order and from the
-        sources that `config` gives."""
+        """Return the training tokens as windows of `context_length` tokens with their targets. The seed, the weights of
+        the sources and the packing are those of `config`."""
         c = config
         return Windows(self.train, context_length, c.seed, weights=c.weights, total=c.windows, pack=c.pack)
 
     def validation_windows(self, config: RunConfig, context_length: int) -> HeldOutWindows | None:
-        """Return the windows of the whole validation text; None without one."""
+        """Return the validation text as windows of `context_length` tokens; None without one."""
         return None if self.validation is None else ValidationWindows(self.validation, context_length, config.pack)
 
     def validation_sets(self, config: RunConfig, context_length: int) -> Mapping[str, HeldOutWindows]:
-        """Return the validation text of each source of a mixture with weights by its name, for a loss of its own."""
+        """Return the validation windows of each source by its name, so that each gets a loss of its own; {} unless the
+        sources are mixed by weights."""
         names = short_names(config.sources) if config.weights else []
         parts = {name: part for name, part in zip(names, self.validation_parts) if len(part) > 1}
         return {name: ValidationWindows(part, context_length, config.pack) for name, part in parts.items()}
@@ -92,7 +93,8 @@ class Inputs:
 
 
 def spread(tokens: Tokens, count: int, context_length: int) -> Tokens:
-    """Return about `count` tokens in evenly spread pieces of eight windows; all tokens if there are no more.
+    """Return about `count` of the tokens, in evenly spread pieces of eight windows of `context_length` tokens; all
+    tokens if there are no more.
 
     The first token of a piece is predicted from the end of another piece, which hardly changes a mean.
     """
@@ -105,8 +107,8 @@ def spread(tokens: Tokens, count: int, context_length: int) -> Tokens:
 
 
 def prepare_inputs(config: RunConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
-    """Prepare the texts of a run as tokens in its folder, and write inputs.json; return the tokenizer. Prepared sources
-    stay in their own folders."""
+    """Tokenize the texts of a pre-training run into its folder, and write inputs.json; return the tokenizer. Sources
+    that `onward data prepare` has tokenized already stay in their own folders."""
     options: dict[str, Any] = {"field": config.field, "encoding": config.encoding, "cleaning": AS_IT_IS}
     named = [] if config.validation == "none" or share(config.validation) else [config.validation]
     with stored_streams(config.sources, folder / ".streams", progress) as sources:
@@ -137,8 +139,8 @@ def prepare_inputs(config: RunConfig, folder: Path, progress: Progress = silent)
 
 
 def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256"] = "sha256") -> Inputs:
-    """Open the tokens named in inputs.json, and verify their checksums or, faster, their sizes. Raises a UserError if
-    they have changed, or the validation text is too short."""
+    """Open the tokens named in a run's inputs.json, and verify their checksums or, faster, their sizes. Raises a
+    UserError if they have changed, or the validation text is too short."""
     record = read_record(folder)
     data = {name: load_tokens(folder / name, verify) for name in record.data}
     # of a folder's sources, the one with this number or, for None, all
@@ -163,15 +165,16 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
 
 
 def short_names(sources: Sequence[str]) -> list[str]:
-    """Return names of sources for the log: those of their files, or the sources themselves if some are equal."""
+    """Return short names of sources for the log: the names of their files, or the sources themselves if some of these
+    names are equal."""
     names = [Path(source).name.partition(".")[0] for source in sources]
     return names if len({*names}) == len(names) else list(sources)
 
 
 def validation_start(tokens: Tokens, share: float, pack: Packing) -> int:
-    """Return the index of the first validation token of a source whose last `share` is for validation.
+    """Return the index of the first validation token in the tokens of a source whose last `share` is for validation.
 
-    With packed documents it is the start of the document nearest to the share, so that no document is in both texts,
+    With `pack` "documents" it is the start of the document nearest to the share, so that no document is in both texts,
     unless that would more than double the validation text.
     """
     start = max(int(len(tokens) * (1 - share)), len(tokens) - MOST_HELD_OUT)
@@ -183,8 +186,8 @@ def validation_start(tokens: Tokens, share: float, pack: Packing) -> int:
 
 
 def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[Source]) -> Tokenizer:
-    """Return the tokenizer of prepared sources, or the requested one, trained on the texts if necessary. Raises a
-    UserError if prepared sources have different ones."""
+    """Return the tokenizer of a run: that of the `prepared` sources, or the requested one, trained on the texts of the
+    `raw` sources if necessary. Raises a UserError if these tokenizers differ."""
     base = str(locate(config.base)) if config.base else ""
     asked = config.tokenizer or base or ("" if prepared else "bpe:4096")
     texts = passages(raw, field=config.field, encoding=config.encoding) if raw else ()
@@ -201,8 +204,8 @@ def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[S
 
 
 def share(validation: str) -> float | None:
-    """Return the share of each source that --validation requests; None if it requests a file or none. Raises a
-    UserError for a number that is no share."""
+    """Return the share of each source that the option `validation` requests, such as 0.1 for "0.1"; None if it names a
+    file or is "none". Raises a UserError for a number that is no share."""
     try:
         part = float(validation)
     except ValueError:

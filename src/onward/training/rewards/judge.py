@@ -48,13 +48,14 @@ class AskedModel(Reward, kind=""):
 
     @property
     def server(self) -> JudgeServer:
-        """The server that is asked."""
+        """The server with the judge model."""
         from onward.evaluation.judging import JudgeServer
 
         return JudgeServer(self.url, self.model, self.key_env, self.seconds, self.concurrency)
 
     def filled(self, completion: Completion, /, **texts: str) -> str:
-        """Return the prompt of the judge for a completion, of which `texts` are shown."""
+        """Return the request to the judge about a completion: the template `prompt`, filled with the completion's
+        prompt, its answer and the other fields of its record, and with `texts` by name."""
         from onward.evaluation.judging import filled
 
         values = {"answer": completion.answer, **completion.columns, "prompt": completion.prompt, **texts}
@@ -76,10 +77,11 @@ class Judge(AskedModel, kind="judge"):
 
 @dataclass(frozen=True)
 class Pairwise(AskedModel, kind="pairwise"):
-    """The share of the other completions of its prompt to which a model on a server prefers a completion.
+    """The share of the other completions of the same prompt that a completion beats, in the judgment of a model on a
+    server.
 
-    It is asked about each two of them in both orders, since judges prefer a place, and replies A or B. Two completions
-    of the same text are a tie.
+    The model compares each two completions in both orders, since judges favor a position, and replies A or B. Two
+    completions of the same text are a tie.
     """
 
     needed: ClassVar[tuple[str, ...]] = ("first", "second")

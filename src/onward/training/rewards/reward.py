@@ -23,7 +23,7 @@ QUOTED_OR_FUNCTION = re.compile(r"""('[^']*'|"[^"]*")|([\w./~-]+\.py):(\w+)""")
 
 @dataclass(frozen=True)
 class Completion:
-    """A completion of a prompt, with the record that the prompt comes from."""
+    """A completion of a prompt, with the fields of the record (a row of the data) that the prompt comes from."""
 
     prompt: str
     text: str  # text of the completion, without its end token
@@ -47,8 +47,8 @@ class Reward(Part):
 
     @classmethod
     def shorthand(cls, value: Any) -> Any:
-        """Return the table of a reward that is written as FILE.py:FUNCTION, also as a term of a sum, or as the folder
-        of a reward model. Raises a UserError for options after a colon."""
+        """Return the fields, as a dict, of a reward that is written as FILE.py:FUNCTION, also as a term of a sum, or as
+        the folder of a reward model; None for other values. Raises a UserError for options after a colon."""
         if not isinstance(value, str) or value in cls.kinds:
             return None
         if value and Path(value).is_dir():
@@ -64,7 +64,7 @@ class Reward(Part):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The fields that each record must have, such as answer."""
+        """The names of the fields that each record must have, such as answer."""
         return frozenset()
 
     @property
@@ -73,12 +73,13 @@ class Reward(Part):
         return self.kind
 
     def open(self, tokenizer: Tokenizer | None = None, device: str = "auto") -> Scorer:
-        """Load what the reward computes with, and return the function that scores completions. `tokenizer` is that of
-        the model in training. Raises a UserError if something is missing."""
+        """Load the models or start the processes that the reward needs, and return the function that scores
+        completions. `tokenizer` is that of the model in training; `device` is for a reward model. Raises a UserError if
+        something is missing."""
         return self.scores
 
     def scores(self, completions: Sequence[Completion]) -> Sequence[float]:
-        """Return the score of each completion."""
+        """Return the score of each completion of a step."""
         return [self.score(completion) for completion in completions]
 
     def score(self, completion: Completion) -> float:
@@ -87,14 +88,14 @@ class Reward(Part):
 
 
 def reward_of(text: str) -> Reward:
-    """Return the reward that a text writes, such as `exact + 0.2 * length(characters=100)`, FILE.py:FUNCTION, or the
-    folder of a reward model. A UserError names the nearest kind."""
+    """Return the reward that a text describes, such as `exact + 0.2 * length(characters=100)`, FILE.py:FUNCTION, or the
+    folder of a reward model. Raises a UserError, which suggests the nearest kind, for other texts."""
     return part(Reward, text, "reward")
 
 
 def finite(scores: Sequence[Any], completions: Sequence[Completion], name: str) -> list[float]:
-    """Return the scores as numbers. Raises a UserError if their number differs from that of the completions, or if one
-    of them is not a finite number."""
+    """Return the scores of completions by the reward `name` as numbers. Raises a UserError if there are not as many
+    scores as completions, or if one of them is not a finite number."""
     if len(scores) != len(completions):
         raise UserError(f"the reward {name} returned {len(scores)} values for {len(completions)} completions")
     for score, completion in zip(scores, completions):
@@ -110,7 +111,8 @@ def finite(scores: Sequence[Any], completions: Sequence[Completion], name: str) 
 
 
 def column(completion: Completion, name: str, reward: str) -> Any:
-    """Return a column of a completion's record. Raises a UserError if the record has none of that name."""
+    """Return the field `name` of a completion's record. Raises a UserError, which names the reward that needs it, if
+    the record has no such field."""
     if name not in completion.columns:
         raise UserError(
             f"the record of the prompt {completion.prompt!r:.60} has no {name}, which the reward {reward} needs: add it"

@@ -40,7 +40,8 @@ class Sum(Reward, kind=SUM, internal=True):
 
 
 class OpenReward:
-    """A reward that is ready to score: K terms with their names and weights, of a reward that is no sum itself alone.
+    """A reward that is ready to score, with its models and processes loaded: the K terms of a weighted sum, with their
+    names and weights; a reward that is not a sum is the only term.
 
     A name is the label of a term, or its notation where several have the same label.
     """
@@ -53,8 +54,8 @@ class OpenReward:
         self.scorers = [term.open(tokenizer, device) for _, term in terms]
 
     def terms(self, completions: Sequence[Completion]) -> list[list[float]]:
-        """Return the scores of completions by each term, K lists of finite numbers. Terms wait for their processes and
-        servers at the same time."""
+        """Return the score of each completion by each term of the sum, K lists of finite numbers. Terms wait for their
+        processes and servers at the same time."""
         from concurrent.futures import ThreadPoolExecutor
 
         if len(self.scorers) == 1:  # in this thread, in which Ctrl-C arrives

@@ -113,7 +113,8 @@ class Format(Reward, kind="format"):
 
     @cached_property
     def pieces(self) -> list[re.Pattern[str]]:
-        """The texts between the {} of the template, in order, the last one at the end of a completion."""
+        """The texts between the {} of the template as regular expressions, in order; the last one matches only at the
+        end."""
         parts = [r"\s*".join(map(re.escape, re.split(r"\s+", piece))) for piece in self.template.strip().split("{}")]
         return [re.compile(part) for part in parts[:-1]] + [re.compile(parts[-1] + r"\Z")]
 
@@ -123,8 +124,8 @@ class Format(Reward, kind="format"):
         return float(all(tags[tag] == count for tag, count in wanted.items()) and self.matches(text))
 
     def matches(self, text: str) -> bool:
-        """Return whether the pieces occur in a text in order, the first one at its start, with a character or more
-        between them. The leftmost occurrence of each leaves most room for the others, so none is tried twice."""
+        """Return whether the `pieces` occur in a text in order, the first one at its start, with a character or more
+        between them. Each piece is matched at its leftmost occurrence, which leaves the most room for the next."""
         first, *others = self.pieces
         match = first.match(text)
         for piece in others:
@@ -175,7 +176,7 @@ class JsonSchema(Reward, kind="json_schema"):
 
 
 def json_score(conforms: Callable[[Any], bool], text: str) -> float:
-    """Return 1 for JSON that conforms, 0.1 for other JSON, else 0."""
+    """Return 1 if a text is JSON for whose value `conforms` is true, 0.1 for other JSON, 0 for other texts."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -73,9 +73,9 @@ class Worker:
         raise NoAnswer(f"has not returned after {seconds:g} s: make it faster, or check for an endless loop")
 
     def call(self, columns: Mapping[str, Sequence[Any]], seconds: float) -> list[Any]:
-        """Return the values that the function returns for these columns of completions. A call that takes longer than
-        `seconds`, or ends its process, is made once more in another process. Raises a UserError if that fails too, or
-        if the function raises."""
+        """Return the values that the function returns for `columns`, lists of the completions' fields by name. A call
+        that takes longer than `seconds`, or ends its process, is made once more in another process. Raises a UserError
+        if that fails too, or if the function raises."""
         for last in (False, True):
             if not self.stop.alive:
                 self.start()
@@ -94,7 +94,7 @@ class Worker:
 
 
 def end(process: subprocess.Popen[bytes], connection: Connection) -> None:
-    """End a process and those that it started."""
+    """End a worker's process and those that it started, and close the connection to it."""
     connection.close()
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -102,7 +102,8 @@ def end(process: subprocess.Popen[bytes], connection: Connection) -> None:
 
 
 def serve() -> None:
-    """Run a worker: send "" or an error, then receive columns and answer with a list of values and "" or an error."""
+    """Run in the process of a Worker: load the function, and send "" or an error; then receive columns, call the
+    function, and answer with a list of values and "" or an error."""
     parent, descriptor, file, name = sys.argv[1:]
     Thread(target=exit_with_parent, args=[int(parent)], daemon=True).start()
     os.dup2(2, 1)  # the function's prints are not output of the command
@@ -124,8 +125,8 @@ def serve() -> None:
 
 
 def function_of(file: Path, name: str) -> Callable[..., Any]:
-    """Return a function in a Python file, which may import others of its folder. Raises a UserError if the file cannot
-    be run, or has no such function."""
+    """Return the function `name` in a Python file, which may import others of its folder. Raises a UserError if the
+    file cannot be run, or has no such function."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if not file.exists() or spec is None or spec.loader is None:
         raise UserError(f"there is no file {file}: give FILE.py:FUNCTION")
@@ -143,7 +144,8 @@ def function_of(file: Path, name: str) -> Callable[..., Any]:
 
 
 def values_of(function: Callable[..., Any], columns: Mapping[str, Sequence[Any]]) -> list[Any]:
-    """Return the values that a function returns. It may be asynchronous, and so may each of its values.
+    """Return the values that a function of the user returns for `columns`, lists by name. It may be asynchronous, and
+    so may each of its values.
 
     Prompts, completions and answers are given by position, and other columns by name where the function has a parameter
     of that name or **kwargs. All are given by name if the function has fewer than three parameters by position, or
@@ -164,7 +166,8 @@ def values_of(function: Callable[..., Any], columns: Mapping[str, Sequence[Any]]
 
 
 async def awaited(result: Any) -> list[Any]:
-    """Return the values of a result, of which all or each may still be computed."""
+    """Return the values of a function's result; waits for the result or for each of its values, where they are
+    awaitable."""
     values = list(await result if inspect.isawaitable(result) else result)
     waiting = [i for i, value in enumerate(values) if inspect.isawaitable(value)]
     for i, value in zip(waiting, await asyncio.gather(*(values[i] for i in waiting))):

@@ -21,8 +21,9 @@ from onward.training.step.loss import CrossEntropy
 
 
 def arranged(config: RunConfig, processes: Processes, vocab_size: int, mesh: str = "") -> Processes:
-    """Return the processes of a run in their mesh: `mesh`, the configured one, replicas if a device can hold the whole
-    training, or else shards. Raises a UserError for a mesh that the run cannot use."""
+    """Return the processes of a run arranged in a mesh, by which they replicate or divide the model: `mesh`, or else
+    the configured one, or else replicas if a device can hold the whole training, or else shards. `vocab_size` is that
+    of the tokenizer. Raises a UserError for a mesh that the run cannot use."""
     text = mesh or config.mesh
     if not text and processes.count > 1:
         decoder = config.decoder(vocab_size)
@@ -35,14 +36,15 @@ def arranged(config: RunConfig, processes: Processes, vocab_size: int, mesh: str
 
 
 def divides(config: RunConfig, decoder: DecoderConfig, processes: Processes) -> bool:
-    """Return whether the processes of a new run divide the model, so that none should hold it whole."""
+    """Return whether the processes of a new run divide the model among them, so that none should hold all of it."""
     if processes.count == 1:
         return False
     return (Mesh.parse(config.mesh) if config.mesh else chosen(config, decoder, processes.count)).divides
 
 
 def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
-    """Raise a UserError if a mesh cannot divide the decoder, or a run has options that a divided model cannot have."""
+    """Raise a UserError if a mesh cannot divide the decoder, or if the mesh divides it and the run has options that do
+    not work with a divided model."""
     mesh.check_decoder(decoder)
     if not mesh.divides:
         return
@@ -62,8 +64,8 @@ def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
 
 
 def chosen(config: RunConfig, decoder: DecoderConfig, count: int) -> Mesh:
-    """Return replicas if a device can hold the whole training in fp32, or else shards: of the processes of each machine
-    or, if they are too few, of all."""
+    """Return the mesh for `count` processes: replicas if a device can hold the whole training in fp32, or else shards
+    over the processes of each machine or, if these are too few, over all."""
     plain, most = replace(config, precision="fp32"), SAFE * device_bytes(config)
     meshes = arrangements(count, int(os.environ.get("LOCAL_WORLD_SIZE", count)))
     able = (mesh for mesh in meshes if config.time or memory_per_process(plain, decoder, mesh).peak <= most)
@@ -71,7 +73,7 @@ def chosen(config: RunConfig, decoder: DecoderConfig, count: int) -> Mesh:
 
 
 def memory_per_process(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> TrainingMemory:
-    """Compute the memory of training in one process of a mesh."""
+    """Compute the memory that training takes in one process of a mesh."""
     options: dict[str, Any] = {
         "optimizer": config.optimizer or "adamw",
         "recompute": config.recompute,
@@ -82,7 +84,7 @@ def memory_per_process(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) ->
 
 
 def device_bytes(config: RunConfig) -> int:
-    """Return the memory of this process's device, or its share of the machine's memory."""
+    """Return the bytes of memory of this process's GPU or, on a CPU, its share of the machine's memory."""
     if choose_device(config.device).type == "cuda":
         return torch.cuda.mem_get_info()[1]
     return memory_size() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -25,7 +25,7 @@ COMMON = 0.1  # the share of passages that may be found, since similar texts sha
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check: whether it passed, and a sentence with its numbers."""
+    """The result of a check at the start of a run: whether it passed, and a sentence with its numbers."""
 
     name: str
     ok: bool
@@ -35,8 +35,9 @@ class Check:
 def start_checks(
     model: Decoder, batch: Batch, train: Sequence[Tokens], validation: Tokens | None, *, fresh: bool
 ) -> Iterator[Check]:
-    """Run the checks in order: targets, causality, the first loss if the model is `fresh`, and, given a validation
-    text, its absence from the training text. `batch` is a training batch."""
+    """Run the checks at the start of a run, and yield their results in order: targets, causality, the first loss if the
+    model is `fresh` (newly initialized), and, given a validation text, its absence from the training text. `batch` is a
+    training batch."""
     yield shifted(batch)
     yield causal(model, batch)
     if fresh:
@@ -46,7 +47,7 @@ def start_checks(
 
 
 def shifted(batch: Batch) -> Check:
-    """Check that each target other than IGNORE_INDEX is the next token."""
+    """Check that each target of a batch, other than IGNORE_INDEX, is the next token."""
     targets, following = batch.targets[:, :-1], batch.tokens[:, 1:]
     counted = targets != IGNORE_INDEX
     total, right = int(counted.sum()), int((targets == following)[counted].sum())
@@ -56,7 +57,8 @@ def shifted(batch: Batch) -> Check:
 
 @torch.no_grad()
 def causal(model: Decoder, batch: Batch) -> Check:
-    """Check that the logits of the first half of a text stay the same, up to rounding, if its second half changes."""
+    """Check that a model's logits for the first half of a text stay the same, up to rounding, if its second half
+    changes."""
     tokens, half = batch.tokens[:1, :CAUSAL_TOKENS], min(batch.tokens.size(1), CAUSAL_TOKENS) // 2
     positions = None if batch.positions is None else batch.positions[:1, :CAUSAL_TOKENS]
     changed = torch.cat([tokens[:, :half], (tokens[:, half:] + 1) % model.config.vocab_size], 1)
@@ -84,8 +86,8 @@ def first_loss(model: Decoder, batch: Batch) -> Check:
 
 
 def apart(train: Sequence[Tokens], validation: Tokens, searched: int = SEARCHED) -> Check:
-    """Check that the training text is free of passages of the validation text. Of a longer training text, about
-    `searched` tokens in evenly spread chunks are searched."""
+    """Check that the training text contains no passages of the validation text. If it is longer than `searched` tokens,
+    only about this many, in evenly spread chunks, are searched."""
     text, length = Tokens.join(train), min(LENGTH, len(validation))
     starts = np.linspace(0, len(validation) - length, PROBES).astype(int)
     probes = np.unique([np.asarray(validation[i : i + length], np.uint32) for i in starts.tolist()], axis=0)
@@ -104,7 +106,7 @@ MIX = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], np.uint32)  # o
 
 
 def search(tokens: np.ndarray, probes: np.ndarray) -> np.ndarray:
-    """Find which of the probes (P, L) occur in tokens (N,), all uint32; returns (P,) of bool.
+    """Find which of the passages `probes` (P, L) occur in `tokens` (N,), all uint32; returns (P,) of bool.
 
     A hash of four tokens selects candidates in one pass; only these are compared with the probes.
     """

@@ -21,7 +21,8 @@ from onward.training.step.validation import Validation
 
 @dataclass(frozen=True)
 class Rollback:
-    """Event: a step failed. The run returned to its newest save and skips the windows of that step."""
+    """Event: a step failed. The run returned to its newest save, and skips the windows (training sequences) of that
+    step."""
 
     step: int  # step of the save
     failed_step: int
@@ -44,8 +45,8 @@ Recorded = TypeVar("Recorded", Step, Validation)
 
 
 class EventLog:
-    """Records the events of a run in its files and trackers. Records nothing unless `active`: in a run of many
-    processes, only the first process is active."""
+    """Records the events of a run in its files, and copies them to TensorBoard or Weights & Biases if the run uses
+    these. Records nothing unless `active`: in a run of many processes, only the first process is active."""
 
     def __init__(self, folder: Path, active: bool, messages: Sequence[str] = ()) -> None:
         """`messages` are sentences for the user that come with the next step."""
@@ -56,8 +57,8 @@ class EventLog:
 
     @contextmanager
     def tracked(self, names: Sequence[str], config: Mapping[str, Any]) -> Iterator[None]:
-        """A context in which the trackers with these names also receive the rows of metrics.jsonl; `config` are the
-        options of the run."""
+        """A context in which the rows of metrics.jsonl are also copied to the trackers with these names, such as
+        "tensorboard"; `config` are the options of the run."""
         self.trackers = Trackers(names if self.active else (), self.folder, config)
         try:
             yield
@@ -65,7 +66,7 @@ class EventLog:
             self.trackers.close()
 
     def write(self, event: Recorded) -> Recorded:
-        """Record an event, and return it."""
+        """Record a step or a validation as a row, and return it."""
         row = asdict(event)
         row |= row.pop("figures")
         if not row.get("failure"):
@@ -74,32 +75,33 @@ class EventLog:
         return event
 
     def notices(self, step: int, failure: UserError | None) -> list[Notice]:
-        """Return the messages since the last call, and `failure`, the failure of a save, as notices of a step."""
+        """Return the messages for the user since the last call as notices of a step; `failure`, the error of a save
+        that failed, becomes one more."""
         messages, self.messages = self.messages, []
         if failure:
             messages.append(f"{failure}; training goes on, and the next save tries again")
         return [Notice(step, message) for message in messages]
 
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Record the first few texts by the model that a step trained on."""
+        """Record the first few of the texts that the model wrote and was trained on in a step."""
         for sample in samples[:SAMPLES] if self.active else ():
             self.samples.write({"step": step, **sample, "trained": True})
 
     def write_row(self, row: dict[str, Any]) -> None:
-        """Write a row to metrics.jsonl, with null for infinite and NaN values, and to the trackers."""
+        """Write a row to metrics.jsonl and to the trackers; infinite and NaN values become null."""
         row |= {key: None for key, value in row.items() if isinstance(value, float) and not isfinite(value)}
         if self.active:
             self.metrics.write(row)
             self.trackers.write(row)
 
     def resume(self, step: int) -> None:
-        """Remove the rows after the save of `step`, since the run repeats those steps."""
+        """Remove the rows after the save of `step` from the files, since a resumed run repeats those steps."""
         for journal in (self.metrics, self.samples, self.skipped) if self.active else ():
             journal.cut(lambda row: precedes(row, step))
 
     def roll_back(self, event: Rollback, first_window: str) -> Rollback:
-        """Record a rollback with the text of the first skipped window, and return it. Rows of undone steps are
-        removed."""
+        """Record a rollback with the text of the first skipped window, `first_window`, and return it. Rows of undone
+        steps are removed from the files."""
         if self.active:
             self.metrics.cut(lambda row: precedes(row, event.step) or (row["step"] == event.step and "reason" in row))
             self.samples.cut(lambda row: row["step"] == 0 or precedes(row, event.step))
@@ -109,6 +111,6 @@ class EventLog:
 
 
 def precedes(row: Mapping[str, Any], step: int) -> bool:
-    """Return whether a row was written before the save of a step. Of the rows at that step, the step's own row, with a
-    loss, and its training samples precede the save."""
+    """Return whether a row of a run's files was written before the save of `step`. Of the rows at that step, the step's
+    own row, with a loss, and its training samples precede the save."""
     return row["step"] < step or (row["step"] == step and ("loss" in row or "trained" in row))

@@ -11,7 +11,7 @@ from onward.errors import UserError
 
 
 class Journal:
-    """Writes a file of JSON lines. While the disk is full, lines are kept in memory."""
+    """Appends lines to a file of JSON lines. While the disk is full, lines are kept in memory."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.waiting = path, ""
@@ -35,7 +35,7 @@ class Journal:
             pass
 
     def cut(self, keep: Callable[[dict[str, Any]], bool]) -> None:
-        """Keep the rows before the first for which `keep` is false, delete all others, and remove a line left
+        """Delete the rows from the first one for which `keep` is false to the end of the file, and a line left
         incomplete by a kill."""
         self.waiting = "".join(takewhile(lambda line: keep(json.loads(line)), self.waiting.splitlines(keepends=True)))
         if self.path.exists():
@@ -44,7 +44,8 @@ class Journal:
             os.truncate(self.path, sum(len(line) for _, line in kept))  # works on a full disk
 
     def row(self, number: int, line: bytes) -> dict[str, Any]:
-        """Parse a line as a row. Raises a UserError if it is not a JSON object with a step."""
+        """Parse a line of the file as a row; `number` is the line number, for errors. Raises a UserError if the line is
+        not a JSON object with a step."""
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:

@@ -38,8 +38,9 @@ from onward.transforms.heads import add_head
 
 @dataclass(frozen=True)
 class Prepared:
-    """The parts of a run, new or resumed: configuration, model, tokenizer, inputs, loss and time budget. `fill` sets
-    the weights of a new model on the meta device, once it is divided."""
+    """The parts of a run, new or resumed: configuration, model, tokenizer, inputs, loss and time budget. `hf` are the
+    keys of the model's Hugging Face config.json. `fill` sets the weights of a new model on the meta device, once the
+    processes have divided it."""
 
     config: RunConfig
     model: Decoder
@@ -57,9 +58,12 @@ class Prepared:
 def chosen_base(
     config: RunConfig, model: Decoder | None, processes: Processes
 ) -> tuple[RunConfig, Decoder | None, dict[str, Any]]:
-    """Return the configuration, the model to begin from, and its config.json. The model is the given one, or that in
-    `config.base`, which is loaded, on the meta device if the processes divide it; None, with {}, for a run from new
-    weights. Raises a UserError for an option that the run does not read."""
+    """Return the configuration of a new run, the model to begin from, and the keys of its Hugging Face config.json.
+
+    The model is the given one, or else that in `config.base`: loaded or, if the processes divide it among them, on the
+    meta device. For a run from new weights the model is None, and the keys are {}. Raises a UserError for an option
+    that the run does not read.
+    """
     hf: dict[str, Any] = {}
     for module in config.imports:
         fields.import_parts(module)
@@ -78,7 +82,7 @@ def chosen_base(
 
 
 def check_options(config: RunConfig, processes: Processes) -> None:
-    """Raise a UserError for options that no run can begin with, before any text is read."""
+    """Raise a UserError for options that no run can begin with; called before any text is read."""
     config.decoder(1)
     if config.evaluate_tasks:
         tasks_of(config.evaluate_tasks, "evaluate_tasks")
@@ -104,9 +108,9 @@ def prepared(
     progress: Progress,
     began: float,
 ) -> tuple[Prepared, float]:
-    """Prepare the tokens and the model of a run in the first process, and fix its options: `model` and `hf` are those
-    of `chosen_base`, other arguments as of `Run.start`. Also returns the seconds already spent of a time limit, which
-    counts from `began`."""
+    """Prepare the tokens and the model of a new run in the first process, and fix the options left open. `model` and
+    `hf` are results of `chosen_base`, other arguments as of `Run.start`. Also returns the seconds already spent of a
+    time limit, which counts from `began`."""
     device, fresh = choose_device(config.device), model is None
     stage = stage_of(config)
     tokenizer = stage.prepare(config, folder, progress)
@@ -149,15 +153,18 @@ def prepared(
 
 
 def with_tokens(hf: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return keys of config.json with the token ids of a tokenizer."""
+    """Return `hf`, the keys of a model's Hugging Face config.json, with the ids of the tokenizer's begin and end
+    tokens."""
     return {**hf, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
 
 
 def is_outline(model: Decoder) -> bool:
-    """Return whether a model has weights on the meta device, which the processes set once they have divided it."""
+    """Return whether a model has its parameters on the meta device, without values until the processes have divided
+    it."""
     return any(parameter.is_meta for parameter in model.parameters())
 
 
 def stand_in(model: Decoder, device: torch.device) -> Decoder:
-    """Return a decoder of two blocks like those of a larger one, whose precision and experts are timed in its place."""
+    """Return a decoder of at most two blocks like those of a larger model, on which the precision and the backend of
+    experts are timed in its place."""
     return Decoder(replace(model.config, n_layers=min(2, model.config.n_layers))).to(device)

@@ -14,8 +14,8 @@ REFRESH_SECONDS = 0.2
 
 
 def progress(run: Run) -> Callable[[Event], object]:
-    """Return the function that shows each event of a run, to call with the event: NotebookProgress in a notebook, else
-    Progress."""
+    """Return a function that shows the progress of a run when called with each of its events: a NotebookProgress in a
+    notebook, else a Progress."""
     return NotebookProgress(run) if in_notebook() else Progress(run)
 
 

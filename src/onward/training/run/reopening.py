@@ -33,8 +33,8 @@ from onward.transforms.heads import add_head
 
 
 def resumed_config(folder: Path, processes: Processes, mesh: str = "") -> tuple[RunConfig, Processes]:
-    """Read the configuration of a run to resume, and arrange the processes, in another `mesh` if it is given. Raises a
-    UserError if the run has finished, or cannot continue in these processes."""
+    """Read the configuration of a run to resume, and arrange the processes in its mesh, or in `mesh` if that is not
+    empty. Raises a UserError if the run has finished, or cannot continue in these processes."""
     config = read_config(folder)
     if (folder / "result.json").exists():
         steps = fields.counted(config.steps, "step")
@@ -75,7 +75,8 @@ def reopened(
 def begun(
     config: RunConfig, folder: Path, loss: Loss | LossFunction | None, processes: Processes
 ) -> tuple[Prepared, None]:
-    """Return the parts of a new run whose model the processes divide; it has no save yet."""
+    """Return the parts of a new run whose model the processes divide among them; None stands for its save, which it
+    does not have yet."""
     tokenizer, stage = Tokenizer.load(folder), stage_of(config)
     inputs = stage.open(config, folder, "size")
     model, fill, hf = new_model(config, tokenizer, inputs.labels)
@@ -86,8 +87,9 @@ def begun(
 def new_model(
     config: RunConfig, tokenizer: Tokenizer, labels: Sequence[str]
 ) -> tuple[Decoder, Callable[[Decoder], object], dict[str, Any]]:
-    """Return the model of a new run on the meta device, a function that sets its weights once it is divided, and its
-    config.json. That function raises a UserError if stored weights are not finite."""
+    """Return the model of a new run on the meta device, a function that sets its weights once the processes have
+    divided it, and the keys of its Hugging Face config.json. `labels` are those of a classifier's or reward model's
+    head, () without a head. The function raises a UserError if stored weights are not finite."""
     outline = base_outline(config) if config.base else None
     if outline is None:
         decoder = config.decoder(tokenizer.vocab_size)
@@ -115,8 +117,8 @@ def new_model(
 
 
 def edits(progress: SavedProgress, config: RunConfig) -> list[str]:
-    """Return a sentence that names the fields of run.json that differ from those of the save; an empty list if
-    none do."""
+    """Return a sentence that names the fields in which run.json (`config`) differs from the configuration in the save,
+    since a user may edit it; an empty list if there are none."""
     known, now = progress.config, fields.plain(config)
     by_clock = ("time", "steps", "decay") if known.get("time") and config.steps else ()
     edited = [name for name in now if now[name] != known.get(name) and name not in ("out", "mesh", *by_clock)]

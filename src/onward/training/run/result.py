@@ -10,8 +10,8 @@ from onward.training.run.run import Run
 
 def evaluate_run(run: Run, *, in_time: bool = False) -> dict[str, Any]:
     """Evaluate the saved model of a run on its validation text, and write result.json. Returns the figures by name; {}
-    without a validation text. With `in_time`, as much of the text is used as the run's time limit leaves time for.
-    Processes that hold parts of a model evaluate it together, as it is after the last step."""
+    without a validation text. With `in_time`, as much of the text is used as the run's time limit leaves time for. If
+    the processes divide the model, they evaluate it together, with its weights after the last step."""
     tokens = run.config.evaluation_tokens
     if in_time and run.budget and (share := run.budget.evaluated_share) < 1:
         tokens = max(2, int(share * (tokens or len(run.inputs.validation or ()))))

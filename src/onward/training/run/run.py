@@ -56,8 +56,8 @@ class Diverged(UserError):
 class Run(Shown):
     """A run in progress: `start` or `resume` makes it, `train` trains it.
 
-    `model` is trained in place, by `trainer`, on `inputs`; `progress` is its position in the data. `fresh` says whether
-    it began from new weights. `choice` explains the size that Onward chose, and `budget` keeps the time limit; both are
+    `trainer` trains `model` in place on `inputs`; `progress` is the position in the data. `fresh` says whether the run
+    began from new weights. `choice` explains the size that Onward chose, and `budget` keeps the time limit; both are
     None if they do not apply.
     """
 
@@ -148,8 +148,8 @@ class Run(Shown):
 
     @classmethod
     def opened(cls, folder: Path, loss: Loss | LossFunction | None, mesh: str = "", *, new: bool = False) -> "Run":
-        """Open the run in a folder, in all its processes: at its newest save or, if it is `new`, at step 0, which they
-        save together. Other arguments are those of `resume`."""
+        """Open the run in a folder, in all its processes: at its newest save or, if it is `new` and the processes
+        divide its model, at step 0, which they save together. Other arguments are those of `resume`."""
         processes = Processes.join()
         with processes.first_before_others():
             config, processes = resumed_config(folder, processes, mesh)
@@ -187,7 +187,7 @@ class Run(Shown):
                 self.saver.finish()
 
     def events(self, stop: Callable[[], bool], save: Callable[[], bool]) -> Iterator[Event]:
-        """Yield the events of `train`, with its arguments, while training."""
+        """Train, and yield the events; `train` calls this with its arguments, inside the lock of the folder."""
         began = perf_counter() - self.progress.seconds
         check_ranks(self)
         yield from self.validate()  # a kill may have come between the save and its validation
@@ -231,8 +231,8 @@ class Run(Shown):
             raise failure
 
     def train_step(self, plan: StepPlan) -> Step:
-        """Make an optimizer step; see `Trainer.train_step`. The step also fails if a save is due and its weights are
-        not finite."""
+        """Make an optimizer step on the batches of `plan`; see `Trainer.train_step`. The step also fails if a save is
+        due after it and the weights are not finite."""
         due = self.config.due(self.step + 1)
         step = self.trainer.train_step(replace(plan, measure_update=due))
         if due and not step.failure and not self.trainer.finite():
@@ -240,15 +240,16 @@ class Run(Shown):
         return step
 
     def fix_steps(self, steps: int) -> None:
-        """Fix the number of steps and record it in run.json; the remaining steps are the decay."""
+        """Fix the total number of steps, in a run that a time limit ends, and record it in run.json; during the
+        remaining steps the learning rate decays."""
         self.config = replace(self.config, time="", steps=steps, decay=steps - self.step)
         self.trainer.learning_rate = learning_rate(self.config, self.model)
         if not self.processes.rank:
             record_steps(self.config)
 
     def validate(self) -> Iterator[Validation]:
-        """Validate if a validation is due, and yield the result. A validation before the last one is skipped if there
-        is no time for it."""
+        """Validate if a validation is due, record and yield the result. A validation before the last one is skipped if
+        the time limit leaves no time for it."""
         if not self.step or not self.config.due(self.step) or self.held_out is None:
             return
         steps_left = max(0, self.config.steps - self.step)
@@ -265,11 +266,12 @@ class Run(Shown):
             yield self.log.write(validation)
 
     def roll_back(self, plan: StepPlan, step: Step, first: int) -> Rollback:
-        """Return to the newest undamaged save, and skip the windows of the failed step from now on.
+        """Return to the newest undamaged save, and skip the windows (training sequences) of the failed step from now
+        on.
 
-        `first` is the step of the save that training continued from. If the first step after it has failed twice, on
-        different windows, that save is spoiled: return to the save before it, and skip all windows since. Raises
-        Diverged after the third failure in a row.
+        `plan` is the input of the failed step, `step` its result, and `first` the step of the save that training
+        continued from. If the first step after that save has failed twice, on different windows, the save is spoiled:
+        return to the save before it, and skip all windows since. Raises Diverged after the third failure in a row.
         """
         failed_steps = (*self.progress.failed_steps, step.step)
         if len(failed_steps) >= MAX_FAILURES:

@@ -37,13 +37,13 @@ def new_folder(folder: Path) -> Iterator[None]:
 
 
 def holds_model(folder: Path) -> bool:
-    """Return whether a folder is that of a model or an adapter."""
+    """Return whether a folder holds a model or an adapter."""
     return any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
 
 
 def record_steps(config: RunConfig) -> None:
-    """Write the number of steps to run.json, if it has none yet because the clock has just fixed it. On a full disk the
-    file stays as it is, and the next save tries again."""
+    """Write the number of steps to the run.json of a run with a time limit, once it is known. On a full disk the file
+    stays as it is, and the next save tries again."""
     path = Path(config.out) / "run.json"
     with suppress(UserError):
         if config.steps and not read_json(path).get("steps"):
@@ -51,7 +51,8 @@ def record_steps(config: RunConfig) -> None:
 
 
 def check_saved(folder: Path, step: int, failure: UserError | None) -> None:
-    """Raise a UserError with the reason if a step of a run is not on disk."""
+    """Raise a UserError if the last step of a run is not saved; `failure` is the error of the save, None if the weights
+    were not finite."""
     if any(step_of(path) == step for path in saves(folder)):
         return
     if failure:

@@ -12,7 +12,7 @@ from onward.training.clock.budget import Costs
 
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """The position of a run in its data, and its failed steps. The trainer counts the steps."""
+    """The position of a run in its data, its time, and its failed steps. The trainer counts the steps."""
 
     position: int = 0  # number of the window to continue from
     seconds: float = 0.0  # training time so far
@@ -20,7 +20,7 @@ class RunProgress:
     failed_steps: tuple[int, ...] = ()  # steps that failed; cleared by a good save after the last of them
 
     def recovered(self, step: int) -> bool:
-        """Return whether a step is past the last failed step."""
+        """Return whether a run with failed steps has completed the last of them, now that it is at `step`."""
         return bool(self.failed_steps) and step >= self.failed_steps[-1]
 
 
@@ -38,7 +38,7 @@ class SavedProgress(RunProgress):
 
     @property
     def reached(self) -> RunProgress:
-        """The progress of the run at the save."""
+        """The position in the data, the time and the failed steps at the save."""
         return RunProgress(
             position=self.position, seconds=self.seconds, skipped=self.skipped, failed_steps=self.failed_steps
         )

@@ -9,10 +9,11 @@ from onward.training.inputs.texts import Inputs
 
 
 def validation_tasks(config: RunConfig, inputs: Inputs, tokenizer: Tokenizer) -> list[Task]:
-    """Return the tasks of a configuration, those without a file about the validation text of the run.
+    """Return the tasks of the option `evaluate_tasks`, whose scores a run measures at each validation. A task without a
+    file of questions takes its questions from the validation text in `inputs`.
 
-    Raises a UserError for a run without validations, and for a task that is unknown, has no questions, or whose answers
-    are written.
+    Raises a UserError for a run without validations, and for a task that is unknown, has no questions, or asks for
+    written answers instead of choices.
     """
     if not config.evaluate_tasks:
         return []

@@ -15,7 +15,8 @@ from onward.training.config import TRACKERS
 
 
 class Tracker(Protocol):
-    """The interface of a destination for copies of the rows of metrics.jsonl, such as TensorBoard."""
+    """The interface of a destination, such as TensorBoard, that receives copies of the rows of a run's
+    metrics.jsonl."""
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Record a row of metrics.jsonl."""
@@ -25,7 +26,7 @@ class Tracker(Protocol):
 
 
 class Trackers:
-    """The trackers of a run, by name.
+    """The trackers of a run, such as TensorBoard, by name: they receive copies of the rows of metrics.jsonl.
 
     A tracker that fails causes one warning and is not used again: training does not depend on it.
     """
@@ -37,7 +38,7 @@ class Trackers:
                 self.open[name] = KINDS[name](run, config)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Record a row of metrics.jsonl: its numbers, at its "step".
+        """Send a row of metrics.jsonl to all trackers: its numbers, at its "step".
 
         A row with an earlier step than the last one replaces the rows of later steps, which become void.
         """
@@ -46,14 +47,14 @@ class Trackers:
                 tracker.write(row)
 
     def close(self) -> None:
-        """Write the rows that are still buffered."""
+        """Write the rows that are still buffered, and close all trackers."""
         for name, tracker in list(self.open.items()):
             with self.dispensable(name):
                 tracker.close()
 
     @contextmanager
     def dispensable(self, name: str) -> Iterator[None]:
-        """A context in which an error closes the tracker with this name."""
+        """A context in which an error drops the tracker with this name, with a warning, instead of ending the run."""
         try:
             yield
         except Exception as error:
@@ -63,14 +64,14 @@ class Trackers:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise a UserError if the library of a named tracker is not installed."""
+    """Raise a UserError if the library of a named tracker, such as "wandb", is not installed."""
     for name in names:
         if find_spec(name) is None:
             raise UserError(f"tracking with {name} needs its library: pip install 'onward[track]'")
 
 
 def values(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a row that can be plotted."""
+    """Return the numbers of a row of metrics.jsonl that can be plotted, by name, without its step."""
     return {
         key: value
         for key, value in row.items()
@@ -87,7 +88,7 @@ class TensorBoard:
         self.step = 0
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Record the numbers of a row."""
+        """Record the numbers of a row of metrics.jsonl, and the reason of a rollback."""
         if self.writer is None or row["step"] < self.step:
             self.begin(row["step"] + ("loss" not in row))  # other rows come after the row of their step
         self.step = row["step"]
@@ -98,14 +99,14 @@ class TensorBoard:
         self.writer.flush()  # so that a kill loses nothing
 
     def begin(self, step: int) -> None:
-        """Open another file, which makes the rows from `step` on void."""
+        """Open another event file, in which TensorBoard ignores the earlier rows from `step` on."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.close()
         self.writer = SummaryWriter(str(self.folder), purge_step=step)
 
     def close(self) -> None:
-        """Write the buffered rows."""
+        """Write the buffered rows, and close the event file."""
         if self.writer is not None:
             self.writer.close()
 
@@ -146,7 +147,7 @@ class WandB:
         self.run.define_metric("*", step_metric="step")  # its own count of steps could not go back
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Record the numbers of a row, and the reason of a rollback."""
+        """Send the numbers of a row of metrics.jsonl, and the reason of a rollback."""
         reason = {"rollback": row["reason"]} if "reason" in row else {}
         self.run.log({"step": row["step"], **values(row), **reason})
 
