@@ -23,7 +23,7 @@ from onward.tracing.hooks import ModelHooks
 
 @dataclass(frozen=True, eq=False)
 class TracedContext(AttentionContext):
-    """An AttentionContext for layers with self-attention that also passes queries, keys and values to traces and
+    """The AttentionContext of a traced layer with self-attention: it also passes queries, keys and values to traces and
     edits."""
 
     hooks: ModelHooks | None = None
@@ -44,8 +44,8 @@ class TracedContext(AttentionContext):
 
 @dataclass(frozen=True, eq=False)
 class LatentContext(AttentionContext):
-    """An AttentionContext for layers with latent attention that also passes the latents and the rotary keys to traces
-    and edits, with the queries, keys and values of each head computed from them."""
+    """The AttentionContext of a traced layer with latent attention: it also passes the latents and the rotary keys to
+    traces and edits, with the queries, keys and values of each head computed from them."""
 
     hooks: ModelHooks | None = None
     name: str = ""  # name of the attention
@@ -66,9 +66,9 @@ class LatentContext(AttentionContext):
 
     @torch.no_grad()
     def visit_heads(self, latent: Tensor, rotary: Tensor) -> None:
-        """Pass the queries, keys and values of each head to traces: rotated queries (B, T, H, P + R), keys (B, T, H, P
-        + R) before and after the rotation, and values (B, T, H, F), computed from latents (B, T, L) and rotated keys
-        (B, T, R)."""
+        """Pass the queries, keys and values of each head to traces: rotated queries (B, T, H, P + R), keys
+        (B, T, H, P + R) before and after the rotation, and values (B, T, H, F). The keys and values are computed from
+        `latent` (B, T, L) and the rotated keys `rotary` (B, T, R)."""
         hooks, attn, made = self.hooks, self.attn, self.made
         assert hooks is not None
         assert attn is not None
@@ -82,8 +82,8 @@ class LatentContext(AttentionContext):
 
 
 def hook_context(where: ContextVectors, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Add the hooks on the module `attn`, called `name`, that pass queries and keys before their rotation, and keys and
-    values as they enter the cache, to traces and edits; yield the handles that remove them."""
+    """Add the hooks on the attention module `attn`, called `name`, that pass queries and keys before their rotation,
+    and keys and values as they enter the cache, to traces and edits; yield the handles that remove these hooks."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, context = inputs
@@ -94,8 +94,8 @@ def hook_context(where: ContextVectors, name: str, attn: nn.Module, hooks: Model
 
 
 def hook_queries(where: Queries, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Add the hooks on the module `attn`, called `name`, that pass its queries, after their rotation, to traces and
-    edits; yield the handles that remove them."""
+    """Add the hooks on the attention module `attn`, called `name`, that pass its queries, after their rotation, to
+    traces and edits; yield the handles that remove these hooks."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return hooks.visit(f"{name}.q_rotated", inputs[0], 2), *inputs[1:]
@@ -106,9 +106,9 @@ def hook_queries(where: Queries, name: str, attn: nn.Module, hooks: ModelHooks) 
 def hook_latents(
     where: Latents, name: str, attn: LatentAttentionModule, hooks: ModelHooks
 ) -> Iterator[RemovableHandle]:
-    """Add the hooks on the module `attn`, called `name`, that pass the latent and the rotary key in the cache, and the
-    queries, keys and values of each head, to the traces and edits of `hooks`; yield the handles that remove them.
-    `where` has the names of these activations."""
+    """Add the hooks on the attention module `attn`, called `name`, that pass the latent and the rotary key in the
+    cache, and the queries, keys and values of each head, to the traces and edits of `hooks`; yield the handles that
+    remove these hooks. `where` has the names of these activations."""
     names = [f"{name}.{one}" for one in where.names]
     state = local()  # of one thread: another may be in the same module
 
@@ -125,8 +125,8 @@ def hook_latents(
 
 
 def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Add the hooks on the module `attn`, called `name`, that pass scores before and after the mask, and attention
-    weights, to traces and edits; yield the handles that remove them."""
+    """Add the hooks on the attention module `attn`, called `name`, that pass scores before and after the mask, and
+    attention weights, to traces and edits; yield the handles that remove these hooks."""
     steps = [f"{name}.{step}" for step in where.names]
     attend: Any = attn.get_submodule(where.attend)
 
@@ -158,5 +158,5 @@ def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) ->
 
 def with_gradient_of(output: Tensor, same: Tensor) -> Tensor:
     """Return the values of `output`, bit for bit, with the gradient also flowing to `same`, a tensor of equal values
-    that was computed separately."""
+    that was computed separately for a trace."""
     return output + (same - same.detach()).type_as(output)

@@ -17,8 +17,8 @@ from onward.model.mask import AttentionMask
 
 @dataclass(frozen=True)
 class Row:
-    """The request to which one row of an engine's call belongs, with the number and the positions of its tokens in this
-    call."""
+    """The request to which one row of an engine's call of the model belongs, with the number and the positions of its
+    tokens in this call."""
 
     request: Any  # a generation.Request; None in a call of the draft model
     tokens: int  # number of the request's tokens in the call; later columns are padding
@@ -31,7 +31,8 @@ ROWS: ContextVar[tuple[Row, ...]] = ContextVar("rows", default=())
 
 @contextmanager
 def labeled(rows: Sequence[Row]) -> Iterator[None]:
-    """Record, inside the `with` block, which request each row belongs to in calls of a model."""
+    """Record, inside the `with` block, which request each row belongs to in calls of a model, so that traces can name
+    it."""
     before = ROWS.set(tuple(rows))
     try:
         yield
@@ -41,13 +42,14 @@ def labeled(rows: Sequence[Row]) -> Iterator[None]:
 
 @dataclass(eq=False)
 class Forward:
-    """One call of the model, with the positions of its tokens in their texts."""
+    """One call of a traced model, with the positions of its tokens in their texts."""
 
     positions: Tensor | None = None  # (B or 1, T), positions of the tokens in their texts; None before the blocks run
     running: bool = False  # False while activation checkpointing computes a block again: that is not recorded
 
     def begin(self, width: int, positions: Tensor | None, device: torch.device) -> None:
-        """Begin a call with rows of `width` tokens at positions (B, T), by default 0, 1, 2, ...
+        """Record that the call of the model begins, with rows of `width` tokens at `positions` (B, T), by default 0, 1,
+        2, ...
 
         Positions count tokens of the text; they differ from the model's positions for requests with a sliding context.
         """
@@ -61,7 +63,8 @@ class Forward:
 
 @dataclass(frozen=True, eq=False)
 class Location:
-    """Describes an activation in one call: its name, its dimensions, and the positions of its tokens and keys."""
+    """A traced activation in one call of a model: its name, its dimensions, and the positions of its tokens and
+    keys."""
 
     name: str
     shape: tuple[str | int, ...]  # dimensions: B, T, S and numbers

@@ -70,8 +70,8 @@ class Mean:
     source: Trace | Data
 
     def changes(self, model: Decoder, wanted: Mapping[str, set[int | None]]) -> dict[tuple[str, int | None], Change]:
-        """Compute the change of each wanted activation (name -> heads, units or experts; None: the whole activation),
-        by name and index."""
+        """Compute the change of each wanted activation, by (name, index). `wanted` maps names to the heads, units or
+        experts to change; None: the whole activation."""
         chosen = [(name, index) for name, indices in wanted.items() for index in indices]
         source = self.source
         if not isinstance(source, Trace):
@@ -81,7 +81,7 @@ class Mean:
 
 @torch.no_grad()
 def traced(model: Decoder, data: Data, names: Sequence[str]) -> Trace:
-    """Run the model on the texts `data`, and return the trace of the named activations."""
+    """Run the model on the texts `data`, token ids, and return the trace of the named activations."""
     batches = [data] if isinstance(data, Tensor) else [torch.tensor([list(text)]) for text in data]
     with without_dropout(model), trace(model, *names) as recorded:
         for batch in batches:
@@ -111,14 +111,14 @@ def add(vector: Tensor | float, at: Positions = None) -> Change:
 
 
 def scale(factor: float, at: Positions = None) -> Change:
-    """Return the change that multiplies the activation by a factor, at the positions `at` of the text, by default
+    """Return the change that multiplies the activation by `factor`, at the positions `at` of the text, by default
     all."""
     return Change(lambda x, _: x * factor, at)
 
 
 def clamp(least: float | None = None, most: float | None = None, at: Positions = None) -> Change:
-    """Return the change that limits each number of the activation to [least, most], at the positions `at` of the text,
-    by default all."""
+    """Return the change that limits each number of the activation to the range from `least` to `most` (None: no limit),
+    at the positions `at` of the text, by default all."""
     return Change(lambda x, _: x.clamp(least, most), at)
 
 
@@ -140,9 +140,9 @@ zero = Change(lambda x, _: torch.zeros_like(x))  # zeros in place of the activat
 
 
 def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Tensor, Tensor | None]:
-    """Return the entries of a value for the positions of x, in the dtype, on the device and in a shape that broadcasts
-    to x; and a mask of the positions for which the value has an entry (None: all). Raises a UserError for a value that
-    does not fit."""
+    """Return the entries of `value`, which an edit adds or inserts, for the positions of the activation x, in the
+    dtype, on the device and in a shape that broadcasts to x; and a mask of the positions for which the value has an
+    entry (None: all). Raises a UserError for a value that does not fit."""
     new, known = torch.as_tensor(value, dtype=x.dtype, device=x.device), None
     sizes = (1,) * (x.ndim - new.ndim) + tuple(new.shape)
     letters = location.shape[-x.ndim :]
@@ -163,7 +163,8 @@ def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Ten
 
 
 class Edit:
-    """The changes of a model's activations inside one `with` block; a listener of its hooks."""
+    """The changes of a model's activations inside one `with` block of `edit`; a Listener, which the model's hooks
+    call."""
 
     gradients, edits = False, True
 

@@ -21,9 +21,9 @@ from onward.tracing.hooks import ModelHooks
 
 
 def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Add the hooks on the module `mlp`, called `name`, that pass the router's scores and choices, the share of tokens
-    of each expert, and the units and outputs of each token's experts to traces and edits; yield the handles that
-    remove them."""
+    """Add the hooks on the mixture of experts `mlp`, called `name`, that pass the router's scores and choices, the
+    weight of each expert for each token (0 if it is not chosen), and the hidden units and outputs of each token's
+    experts to traces and edits; yield the handles that remove these hooks."""
     names = scores, choices, shares, post, experts = [f"{name}.{step}" for step in where.names]
     state = local()  # of one thread: another may be in the same module
 
@@ -89,8 +89,8 @@ def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: Model
 
 
 def check_rows(mlp: nn.Module) -> None:
-    """Raise a UserError if rows use different adapters of the experts: these are then called once per adapter, which
-    traces do not support."""
+    """Raise a UserError if the rows of the batch use different adapters of the experts: these are then called once per
+    adapter, which traces do not support."""
     if any(isinstance(child, WeightAdapters) and child.selection.groups is not None for child in mlp.children()):
         raise UserError(
             "rows use different adapters of the experts: trace or edit the experts with one adapter at a time"
@@ -98,7 +98,8 @@ def check_rows(mlp: nn.Module) -> None:
 
 
 def units_of(mlp: ExpertsModule, tokens: Tensor, ids: Tensor) -> Tensor:
-    """Return the inputs (N, A, F) of the down projections of the experts `ids` (N, A) of tokens (N, D)."""
+    """Return the hidden units (N, A, F) of the experts `ids` (N, A) of tokens (N, D): the inputs of the down
+    projections."""
     dtype = mlp.gate.dtype
     tokens = tokens.to(dtype)
     gate, up = mlp.stack("gate", dtype), mlp.stack("up", dtype)
@@ -111,15 +112,16 @@ def units_of(mlp: ExpertsModule, tokens: Tensor, ids: Tensor) -> Tensor:
 
 
 def outputs_of(mlp: ExpertsModule, units: Tensor, ids: Tensor) -> Tensor:
-    """Return the outputs (N, A, D) of the experts `ids` (N, A), from the inputs of their down projections."""
+    """Return the outputs (N, A, D) of the experts `ids` (N, A), from their hidden units (N, A, F), the inputs of the
+    down projections."""
     down = mlp.stack("down", mlp.down.dtype)
     outputs = units.new_zeros(*ids.shape, mlp.down.size(1))
     return of_each(outputs, ids, lambda expert, n, a: project(down, expert, units[n, a]))
 
 
 def of_each(result: Tensor, ids: Tensor, compute: Any) -> Tensor:
-    """Fill `result` (N, A, ...), expert by expert, with `compute(expert, tokens, indices)`, where (tokens, indices) are
-    the entries of `ids` (N, A) equal to that expert."""
+    """Fill `result` (N, A, ...), expert by expert, with `compute(expert, tokens, columns)`, where (tokens, columns) are
+    the indices of the entries of `ids` (N, A) equal to that expert."""
     for expert in ids.unique().tolist():
         n, a = (ids == expert).nonzero(as_tuple=True)
         result = result.index_put((n, a), compute(expert, n, a))
@@ -127,6 +129,7 @@ def of_each(result: Tensor, ids: Tensor, compute: Any) -> Tensor:
 
 
 def project(stack: tuple[Tensor, Tensor | None], expert: int, x: Tensor) -> Tensor:
-    """Apply one projection of one expert to x: its weight in the stack, and its bias if there is one."""
+    """Apply one projection of the expert with number `expert` to x; `stack` holds the weights (X, O, I) of all experts
+    and their biases (X, O), or None."""
     weight, bias = stack
     return F.linear(x, weight[expert], None if bias is None else bias[expert])

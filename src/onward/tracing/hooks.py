@@ -28,7 +28,8 @@ OUTSIDE_BLOCKS = "embed", "logits"  # activations that callers may compute outsi
 
 @dataclass(frozen=True)
 class Activation:
-    """One activation of a decoder: the function that adds its hooks, its shape, and whether it can be edited."""
+    """An activation of a decoder that can be traced: the function that adds its hooks, its shape, and whether it can be
+    edited."""
 
     site: Attach
     shape: tuple[str | int, ...]  # dimensions: B, T, S and numbers
@@ -41,7 +42,8 @@ class Activation:
 
     @property
     def parts(self) -> int:
-        """The number of heads, units or experts that a number after the name can select; 0: none."""
+        """The number of heads, units or experts of which a number after the activation's name selects one; 0: it has
+        none."""
         return 0 if self.axis is None else self.count or int(self.shape[self.axis])
 
     def shape_of(self, index: int | None) -> tuple[str | int, ...]:
@@ -70,7 +72,7 @@ FORWARDS: ContextVar[Mapping[ModelHooks, Forward]] = ContextVar("forwards")  # t
 
 
 class ModelHooks:
-    """The hooks of one model, and the traces and edits that use them."""
+    """The forward hooks on one model, and the traces and edits that receive activations from them."""
 
     def __init__(self, model: Decoder, activations: Mapping[str, Activation]) -> None:
         self.model, self.activations = model, activations
@@ -79,7 +81,7 @@ class ModelHooks:
 
     def attach(self) -> None:
         """Add the hooks of all activations to the model. During a call, a hook acts only if a trace or an edit of this
-        context wants its activation."""
+        context (a thread or asyncio task) wants its activation."""
         for site in {a.site: None for a in self.activations.values()}:
             self.handles += site(self)
         plain = self.model.hidden_of_checked
@@ -91,7 +93,7 @@ class ModelHooks:
         self.model.hidden_of_checked = hidden_of_checked  # type: ignore[method-assign]
 
     def detach(self) -> None:
-        """Remove all hooks."""
+        """Remove all hooks from the model."""
         for handle in self.handles:
             handle.remove()
         self.handles = []
@@ -108,12 +110,13 @@ class ModelHooks:
 
     @property
     def active(self) -> list[Listener]:
-        """The traces and edits of this context, in the order in which they began."""
+        """The traces and edits of this context (a thread or asyncio task), in the order in which they began."""
         return [listener for listener in OPEN.get() if listener in self.listeners]
 
     @contextmanager
     def called(self, tokens: Tensor, positions: Tensor | None) -> Iterator[None]:
-        """Record, inside the `with` block, that the model is called with tokens (B, T) or embeddings (B, T, D)."""
+        """Record, inside the `with` block, that the model is called with tokens (B, T) or embeddings (B, T, D) at
+        `positions` (B, T); None: 0, 1, 2, ..."""
         if not (active := self.active):
             yield
             return
@@ -129,37 +132,39 @@ class ModelHooks:
             forward.running = False
 
     def forward(self) -> Forward:
-        """Return the current call of the model in this context, or begin a new one."""
+        """Return the record of the current call of the model in this thread or asyncio task, or begin a new one."""
         return FORWARDS.get({}).get(self) or self.new_forward()
 
     def new_forward(self) -> Forward:
-        """Create the record of a new call of the model in this context, in place of the last one, and return it."""
+        """Create the record of a new call of the model in this thread or asyncio task, in place of the last one, and
+        return it."""
         forward = Forward()
         FORWARDS.set({**FORWARDS.get({}), self: forward})
         return forward
 
     def forget(self) -> None:
-        """Discard the records of the model's calls in this context."""
+        """Discard the records of the model's calls in this thread or asyncio task."""
         FORWARDS.set({hooks: forward for hooks, forward in FORWARDS.get({}).items() if hooks is not self})
 
     def asking(self, name: str) -> Iterator[Listener]:
-        """Yield the traces and edits of this context that want the activation `name`."""
+        """Yield the traces and edits of this thread or asyncio task that want the activation `name`."""
         return (listener for listener in self.active if name in listener.wanted)
 
     def wants(self, *names: str) -> bool:
-        """Return whether any of these activations is traced or edited."""
+        """Return whether any of the activations `names` is traced or edited in this thread or asyncio task."""
         return any(name in listener.wanted for listener in self.active for name in names)
 
     def edits(self, *names: str) -> bool:
-        """Return whether any of these activations is edited."""
+        """Return whether any of the activations `names` is edited in this thread or asyncio task."""
         return any(listener.edits for name in names for listener in self.asking(name))
 
     def gradients(self, *names: str) -> bool:
-        """Return whether the gradient of any of these activations is kept."""
+        """Return whether a trace of this thread or asyncio task keeps the gradient of any of the activations
+        `names`."""
         return torch.is_grad_enabled() and any(one.gradients for name in names for one in self.asking(name))
 
     def indices(self, name: str) -> set[int]:
-        """Return the numbers of the heads, units or experts of an activation that traces or edits select one by one."""
+        """Return the numbers of those heads, units or experts of the activation `name` that traces or edits select."""
         return {index for listener in self.asking(name) for index in listener.wanted[name] if index is not None}
 
     def visit(
@@ -170,10 +175,11 @@ class ModelHooks:
         index: int | None = None,
         mask: AttentionMask | None = None,
     ) -> Tensor:
-        """Pass an activation to traces and edits; return `value` itself if nothing is edited, else the edited value.
+        """Pass the activation `name` to traces and edits; return `value` itself if nothing is edited, else the edited
+        value.
 
         `axis` is the axis of its heads, units or experts; an `index` means that `value` is only that head, unit or
-        expert; `mask` belongs to an activation with keys.
+        expert; `mask` is the attention mask, for an activation with keys.
         """
         asking = sorted(self.asking(name), key=lambda listener: not listener.edits)
         if not asking:

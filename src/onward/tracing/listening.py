@@ -23,7 +23,7 @@ traced = 0  # number of traces and edits that are open, of all models and contex
 
 
 class Uncompiled(UserWarning):
-    """Warns that compiled blocks run uncompiled while a trace or an edit is open."""
+    """The warning that compiled blocks run uncompiled while a trace or an edit is open."""
 
 
 def is_traced(model: Decoder) -> bool:
@@ -83,7 +83,7 @@ def unheard() -> Iterator[None]:
 
 
 def is_compiled(block: nn.Module) -> bool:
-    """Return whether a block is compiled by `compile_blocks`, with or without `recompute_blocks`, or by
+    """Return whether a block of a decoder is compiled by `compile_blocks`, with or without `recompute_blocks`, or by
     `block.compile()`."""
     forward = block.__dict__.get("forward")
     while isinstance(forward, partial):

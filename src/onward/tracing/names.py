@@ -32,14 +32,14 @@ def full_name(name: str) -> str:
 
 
 def unknown(pattern: str, known: Iterable[str]) -> UserError:
-    """Return the error for a pattern that matches no activation; it lists the nearest names."""
+    """Return the error for a pattern that matches none of the `known` activations; it lists the nearest names."""
     near = difflib.get_close_matches(full_name(pattern), [*known], n=NEAREST, cutoff=0)
     return UserError(f"{pattern!r} is not an activation of this model: the nearest are {', '.join(near)}")
 
 
 def resolve(known: Mapping[str, Activation], patterns: Iterable[str]) -> dict[str, set[int | None]]:
     """Match patterns with the `known` activations: return, for each matching name, the selected numbers of heads, units
-    or experts; None among them stands for the whole activation.
+    or experts; None among these numbers stands for the whole activation.
 
     `*` in a pattern matches any characters. Raises a UserError that lists the names nearest to an unknown one.
     """

@@ -39,10 +39,10 @@ from onward.tracing.hooks import Activation, Attach, ModelHooks
 
 @dataclass(frozen=True, eq=False)
 class ModuleSite:
-    """The hooks for an activation that is the input or the output of a module.
+    """The hooks for an activation that is the input or the output of a module; a call adds them to a model.
 
-    `heads` > 0 splits the last dimension into heads. `outer` is the enclosing module whose input has the dimensions (B,
-    T), if those of this module are flat.
+    `heads` > 0 splits the last dimension into heads. `outer` is the enclosing module whose input has the dimensions
+    (B, T), if those of this module are flat.
     """
 
     name: str
@@ -87,8 +87,9 @@ class ModuleSite:
 
 @dataclass(frozen=True, eq=False)
 class MidSite:
-    """The hooks for the residual stream between attention and feed-forward. Two modules read the stream, so an edit
-    changes the input of the feed-forward and adds the same difference to the sum with its output."""
+    """The hooks for the residual stream between attention and feed-forward; a call adds them to a model. Two modules
+    read the stream, so an edit changes the input of the feed-forward and adds the same difference to the sum with its
+    output."""
 
     name: str
     block: nn.Module
@@ -117,8 +118,9 @@ class MidSite:
 
 
 def norm_scale(where: NormScale, name: str, module: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Add a hook that passes the divisor of a norm, (..., 1) for x (..., D), to traces; yield its handle. The divisor
-    is sqrt(mean square + eps) (RMSNorm) or sqrt(variance + eps) (LayerNorm), computed a second time for the trace."""
+    """Add a hook on the norm `module`, called `name`, that passes its divisor, (..., 1) for x (..., D), to traces;
+    yield the hook's handle. The divisor is sqrt(mean square + eps) (RMSNorm) or sqrt(variance + eps) (LayerNorm),
+    computed a second time for the trace."""
     norm: Any = module
 
     @torch.no_grad()
@@ -132,7 +134,7 @@ def norm_scale(where: NormScale, name: str, module: nn.Module, hooks: ModelHooks
 
 
 def site_of(one: Declared, name: str, prefix: str, module: nn.Module, outer: nn.Module) -> Attach:
-    """Return the function that adds the hooks of one declared activation.
+    """Return the function that adds the hooks of one activation, as the module declares it in `one`.
 
     `name` is the full name of the activation, `prefix` that of its `module`; `outer` is the nearest enclosing module
     whose input has the dimensions (B, T).
@@ -158,8 +160,8 @@ HOOKS: dict[type[Steps], Callable[..., Iterator[RemovableHandle]]] = {
 
 
 def check_step(module: nn.Module, name: str, where: Steps, known: dict[type[Steps], Steps]) -> None:
-    """Raise a UserError for a declaration that names an intermediate result that `where` does not have, or that
-    contradicts another declaration of the same module in `known`."""
+    """Raise a UserError for an activation `name` that `where`, the location that the module declares for it, does not
+    have, or if another activation of the same module declares the location differently (`known`, by class)."""
     kind, own = type(where).__name__, type(module).__name__
     if name not in where.names:
         raise UserError(f"{own} declares the activation {name!r} of {kind}, whose steps are {', '.join(where.names)}")
@@ -168,7 +170,7 @@ def check_step(module: nn.Module, name: str, where: Steps, known: dict[type[Step
 
 
 def attend_modules(model: Decoder) -> dict[int, Attend]:
-    """Return the `Attend` module of each layer, by the number of the layer."""
+    """Return the `Attend` module, which computes attention, of each layer, by the number of the layer."""
     modules: dict[int, Attend] = {}
     for name, activation in activations(model).items():
         layer, site = re.match(r"blocks\.(\d+)\.", name), activation.site

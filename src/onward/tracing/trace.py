@@ -25,7 +25,7 @@ from onward.tracing.sites import activations
 
 @dataclass(eq=False)
 class Call:
-    """The recorded activations of one call of a model, by name: `call["blocks.3.out"]`."""
+    """The recorded activations of one call of a traced model, by name: `call["blocks.3.out"]`."""
 
     rows: tuple[Row, ...] = ()  # the request of each row; () unless an engine calls the model
     positions: Tensor | None = None  # (B or 1, T), position of each token in its text
@@ -40,7 +40,8 @@ class Call:
         return full_name(name) in self.activations
 
     def grad(self, name: str) -> Tensor:
-        """Return the gradient of an activation, in its shape, after `backward`. Raises a UserError if it has none."""
+        """Return the gradient of the activation `name`, in its shape, after `backward`. Raises a UserError if it has
+        none."""
         gradient = self.retained[full_name(name)]() if full_name(name) in self.retained else None
         if gradient is None:
             raise UserError(
@@ -51,7 +52,7 @@ class Call:
 
 
 def recorded_activation(activations: dict[str, Tensor], name: str) -> Tensor:
-    """Return the activation with this name. Raises a UserError that lists the recorded names."""
+    """Return the activation called `name`. Raises a UserError that lists the recorded names if it was not recorded."""
     name = full_name(name)
     if name not in activations:
         names = ", ".join([*activations][:6]) + (", ..." if len(activations) > 6 else "")
@@ -60,7 +61,8 @@ def recorded_activation(activations: dict[str, Tensor], name: str) -> Tensor:
 
 
 class Trace:
-    """The recorded activations of a model, call by call; `trace` makes it."""
+    """The recorded activations of a model, call by call, made by the function `trace`; `t["blocks.3.out"]` is an
+    activation of the only call."""
 
     edits = False
 
@@ -81,7 +83,7 @@ class Trace:
         call.rows, call.positions = ROWS.get(), forward.positions
 
     def call_of(self, forward: Forward) -> Call:
-        """Return the record of this call of the model, a new one if the call has just begun."""
+        """Return the record of the activations in this call of the model, a new one if the call has just begun."""
         if forward not in self.of_forward:
             self.of_forward[forward] = Call()
             self.calls.append(self.of_forward[forward])
@@ -112,7 +114,7 @@ class Trace:
 
     @property
     def call(self) -> Call:
-        """The call of the model. Raises a UserError unless there was exactly one."""
+        """The record of the only call of the model. Raises a UserError unless there was exactly one call."""
         if len(self.calls) != 1:
             raise UserError(
                 f"the model was called {len(self.calls)} times: name the call, as in trace.calls[-1]"
@@ -128,8 +130,8 @@ class Trace:
         return bool(self.calls) and name in self.call
 
     def grad(self, name: str) -> Tensor:
-        """Return the gradient of an activation of the only call, after `backward`. Raises a UserError if it has
-        none."""
+        """Return the gradient of the activation `name` in the only call of the model, after `backward`. Raises a
+        UserError if it has none."""
         return self.call.grad(name)
 
     def of(self, request: object) -> list[dict[str, Tensor]]:
@@ -143,7 +145,8 @@ class Trace:
         return result
 
     def part(self, call: Call, name: str, index: int, row: Row) -> Tensor:
-        """Return row `index` of an activation of a call, without padding; `row` gives the number of its tokens."""
+        """Return row `index` of the activation `name` of a call, without padding; `row` gives the number of the row's
+        tokens."""
         value = call.activations[name]
         if name == "logits":
             rows = [*call.logit_rows]
@@ -179,7 +182,8 @@ class Trace:
         return total / count
 
     def shape_of(self, key: str) -> tuple[str | int, ...]:
-        """Return the shape of an activation of this trace, or of one head, unit or expert of it."""
+        """Return the shape of the activation of this trace called `key`, which may end with the number of a head, unit
+        or expert."""
         if key in self.known:
             return self.known[key].shape
         base, _, index = key.rpartition(".")

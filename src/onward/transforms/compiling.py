@@ -10,7 +10,8 @@ from onward.model.experts import ExpertsModule
 
 
 def compile_blocks(model: Decoder, **options: Any) -> None:
-    """Compile every block with torch.compile and these `options`, at its next call.
+    """Compile every block of a model with torch.compile and these `options`, in place; the compilation happens at the
+    next call.
 
     Experts run uncompiled, since the number of tokens per expert depends on the data. Call this once per model, before
     `recompute_blocks`.

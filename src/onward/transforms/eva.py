@@ -24,8 +24,8 @@ Rows = tuple[Tensor, Tensor | None, Tensor]  # tokens (B, T), positions (B, T), 
 
 
 class Components:
-    """The first principal components of vectors (N, I) that come in batches (Ross et al. 2008): each batch is joined
-    with the components so far, and the mean is corrected."""
+    """The first `count` principal components of vectors (N, I) that come in batches (Ross et al. 2008): each batch is
+    joined with the components so far, and the mean is corrected."""
 
     def __init__(self, count: int) -> None:
         self.count, self.seen, self.squares = count, 0, 0.0
@@ -33,7 +33,8 @@ class Components:
         self.same = torch.zeros(count)  # the cosine of each component with that before the last batch
 
     def add(self, x: Tensor) -> None:
-        """Add vectors (N, I); a batch of fewer vectors than components is left out."""
+        """Update the components with a batch of vectors x (N, I); a batch of fewer vectors than components is left
+        out."""
         if len(x) < self.count:
             return
         mean, before = x.mean(0), self.vectors
@@ -57,17 +58,19 @@ class Components:
         self.mean, self.seen, self.squares = mean, total, squares
 
     def shares(self) -> list[float]:
-        """Return the share of the variance of each component."""
+        """Return the share of the vectors' variance that each component explains."""
         return (self.values.double().square() / self.squares).tolist()
 
     def converged(self, rank: int, tau: float) -> bool:
-        """Return whether the first `rank` components have hardly moved with the last batch."""
+        """Return whether the first `rank` components hardly moved with the last batch: their cosine similarity with
+        those before is at least `tau`."""
         return self.seen > 0 and bool((self.same[:rank] >= tau).all())
 
 
 class LayerInputs:
-    """The components of the inputs of layers, by the name of the layer. Layers that are called one after the other with
-    the same tensor, such as queries, keys and values, have the same components."""
+    """The principal components of the inputs of layers, by the name of the layer, from which EVA initializes adapters.
+    Layers that are called one after the other with the same tensor, such as queries, keys and values, have the same
+    components."""
 
     def __init__(self, inputs: Mapping[str, int], rank: int, rule: EVA) -> None:
         """`inputs` are the numbers of inputs of the layers."""
@@ -80,7 +83,8 @@ class LayerInputs:
         self.last: tuple[Tensor | None, str] = None, ""  # the last inputs, and the first layer that had them
 
     def read(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Add the inputs of a layer, unless its components have converged; a hook before its forward."""
+        """Update the components of the layer `name` with its inputs in the present batch, unless the components have
+        converged; a hook before the layer's forward."""
         [x] = inputs
         if name not in self.first:
             self.first[name] = self.last[1] if self.last[0] is x else name
@@ -90,28 +94,29 @@ class LayerInputs:
             self.components[name].add(x.reshape(*self.counted.shape, -1)[self.counted].float())
 
     def distribute(self) -> None:
-        """Set the rank of each layer to the number of its components among those of all layers, `budget` in all, that
-        explain the largest shares of variance. Of layers with the same inputs, the first gets the highest rank."""
+        """Distribute the ranks over the layers, `budget` in all: a layer's rank is the number of its components among
+        those of all layers that explain the largest shares of variance. Of layers with the same inputs, the first gets
+        the highest rank."""
         known = [(share, n) for n in self.first for share in self.components[self.first[n]].shares()[: self.most[n]]]
         best = Counter(name for _, name in sorted(known, key=lambda one: -one[0])[: self.budget])
         self.ranks = {name: best[name] for name in self.first}
 
     @property
     def complete(self) -> bool:
-        """Whether all layers have components."""
+        """Whether the inputs of all layers have been read, so that each layer has components."""
         return all(one.seen for one in self.components.values())
 
     @property
     def converged(self) -> bool:
-        """Whether the components of all layers have converged."""
+        """Whether the components of all layers have converged, so that no further batch is needed."""
         return all(one.converged(self.ranks[name], self.tau) for name, one in self.components.items())
 
 
 @torch.no_grad()
 def explained_variance(model: Decoder, lora: LoRA, batches: Iterable[Rows], name: str = "default") -> dict[str, int]:
-    """Give the new adapters called `name` the values with which EVA begins: A is the first principal components of the
-    layer's inputs at the tokens that count, and B is 0. Reads batches until the components have converged, or there are
-    no more. Adapters of embeddings begin as always.
+    """Initialize the new adapters called `name` by EVA: A is the first principal components of the layer's inputs at
+    the tokens that count, and B is 0. Reads batches, each (tokens, positions, mask of the tokens that count), until the
+    components have converged, or there are no more. Adapters of embeddings keep their usual values.
 
     Ranks are distributed over the layers by the share of the variance that a component explains, and their sum stays
     the same; a layer of rank 0 has no adapter. Returns the ranks of the layers.

@@ -15,8 +15,9 @@ OVERSAMPLED = 8  # singular values of a randomized SVD beyond those that are nee
 
 
 def principal(weight: Tensor, rank: int, scaling: float, iterations: int = 0) -> tuple[Tensor, Tensor]:
-    """Return A (R, I) and B (O, R) of PiSSA: scaling B A is the best approximation of a weight (O, I) of this rank, and
-    both have the roots of the singular values. With `iterations`, by a randomized SVD."""
+    """Return A (R, I) and B (O, R), the first values of an adapter by PiSSA: scaling B A is the best approximation of
+    the weight (O, I) of this rank, and the singular values are divided equally between A and B. With `iterations` > 0,
+    by a randomized SVD."""
     exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
     if iterations:
         u, s, v = torch.svd_lowrank(exact, min(rank + OVERSAMPLED, *exact.shape[-2:]), iterations)
@@ -28,13 +29,15 @@ def principal(weight: Tensor, rank: int, scaling: float, iterations: int = 0) ->
 
 
 def orthonormal(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return A (R, I) and B (O, R) of OLoRA: the first rows of R and columns of Q, where Q R is a weight (O, I)."""
+    """Return A (R, I) and B (O, R), the first values of an adapter by OLoRA: the first rows of R and columns of Q in
+    the QR decomposition of the weight (O, I)."""
     q, r = torch.linalg.qr(weight.to(torch.promote_types(weight.dtype, torch.float32)))
     return r[..., :rank, :], q[..., :rank]
 
 
 def parts_of(weight: Tensor, init: Initialization, rank: int, scaling: float) -> tuple[Tensor, Tensor]:
-    """Return A and B of an initialization that begins with a part of a weight."""
+    """Return A (R, I) and B (O, R), the first values of an adapter by an initialization that begins with a part of the
+    weight, such as PiSSA."""
     if isinstance(init, PiSSA):
         return principal(weight, rank, scaling, init.iterations)
     if isinstance(init, OLoRA):
@@ -45,8 +48,8 @@ def parts_of(weight: Tensor, init: Initialization, rank: int, scaling: float) ->
 
 
 def check_rank(init: Initialization | None, rank: int, weight: Tensor, name: str) -> None:
-    """Raise a UserError if the weight called `name` has too small a rank for an initialization, or a user's
-    initialization has no factors."""
+    """Raise a UserError if `rank` is more than the weight called `name` allows for an initialization of adapters, or if
+    a user's initialization has no method `factors`."""
     if init is None:
         return
     if init.factors is None and not isinstance(init, PiSSA | OLoRA | EVA):

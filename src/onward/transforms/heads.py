@@ -19,8 +19,8 @@ REWARD, VALUE = ("reward",), ("value",)  # the labels of reward models, and of t
 
 
 class Head(nn.Linear):
-    """A trained linear head on the hidden states, (..., D) -> (..., N), computed in at least fp32. Each of the N
-    outputs has a label."""
+    """A trained linear head on the hidden states, in addition to the logits, for rewards, values or classes: (..., D)
+    -> (..., N), computed in at least fp32. Each of the N outputs has a label."""
 
     def __init__(self, d_model: int, labels: Sequence[str], device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(d_model, len(labels), bias=False, device=device, dtype=dtype)
@@ -36,21 +36,22 @@ class Head(nn.Linear):
 
 
 def add_head(model: Decoder, labels: Sequence[str]) -> None:
-    """Add a trained head with one output per label to a model, in place, unless the model has that head already. Its
-    weights begin at 0."""
+    """Add a trained Head with one output per label to a model, in place, unless the model has a Head with these labels.
+    Its weights begin at 0."""
     if head_labels(model) != tuple(labels):
         model.add_module(NAME, Head(model.config.d_model, labels, model.device, model.dtype))
     head_of(model).requires_grad_(True)
 
 
 def head_labels(model: nn.Module) -> tuple[str, ...]:
-    """Return the labels of a model's head; () without a head."""
+    """Return the labels of the outputs of a model's Head, such as ("reward",); () without a Head."""
     head = model._modules.get(NAME)
     return head.labels if isinstance(head, Head) else ()
 
 
 def head_of(model: nn.Module) -> Head:
-    """Return the Head of a model. Raises a UserError if the model has none."""
+    """Return the Head of a model, its linear layer for rewards, values or classes. Raises a UserError if the model has
+    none."""
     head = model._modules.get(NAME)
     if not isinstance(head, Head):
         raise UserError("the model has no head of outputs: train one, such as with onward finetune --method reward")

@@ -26,26 +26,28 @@ STACKS = "gate", "up", "down"  # of a mixture of experts
 
 
 class Target(NamedTuple):
-    """A weight that can have adapters, as a module and the name of its parameter."""
+    """A weight that can have LoRA adapters, as a module and the name of its parameter."""
 
     module: nn.Module
     parameter: str
 
     @property
     def weight(self) -> Tensor:
-        """The weight (O, I), or a stack (X, O, I); for an embedding (V, D), the transposed weight."""
+        """The weight (O, I), or a stack (X, O, I) of the weights of experts; for an embedding (V, D), the transposed
+        weight."""
         weight: Tensor = getattr(self.module, self.parameter)
         return weight.mT if isinstance(self.module, nn.Embedding) else weight
 
     @property
     def adapters(self) -> WeightAdapters | None:
-        """The adapters of this weight; None if it has none."""
+        """The LoRA adapters of this weight; None if it has none."""
         adapters = self.module._modules.get(f"{self.parameter}_lora")
         return adapters if isinstance(adapters, WeightAdapters) else None
 
 
 def weights(model: nn.Module) -> dict[str, Target]:
-    """Return all weights that can have adapters, by name: linear layers, embeddings and stacks of experts."""
+    """Return all weights of a model that can have LoRA adapters, by name: linear layers, embeddings and stacks of
+    experts."""
     targets = {}
     for name, module in model.named_modules():
         if isinstance(module, Linear | QuantizedLinear | nn.Embedding):
@@ -56,8 +58,8 @@ def weights(model: nn.Module) -> dict[str, Target]:
 
 
 def matching(names: Sequence[str], target: str, what: str) -> list[str]:
-    """Return the dotted names that contain the components of a target. Raises a UserError with the nearest names if
-    there is none; `what` names the option in the message."""
+    """Return the dotted names of modules or weights that contain `target`, such as "attn.q", as consecutive components.
+    Raises a UserError with the nearest names if there is none; `what` names the option in the message."""
     matches = [name for name in names if f".{target}." in f".{name}."]
     if not matches:
         pieces = [[piece for piece in name.split(".") if not piece.isdigit()] for name in names]
@@ -68,11 +70,11 @@ def matching(names: Sequence[str], target: str, what: str) -> list[str]:
 
 @checked
 def add_lora(model: Decoder, lora: LoRA, name: str = "default") -> None:
-    """Add adapters called `name` to a model, in place, and use them. All other parameters are frozen, except those of
-    the modules in `lora.full`.
+    """Add LoRA adapters called `name` to a model, in place, and use them. All other parameters are frozen, except those
+    of the modules in `lora.full`.
 
-    New adapters change nothing: B is 0, or what they begin with is subtracted from the weight. Raises a UserError for a
-    target that does not exist.
+    New adapters change nothing: B is 0, or the initial value of B A is subtracted from the weight. Raises a UserError
+    for a target that does not exist.
     """
     if isinstance(lora.init, EVA):
         raise UserError("eva begins with the inputs of layers on the data of a run: train with onward finetune --lora")
@@ -81,7 +83,8 @@ def add_lora(model: Decoder, lora: LoRA, name: str = "default") -> None:
 
 
 def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
-    """Add adapters as `add_lora` does, but with B 0, for values that are loaded or computed later."""
+    """Add LoRA adapters as `add_lora` does, but with B = 0 whatever `lora.init` says, for values that are loaded or
+    computed later."""
     targets = weights(model)
     chosen = dict.fromkeys(one for target in lora.targets for one in matching(list(targets), target, "target"))
     ranks = dict.fromkeys(chosen, lora.rank)
@@ -115,8 +118,8 @@ def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
 
 
 def check_tokens(model: Decoder, lora: LoRA, trained: Set[str]) -> None:
-    """Raise a UserError for tokens that the vocabulary lacks, and if their embeddings are among the modules that are
-    `trained` otherwise."""
+    """Raise a UserError for tokens in `lora.tokens` that the vocabulary lacks, or if their embeddings are already
+    trained by one of the modules named in `trained`."""
     size, tied = model.config.vocab_size, ("embed", "head") if model.config.tied else ("embed",)
     if lora.tokens and max(lora.tokens) >= size:
         raise UserError(f"tokens has {max(lora.tokens)}, and the vocabulary has {size:,}: give ids below that")
@@ -125,8 +128,8 @@ def check_tokens(model: Decoder, lora: LoRA, trained: Set[str]) -> None:
 
 
 def add_token_rows(model: Decoder, name: str, ids: Tensor, rows: Tensor) -> None:
-    """Add trained embeddings of the tokens `ids` (N,), which ascend, to the adapters called `name`. They begin as
-    `rows` (N, D)."""
+    """Add trained embeddings of the tokens `ids` (N,), in ascending order, to the LoRA adapters called `name`. Their
+    first values are `rows` (N, D)."""
     exact = torch.promote_types(rows.dtype, torch.float32)
     parameter = nn.Parameter(rows.detach().to(exact, copy=True))
     for module in (model.embed, model.head) if model.config.tied else (model.embed,):
@@ -135,8 +138,8 @@ def add_token_rows(model: Decoder, name: str, ids: Tensor, rows: Tensor) -> None
 
 @torch.no_grad()
 def initialize(model: Decoder, lora: LoRA, name: str = "default") -> None:
-    """Give the new adapters called `name` the values with which `lora.init` begins, if it follows from the weights.
-    Adapters of embeddings begin as always."""
+    """Initialize the new LoRA adapters called `name` from the model's weights, as `lora.init` says (such as PiSSA);
+    None keeps their values, B = 0. Adapters of embeddings are not changed."""
     if lora.init is None:
         return
     for _, target, adapter in adapters_of(model, name):
@@ -146,27 +149,28 @@ def initialize(model: Decoder, lora: LoRA, name: str = "default") -> None:
 
 
 def untrained(model: Decoder, name: str = "default") -> bool:
-    """Return whether the adapters called `name` are as `add_adapters` makes them."""
+    """Return whether the LoRA adapters called `name` still have the values that `add_adapters` gives them: B = 0."""
     layers = (adapter for _, target, adapter in adapters_of(model, name) if not isinstance(target.module, nn.Embedding))
     return not any(adapter.b.any() for adapter in layers)
 
 
 def train_fully(model: Decoder, name: str) -> None:
-    """Make all parameters of the module `name` trainable. If head and embedding share a weight, the module gets its own
-    copy."""
+    """Make all parameters of the module `name` trainable, in addition to LoRA adapters. If output head and embedding
+    share a weight, the head gets its own copy."""
     if model.config.tied and name in ("embed", "head"):
         untie(model)
     model.get_submodule(name).requires_grad_(True)
 
 
 def untie(model: Decoder) -> None:
-    """Give the head its own copy of the weight that it shares with the embedding."""
+    """Give the output head of a model its own copy of the weight that it shares with the embedding."""
     model.config = replace(model.config, tied=False)
     model.head.weight = nn.Parameter(model.embed.weight.detach().clone(), requires_grad=False)
 
 
 def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | TokenRows) -> None:
-    """Add an adapter called `name` to one weight. Raises a UserError if the weight has an adapter of this name."""
+    """Add an adapter called `name` to one weight. Raises a UserError if the weight has an adapter of this name already,
+    or for a name with other characters than letters, digits, - and _."""
     if not re.fullmatch(r"[\w-]+", name):
         raise UserError(f"the name of an adapter is {name!r}: use letters, digits, - and _")
     adapters = target.adapters
@@ -187,12 +191,12 @@ def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | To
 
 
 def selection(model: nn.Module) -> Selection:
-    """Return the Selection shared by the adapters of a model; a new one if it has none."""
+    """Return the Selection of a model, which decides which of its LoRA adapters apply; a new one if it has none."""
     return next((one.selection for one in model.modules() if isinstance(one, WeightAdapters)), None) or Selection()
 
 
 def adapters_of(model: nn.Module, name: str) -> Iterator[tuple[str, Target, Adapter]]:
-    """Yield (name of the weight, Target, adapter) for each weight with an adapter called `name`."""
+    """Yield (name of the weight, Target, adapter) for each weight with a LoRA adapter called `name`."""
     for weight, target in weights(model).items():
         adapters = target.adapters
         if adapters is not None and name in adapters and isinstance(adapter := adapters[name], Adapter):
@@ -200,7 +204,8 @@ def adapters_of(model: nn.Module, name: str) -> Iterator[tuple[str, Target, Adap
 
 
 def token_rows(model: Decoder, name: str) -> TokenRows | None:
-    """Return the trained embeddings of an adapter and of the one below it; None if there are none."""
+    """Return the trained embeddings of the LoRA adapters called `name` and of those below them, joined; None if there
+    are none."""
     adapters = Target(model.embed, "weight").adapters
     known = [adapters[one] for one in selection(model).chain(name) if adapters is not None and one in adapters]
     rows = [one for one in known if isinstance(one, TokenRows)]
@@ -212,8 +217,8 @@ def token_rows(model: Decoder, name: str) -> TokenRows | None:
 
 
 def raised(model: nn.Module) -> list[str]:
-    """Return the names of the trained parameters whose learning rate LoRA+ raises (Hayou et al. 2024): vectors, and B
-    of all adapters but those of embeddings."""
+    """Return the names of the trained parameters whose learning rate LoRA+ raises (Hayou et al. 2024): vectors, and the
+    matrices B of all adapters except those of embeddings."""
     embeddings = {name for name, target in weights(model).items() if isinstance(target.module, nn.Embedding)}
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     of_b = lambda name: (
@@ -223,7 +228,7 @@ def raised(model: nn.Module) -> list[str]:
 
 
 def adapter_names(model: nn.Module) -> list[str]:
-    """Return the names of a model's adapters, in the order in which they were added to its first weight."""
+    """Return the names of a model's LoRA adapters, in the order in which they were added to its first weight."""
     return list(
         dict.fromkeys(name for module in model.modules() if isinstance(module, WeightAdapters) for name in module)
     )
@@ -231,7 +236,8 @@ def adapter_names(model: nn.Module) -> list[str]:
 
 @checked
 def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextManager[None]:
-    """Make a model use one of its adapters, none (""), or for a sequence one adapter per row, inside a `with` block.
+    """Return a context in which a model uses one of its LoRA adapters, none (""), or, for a sequence, one adapter per
+    row of the batch.
 
     Raises a UserError for an adapter that the model does not have.
     """
@@ -250,8 +256,8 @@ def check_adapter(name: str, known: Sequence[str]) -> None:
 
 @torch.no_grad()
 def joined_adapters(model: Decoder, name: str) -> dict[str, Adapter]:
-    """Return the adapters with a name, by weight. If they are on top of others, each is joined with the one below it:
-    one adapter of the sum of their ranks."""
+    """Return the LoRA adapters called `name`, by weight. If they are on top of others, each is joined with the adapter
+    below it: one adapter of the sum of their ranks."""
     joined = {weight: adapter for weight, _, adapter in adapters_of(model, name)}
     for weight, target, lower in adapters_of(model, selection(model).below.get(name, "")):
         parts = [lower, *([joined[weight]] if weight in joined else [])]
@@ -265,8 +271,8 @@ def joined_adapters(model: Decoder, name: str) -> dict[str, Adapter]:
 
 
 def on_top(model: Decoder, lora: LoRA, lower: str, name: str = "default") -> None:
-    """Add adapters on top of others with the name `lower`, which are frozen. Raises a UserError for DoRA, whose
-    magnitudes are those of rows of the base."""
+    """Add LoRA adapters called `name` on top of frozen ones called `lower`, which apply first. Raises a UserError for
+    DoRA, whose magnitudes are those of rows of the base."""
     if lora.dora or any(adapter.magnitude is not None for _, _, adapter in adapters_of(model, lower)):
         raise UserError("dora does not support adapters on a frozen adapter: merge the first, or leave dora out")
     add_adapters(model, lora, name)
@@ -275,7 +281,7 @@ def on_top(model: Decoder, lora: LoRA, lower: str, name: str = "default") -> Non
 
 @checked
 def remove_lora(model: Decoder, name: str = "default") -> None:
-    """Remove all adapters called `name`; the base model is unchanged."""
+    """Remove all LoRA adapters called `name` from a model; the base model is unchanged."""
     for target in weights(model).values():
         if target.adapters is not None and name in target.adapters:
             remove_adapter(target, name)
@@ -292,7 +298,7 @@ def remove_adapter(target: Target, name: str) -> None:
 
 
 def detach(target: Target) -> None:
-    """Remove the forward hooks of adapters from a target's module."""
+    """Remove the LoRA adapters of a weight and their forward hooks from its module."""
     module, adapters = target.module, target.adapters
     delattr(module, f"{target.parameter}_lora")
     others = any(isinstance(child, WeightAdapters) for child in module.children())
@@ -304,7 +310,7 @@ def detach(target: Target) -> None:
 @checked
 @torch.no_grad()
 def merge_lora(model: Decoder, name: str = "default") -> None:
-    """Add the changes of the adapters called `name` to the weights of a model, in place, and remove the adapters.
+    """Add the changes of the LoRA adapters called `name` to the weights of a model, in place, and remove the adapters.
 
     The sum is computed in at least fp32 and rounded once. A head that shares its weight with the embedding gets its own
     weight if either has an adapter. Raises a UserError for a quantized model, whose weights cannot hold the sum.

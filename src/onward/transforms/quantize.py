@@ -27,7 +27,7 @@ ELEMENTS = 1 << 18  # of a weight, quantized at a time
 
 
 def quantize_weight(weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-    """Quantize a weight (O, I), rounded to nearest: return its codes and scales.
+    """Quantize a weight (O, I) to int8 or int4, rounded to nearest: return its codes and scales.
 
     int8: codes (O, I) from -127 to 127, scales (O,) in fp32. int4: codes (O, I / 2) as bytes, with the first half of a
     group in the low bits and its second half in the high bits, each plus 8; scales (O, I / 32) in bf16.
@@ -45,7 +45,8 @@ def quantize_weight(weight: Tensor, precision: Precision) -> tuple[Tensor, Tenso
 
 
 def pack(integers: Tensor, precision: Precision) -> Tensor:
-    """Pack quantized integers (O, I), in int8, into codes: two in each byte for int4."""
+    """Pack the quantized integers (O, I) of a weight, in int8, into the codes of `precision`: two in each byte for
+    int4."""
     if precision == "int8":
         return integers
     low, high = (integers + 8).to(torch.uint8).unflatten(1, (-1, GROUP)).split(GROUP // 2, 2)
@@ -55,8 +56,8 @@ def pack(integers: Tensor, precision: Precision) -> Tensor:
 def quantize_rows(
     read: Callable[[int, int], tuple[Tensor, Tensor]], start: int, end: int, inputs: int
 ) -> tuple[Tensor, Tensor]:
-    """Collect the codes and scales of output rows `start` to `end` - 1 of a weight with `inputs` columns. `read(start,
-    end)` returns those of a few rows at a time, which limits memory."""
+    """Collect the codes and scales of rows `start` to `end` - 1 of a weight with `inputs` columns. `read(start, end)`
+    returns the codes and scales of some rows; it is called for a few rows at a time, which limits memory."""
     results = [part.new_empty(end - start, *part.shape[1:]) for part in read(start, min(start + 1, end))]
     step = max(1, ELEMENTS // inputs)
     for first in range(start, end, step):
@@ -110,7 +111,7 @@ class QuantizedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight (O, I), dequantized."""
+        """The weight (O, I) of the layer, dequantized."""
         dtype = torch.float32 if self.bias is None else self.bias.dtype
         return dequantize_weight(self.codes, self.scales, dtype)
 
@@ -174,7 +175,8 @@ def layer_errors(plain: nn.Module, quantized: nn.Module) -> list[LayerError]:
 
 
 def squared_errors(plain: nn.Module, quantized: nn.Module) -> dict[str, Tensor]:
-    """Return for each quantized layer the sums of squares of its weight's error and of the plain weight, (2,)."""
+    """Return, for each quantized layer by name, the sums of squares (2,) of its weight's quantization error and of the
+    weight in `plain`, the model before quantization."""
     squares = {}
     for name, layer in quantized.named_modules():
         if isinstance(layer, QuantizedLinear):
@@ -190,7 +192,8 @@ def squared_errors(plain: nn.Module, quantized: nn.Module) -> dict[str, Tensor]:
 
 
 def ratio(sums: Tensor) -> float:
-    """Return the relative error that sums of squares (2,) stand for; 0 for weights of 0."""
+    """Return the relative error of a weight: the root of sums[0] / sums[1], the sums of squares of error and weight; 0
+    if the weight is 0."""
     return float((sums[0] / sums[1]).sqrt()) if sums[1] else 0.0
 
 
@@ -200,7 +203,7 @@ def is_quantized(model: nn.Module) -> bool:
 
 
 def quantized_bytes(model: Decoder) -> tuple[int, int]:
-    """Return the bytes of all weights of a quantized model, and of the same weights before quantization."""
+    """Return (the bytes of all weights of a quantized model, the bytes of the same weights before quantization)."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}
     own = [layer for name, layer in layers.items() if not (model.config.tied and name == "head")]
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

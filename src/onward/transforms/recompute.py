@@ -10,10 +10,10 @@ from onward.model.decoder import Decoder
 
 
 def recompute_blocks(model: Decoder) -> None:
-    """Enable activation checkpointing for each block, in place: only the inputs of blocks are kept for the backward,
-    which recomputes the activations (Chen et al. 2016).
+    """Enable activation checkpointing for each block of a model, in place: only the inputs of blocks are kept for the
+    backward, which recomputes the activations (Chen et al. 2016).
 
-    Gradients are bitwise equal to those without it, dropout included.
+    Gradients are bitwise equal to those without checkpointing, dropout included.
     """
     for block in model.blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=same_context)  # type: ignore[method-assign]
