@@ -40,8 +40,8 @@ ABOUT = "Models in the API of OpenAI. The fields of a request have the names of 
 def make_app(
     service: Service, *, keys: Sequence[str] = (), hosts: Sequence[str] = (), origins: Sequence[str] = ()
 ) -> FastAPI:
-    """Return the application of a service. `keys` are accepted API keys (none: no key is needed), `hosts` names of this
-    server, and `origins` the web sites that may call it from a browser."""
+    """Return the FastAPI application that answers requests with a Service. `keys` are accepted API keys (none: no key
+    is needed), `hosts` names of this server, and `origins` the web sites that may call it from a browser."""
     app = FastAPI(title="Onward", description=ABOUT, docs_url=None, redoc_url=None)
     app.state.service, app.state.metrics = service, Metrics(service)
     app.state.logits, app.state.roles = inside.Logits(), {}
@@ -61,8 +61,8 @@ def make_app(
 
 
 async def failed(_: Request, error: Exception) -> JSONResponse:
-    """Return the error response for an exception of a route, with its HTTP status; log it if it is not the client's
-    mistake."""
+    """Return the error response for an exception of a route, with its HTTP status; log the exception if the status is
+    500, a failure of the server."""
     status, body = body_of(error)
     if status == 500:
         LOG.error("a request failed", exc_info=error)
@@ -81,7 +81,7 @@ async def refused(request: Request, error: Exception) -> JSONResponse:
 
 
 async def invalid(_: Request, error: Exception) -> JSONResponse:
-    """Return the error response for fields of wrong types, which names the first of them."""
+    """Return the error response for a request with fields of wrong types, which names the first of these fields."""
     assert isinstance(error, RequestValidationError)
     first: dict[str, Any] = dict(error.errors()[0])
     path = [str(part) for part in first["loc"] if part != "body"]

@@ -88,8 +88,8 @@ async def begin(
     ends: Mapping[str, bool] | None = None,
     **options: Any,
 ) -> Job:
-    """Start the answer to messages; return its Job, whose text grows as the engine steps. `label` is its name in the
-    log. `ends` are the arguments of `Chat.encode` that say how the prompt ends; `options` replace fields of
+    """Start the answer to a conversation; return its Job, whose text grows as the engine steps. `label` is its name in
+    the log. `ends` are the arguments of `Chat.encode` that say how the prompt ends; `options` replace fields of
     GenerationOptions. By default an answer may fill the context."""
     variables = variables_of(body.chat_template_kwargs, tools, served)
     if body.reasoning_effort is not None:
@@ -104,13 +104,13 @@ async def begin(
 
 
 def texts_of(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the field stop, a text, several or None, as a tuple of texts."""
+    """Return the field `stop` of a request, one text, several or None, as a tuple of texts."""
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 def form_of(response_format: Mapping[str, Any] | None, tools: Tools) -> dict[str, Any]:
-    """Return the form of the answer (a JSON schema), from response_format or the tools, as fields of GenerationOptions;
-    {} if the form is free. Raises an ApiError for another response_format."""
+    """Return the constraint on the answer, a JSON schema from `response_format` or the tools, as fields of
+    GenerationOptions; {} for a free answer. Raises an ApiError for another response_format."""
     schema = tools.schema()
     if schema is not None:
         return {"json_schema": schema}
@@ -133,8 +133,9 @@ def form_of(response_format: Mapping[str, Any] | None, tools: Tools) -> dict[str
 
 
 def message_of(message: Mapping[str, Any], number: int, field: str = "messages") -> dict[str, Any]:
-    """Return a message as chat templates expect it: its content as text, and the arguments of calls as tables. Raises
-    an ApiError, which names item `number` of the `field` that holds the message, for content other than text."""
+    """Return a message of a request as chat templates expect it: its content as text, and the arguments of tool calls
+    as dicts. Raises an ApiError, which names item `number` of the `field` that holds the message, for content other
+    than text."""
     result = {name: value for name, value in message.items() if value is not None}
     content = message.get("content")
     if isinstance(content, list):
@@ -152,8 +153,8 @@ def message_of(message: Mapping[str, Any], number: int, field: str = "messages")
 
 
 def with_table(call: Any) -> Any:
-    """Return a call of a tool in which the JSON text of its arguments is parsed to a table; unchanged if it is no
-    JSON."""
+    """Return a tool call of a message with the JSON text of its arguments parsed to a dict; unchanged if the text is
+    not JSON."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
@@ -165,8 +166,8 @@ def with_table(call: Any) -> Any:
 
 
 def variables_of(given: Mapping[str, Any] | None, tools: Tools, served: Served) -> dict[str, Any]:
-    """Return the variables for the chat template by name: those `given`, and the tools. Raises an ApiError for a
-    variable with the name of a field, and for tools that the template does not show."""
+    """Return the variables for the chat template by name: those `given` in the request, and the tools. Raises an
+    ApiError for a variable with the name of a field, and for tools if the template does not show tools to the model."""
     variables = dict(given or {})
     if clash := variables.keys() & {"messages", "tools", "add_generation_prompt", "continue_final_message"}:
         raise ApiError(f"chat_template_kwargs holds {min(clash)}, which is a field of the request: give it there")
@@ -184,7 +185,7 @@ def template_of(served: Served) -> str:
 
 
 class Reply:
-    """Makes the reply to a request of /v1/chat/completions from the updates of its answers: one JSON object (`as_json`)
+    """The reply to a request of /v1/chat/completions, made from the updates of its answers: one JSON object (`as_json`)
     or, for a stream, server-sent events (`events`)."""
 
     def __init__(self, body: ChatRequest, served: Served, job: Job, tools: Tools) -> None:
@@ -195,17 +196,17 @@ class Reply:
         self.num_calls = [0] * len(job.answers)
 
     def logprobs(self, update: Update) -> dict[str, Any] | None:
-        """Return the log-probabilities of an update's tokens in the form of the API; None if the request does not ask
-        for them."""
+        """Return the log-probabilities of an update's tokens in the form of OpenAI's API; None if the request does not
+        ask for them."""
         return of_chat(self.tokenizer, update.logprobs, self.body.top_logprobs or 0) if self.body.logprobs else None
 
     def finish_reason(self, update: Update) -> str | None:
-        """Return why an answer ended (stop, length, tool_calls, ...); None while it grows."""
+        """Return why the answer of an update ended (stop, length, tool_calls, ...); None while it grows."""
         called = self.num_calls[update.index] and not self.tools.named
         return "tool_calls" if called and update.finish_reason == "stop" else update.finish_reason or None
 
     def as_json(self, updates: list[Update]) -> dict[str, Any]:
-        """Return the whole reply as one JSON object, from all updates."""
+        """Return the whole reply as one JSON object; `updates` are all updates of its answers."""
         choices = []
         for index, text in enumerate(self.texts):
             update = merged([update for update in updates if update.index == index])
@@ -225,11 +226,11 @@ class Reply:
         return {**self.head, "object": "chat.completion", "choices": choices, "usage": usage_of(self.job)}
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
-        """Return the text of a server-sent event with these choices; `more` are further fields."""
+        """Return the text of a server-sent event of this reply with these `choices`; `more` are further fields."""
         return event({**self.head, "object": "chat.completion.chunk", "choices": choices, **more})
 
     async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[str]:
-        """Yield the reply as server-sent events, as updates come in."""
+        """Yield the reply as server-sent events; `batches` are the updates of its answers as they grow."""
         for index in range(len(self.texts)):
             delta = {"role": "assistant", "content": ""}
             yield self.chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
@@ -241,7 +242,8 @@ class Reply:
         yield DONE
 
     def deltas(self, update: Update) -> list[dict[str, Any]]:
-        """Return an update as choices of events; the last one of an answer has an empty delta and the finish reason."""
+        """Return an update as items of `choices` in events, each with the new text or tool calls; the last item of an
+        answer has an empty delta and the finish reason."""
         text, index = self.texts[update.index], update.index
         content, calls = text.push(update.text)
         if update.finish_reason:

@@ -55,7 +55,7 @@ async def completions(body: CompletionRequest, http: Request) -> Any:
 
 
 def tokens_of(body: CompletionRequest, served: Served) -> list[list[int]]:
-    """Return the token ids of each prompt of a request."""
+    """Return the token ids of each prompt of a request, which gives texts or token ids."""
     tokenizer, given = served.lm.text(), body.prompt
     if isinstance(given, list) and given and isinstance(given[0], int):
         given = [given]  # type: ignore[list-item]
@@ -68,8 +68,8 @@ def tokens_of(body: CompletionRequest, served: Served) -> list[list[int]]:
 
 
 def truncated(tokens: list[int], body: SamplingFields, served: Served) -> list[int]:
-    """Return the last tokens of a prompt, as many as the field truncate_prompt_tokens says; -1: as many as the context
-    holds beside one answer. Raises an ApiError for any other number."""
+    """Return the last tokens of a prompt, as many as the field truncate_prompt_tokens says: None keeps all, -1 keeps as
+    many as fit into the context before one answer token. Raises an ApiError for 0 and other negative numbers."""
     keep = body.truncate_prompt_tokens
     if keep is None:
         return tokens
@@ -79,7 +79,7 @@ def truncated(tokens: list[int], body: SamplingFields, served: Served) -> list[i
 
 
 class Choice:
-    """One answer of a reply: its prompt, and how much of it was sent."""
+    """One answer of a reply: its prompt, and the number of characters that were sent."""
 
     def __init__(self, body: CompletionRequest, served: Served, prompt: list[int]) -> None:
         self.body, self.tokenizer, self.prompt = body, served.lm.text(), prompt
@@ -88,7 +88,8 @@ class Choice:
         self.offset = 0  # characters that were sent
 
     def piece(self, index: int, update: Update) -> dict[str, Any]:
-        """Return the new text and log-probabilities of an answer as an item of `choices` in a reply."""
+        """Return the text and log-probabilities that an update adds to this answer, the `index`-th of the reply, as an
+        item of `choices`."""
         text = self.before + update.text
         logprobs = None
         if self.body.logprobs is not None:
@@ -100,7 +101,7 @@ class Choice:
 
 
 class Reply:
-    """Makes the reply to a request of /v1/completions from the updates of its answers: one JSON object (`as_json`) or,
+    """The reply to a request of /v1/completions, made from the updates of its answers: one JSON object (`as_json`) or,
     for a stream, server-sent events (`events`)."""
 
     def __init__(self, body: CompletionRequest, served: Served, job: Job, choices: Sequence[Choice]) -> None:
@@ -113,7 +114,8 @@ class Reply:
         }
 
     async def read_prompts(self, service: Service) -> None:
-        """Compute the log-probabilities of the prompts' tokens, which the reply then includes."""
+        """Compute the log-probabilities of the prompts' tokens, which the reply includes if the request asks to echo
+        the prompts."""
         model, count = self.served.lm.model, self.body.logprobs or 0
 
         def read(prompt: list[int]) -> list[TokenLogprob | int]:
@@ -124,13 +126,13 @@ class Reply:
             choice.prompt_logprobs = await service.in_engine(lambda prompt=choice.prompt: read(prompt))  # type: ignore[misc]
 
     def as_json(self, updates: list[Update]) -> dict[str, Any]:
-        """Return the whole reply as one JSON object, from all updates."""
+        """Return the whole reply as one JSON object; `updates` are all updates of its answers."""
         joined = [merged([update for update in updates if update.index == i]) for i in range(len(self.choices))]
         choices = [choice.piece(i, update) for i, (choice, update) in enumerate(zip(self.choices, joined))]
         return {**self.head, "choices": choices, "usage": usage_of(self.job)}
 
     async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[str]:
-        """Yield the reply as server-sent events, as updates come in."""
+        """Yield the reply as server-sent events; `batches` are the updates of its answers as they grow."""
         async for updates in batches:
             for update in updates:
                 choice = self.choices[update.index].piece(update.index, update)

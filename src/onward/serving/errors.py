@@ -19,8 +19,8 @@ RETRY_AFTER = {429: "1", 503: "5"}  # seconds until a client tries again, by sta
 
 
 class ApiError(UserError):
-    """Raised for a request that is refused: a message with the HTTP status of the response; `param` names the field at
-    fault."""
+    """The error of a request that is refused: a message with the HTTP status of the response; `param` names the field
+    at fault."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -28,15 +28,15 @@ class ApiError(UserError):
 
 
 def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """Return the JSON of an error response with this message, field at fault (`param`) and code; its type follows from
-    the HTTP status."""
+    """Return the JSON of an error response in the form of OpenAI's API, with this message, field at fault (`param`) and
+    code; its type follows from the HTTP status."""
     kind = TYPES.get(status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def body_of(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Return the HTTP status of an exception and the JSON of its response. The text of an exception that is no
-    UserError, which may hold what a client must not see, is replaced by its class."""
+    """Return (HTTP status, JSON of the response) for an exception. The text of an exception other than a UserError,
+    which may hold what a client must not see, is replaced by the name of its class."""
     if isinstance(error, ApiError):
         return error.status, error_body(str(error), error.status, error.param, error.code)
     if isinstance(error, UserError):

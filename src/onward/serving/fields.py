@@ -93,8 +93,8 @@ unknown_fields: set[str] = set()  # those that the log has named
 
 
 class Structured(BaseModel):
-    """A form of the answer, in the field structured_outputs of vLLM: one of JSON schema, regular expression, list of
-    texts or grammar."""
+    """A constraint on the form of the answer, in the field structured_outputs of vLLM: one of JSON schema, regular
+    expression, list of texts or grammar."""
 
     json_schema: dict[str, Any] | bool | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -151,8 +151,8 @@ class SamplingFields(BaseModel):
     truncate_prompt_tokens: int | None = Field(None, description="Keep this many tokens at the end of the prompt.")
 
     def given(self) -> dict[str, Any]:
-        """Return the fields of GenerationOptions that are given. Raises an ApiError for fields that contradict each
-        other or are refused, and for a number of stop texts beyond the limit."""
+        """Return the fields of the request that GenerationOptions has, by the names there. Raises an ApiError for
+        fields that contradict each other or are refused, and for more stop texts than the limit."""
         check_others(self.model_extra or {})
         values = {name: value for name in SAME if (value := getattr(self, name)) is not None}
         for name, own in OTHER_NAMES.items():
@@ -171,8 +171,9 @@ class SamplingFields(BaseModel):
         return values
 
     def options(self, limit: int | None, **changes: Any) -> GenerationOptions:
-        """Return the options of the request. `limit` is the most tokens of an answer if the request gives none;
-        `changes` replace fields."""
+        """Return the request's fields as GenerationOptions. `limit` is the most tokens of an answer if the request
+        gives no limit; `changes` replace fields. Raises an ApiError as `given` does, and for a constraint that is too
+        long."""
         values = {"temperature": 1.0, "max_new_tokens": limit} | self.given() | changes
         if "stop" in values:
             values["stop"] = (values["stop"],) if isinstance(values["stop"], str) else tuple(values["stop"])
@@ -188,13 +189,13 @@ class SamplingFields(BaseModel):
 
     @property
     def include_usage(self) -> bool:
-        """Whether the last event of a stream holds the numbers of tokens."""
+        """Whether the last event of a stream holds the numbers of tokens, as the request asks."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
 def check_others(extra: Mapping[str, Any]) -> None:
-    """Raise an ApiError for a field of a request that the server cannot honor; log fields that it does not know, once
-    each."""
+    """Raise an ApiError if `extra`, the fields of a request beyond those that its class declares, holds one that the
+    server cannot honor; log fields that it does not know, once each."""
     for name, value in extra.items():
         if (name in REFUSED and value) or (name in NEUTRAL and value not in (None, NEUTRAL[name])):
             instead = f"use {INSTEAD[name]}" if name in INSTEAD else "leave it out"
@@ -206,8 +207,8 @@ def check_others(extra: Mapping[str, Any]) -> None:
 
 
 def form_of(form: Structured) -> dict[str, Any]:
-    """Return the form of an answer as fields of GenerationOptions, such as a regular expression. Raises an ApiError
-    unless exactly one form is given."""
+    """Return the field structured_outputs as fields of GenerationOptions, such as a regular expression. Raises an
+    ApiError unless exactly one constraint is given."""
     kinds = [name for name in ("json_schema", "regex", "choice", "grammar", "json_object") if getattr(form, name)]
     if len(kinds) != 1:
         raise ApiError(
@@ -226,5 +227,5 @@ def form_of(form: Structured) -> dict[str, Any]:
 
 
 def any_of(texts: Iterable[str]) -> str:
-    """Return a regular expression that matches any of the texts."""
+    """Return a regular expression that matches exactly these texts."""
     return "|".join(f"({re.escape(text)})" for text in texts)

@@ -24,9 +24,9 @@ POLICY = (
 
 
 class Guard:
-    """Refuses requests with a foreign Host header (DNS rebinding), without a valid key, or with a body beyond
-    `max_body` bytes; adds headers of safety to responses. `hosts` are names in addition to addresses, localhost and the
-    name of this machine."""
+    """ASGI middleware that refuses requests with a foreign Host header (DNS rebinding), without a valid key, or with a
+    body beyond `max_body` bytes, and adds security headers to responses. `hosts` are accepted names in addition to IP
+    addresses, localhost and the name of this machine."""
 
     def __init__(self, app: ASGIApp, *, keys: Sequence[str], hosts: Sequence[str], max_body: int) -> None:
         self.app, self.keys, self.max_body = app, [key.encode() for key in keys], max_body
@@ -72,7 +72,7 @@ class Guard:
         return f"the body has more than {self.max_body:,} bytes, which is the limit (--max-body)"
 
     def known_host(self, host: str) -> bool:
-        """Return whether a Host header names this server: an address, or a known name."""
+        """Return whether a Host header names this server: an IP address, or an accepted name."""
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
         name = name.lower().strip("[]")
         if name in self.hosts:
@@ -84,7 +84,8 @@ class Guard:
         return True
 
     def has_key(self, headers: Headers) -> bool:
-        """Return whether a request carries one of the keys; takes the same time for all wrong keys of a length."""
+        """Return whether the headers of a request carry one of the API keys; takes the same time for all wrong keys of
+        a length."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         matches = [hmac.compare_digest(given.encode(), key) for key in self.keys]
@@ -92,7 +93,7 @@ class Guard:
 
 
 async def refuse(send: Send, status: int, message: str) -> None:
-    """Send an error with this HTTP status as the whole response."""
+    """Send an error with this HTTP status and message as the whole response."""
     body = json.dumps(error_body(message, status)).encode()
     headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 401:

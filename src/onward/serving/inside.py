@@ -46,8 +46,8 @@ class Inside(SamplingFields):
 
 
 def text_of(body: Inside, http: Request) -> tuple[Service, Served, list[int], int]:
-    """Return the service, the model, the tokens of the request's text, and the position. Raises an ApiError if one is
-    out of range."""
+    """Return (service, model, tokens of the request's text, position in it). Raises an ApiError for a position, token
+    or target out of range, and for a text longer than the context."""
     service = service_of(http)
     served = service.model(body.model)
     position = len(body.tokens) - 1 if body.position is None else body.position
@@ -64,8 +64,8 @@ def text_of(body: Inside, http: Request) -> tuple[Service, Served, list[int], in
 
 
 async def looked(service: Service, served: Served, function: Callable[[], T]) -> T:
-    """Call a function that runs the model in the engine's thread, between two steps and with the model's adapter;
-    return its result."""
+    """Call a function that runs a model, in the engine's thread between two steps and with the model's adapter; return
+    its result."""
 
     def run() -> T:
         with use_adapter(served.lm.model, served.adapter), torch.no_grad(), without_dropout(served.lm.model):
@@ -82,7 +82,8 @@ class Logits:
         self.kept: OrderedDict[tuple[str, tuple[int, ...]], Tensor] = OrderedDict()
 
     def of(self, served: Served, tokens: list[int]) -> Tensor:
-        """Return the logits after a text, from the cache or, if they are not there, by running the model."""
+        """Return the logits (V,) after a text, given by its tokens, from the cache or, if they are not there, by
+        running the model."""
         key = served.name, tuple(tokens)
         if key not in self.kept:
             model = served.lm.model
@@ -95,7 +96,7 @@ class Logits:
 
 
 def piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
-    """Return a token as a JSON object of its id and text."""
+    """Return a token as a JSON object of its id and text, for the server's page."""
     return {"token": token, "text": tokenizer.piece(token)}
 
 

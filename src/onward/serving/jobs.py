@@ -16,8 +16,8 @@ from onward.generation.request import Request
 
 @dataclass(frozen=True)
 class Update:
-    """The tokens, text and log-probabilities that a step of the engine added to one answer of a job, and why the answer
-    ended, if it did."""
+    """The tokens, text and log-probabilities that one step of the engine added to one answer of a job (a client's
+    request), and why the answer ended, if it did."""
 
     index: int  # index of the answer in the job
     text: str
@@ -28,7 +28,7 @@ class Update:
 
 
 def merged(updates: Sequence[Update]) -> Update:
-    """Join successive updates of one answer to one update."""
+    """Join successive updates of the same answer to one update."""
     return Update(
         updates[0].index,
         "".join(update.text for update in updates),
@@ -40,11 +40,13 @@ def merged(updates: Sequence[Update]) -> Update:
 
 
 class Job:
-    """The answers to one request of a client. The engine's thread makes updates; the event loop receives them.
+    """The answers to one request of a client while they are generated. The engine's thread makes updates; the event
+    loop receives them.
 
-    `answers` maps each request of the engine to its text; `label` is what the log and the picture of the engine call
-    the job. `context` is open in the engine's thread while the answers grow. `on_close` is called once, when all
-    answers are done or the job is cancelled. Times are in seconds, of `perf_counter`."""
+    `answers` maps each request of the engine to its text; `label` is the name of the job in the log and in the page's
+    picture of the engine. `context` is open in the engine's thread while the answers grow. `on_close` is called once,
+    when all answers are done or the job is cancelled. Times are in seconds, of `perf_counter`.
+    """
 
     def __init__(
         self,
@@ -64,7 +66,8 @@ class Job:
         self.arrival, self.first_token = perf_counter(), 0.0
 
     def update(self, request: Request) -> Update:
-        """Return what was added to the answer of a request since the last call. Called by the engine's thread."""
+        """Return the text and tokens that were added to the answer of an engine's request since the last call. Called
+        by the engine's thread."""
         answer, start = self.answers[request], self.num_sent[request]
         if request.done:
             answer.finish()
@@ -74,7 +77,8 @@ class Job:
         return Update(self.index[request], text, tokens, logprobs, request.finish_reason, request.error)
 
     def receive(self, updates: list[Update]) -> None:
-        """Put updates of the engine into the queue that `updates` reads; called in the event loop."""
+        """Put updates from the engine into the queue from which the method `updates` reads; called in the event
+        loop."""
         self.first_token = self.first_token or perf_counter()
         self.queue.put_nowait(updates)
         self.remaining -= sum(bool(update.finish_reason) for update in updates)
@@ -102,6 +106,6 @@ class Job:
 
 
 def deliver(batches: list[tuple[Job, list[Update]]]) -> None:
-    """Pass the updates of a step to their jobs; called in the event loop."""
+    """Pass the updates of one engine step to their jobs, given as pairs (job, updates); called in the event loop."""
     for job, updates in batches:
         job.receive(updates)

@@ -29,7 +29,7 @@ async def model(name: str, http: Request) -> dict[str, Any]:
 
 
 def record(served: Served) -> dict[str, Any]:
-    """Return a model as a JSON object in the form of the API."""
+    """Return a model as a JSON object of /v1/models, in the form of OpenAI's API."""
     return {
         "id": served.name,
         "object": "model",

@@ -23,7 +23,7 @@ BETWEEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 
 
 class Metrics(Collector):
-    """Counters and times of a service for Prometheus, in a registry of their own."""
+    """The counters and histograms of a service for Prometheus, in a registry of their own."""
 
     def __init__(self, service: Service) -> None:
         self.service, self.registry = service, CollectorRegistry()
@@ -43,8 +43,8 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def collect(self) -> list[GaugeMetricFamily]:
-        """Return the gauges, whose values are those of this moment: active and waiting answers, and the share of the
-        cache in use."""
+        """Return the gauges, metrics whose values are those of this moment: active and waiting answers, and the share
+        of the cache in use. Called by the Prometheus client."""
         engines = engines_of(list(self.service.served.values()))
         running = sum(len(engine.scheduler.active) for engine in engines)
         used = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use", labels=["engine"])
@@ -59,7 +59,7 @@ class Metrics(Collector):
         ]
 
     def step(self, engine: Engine, new: list[tuple[Answer, int]]) -> None:
-        """Count the new tokens of an engine's step; called in the engine's thread."""
+        """Count the new tokens of an engine's step, pairs (request, token); called in the engine's thread."""
         if not new:
             return
         now, before = perf_counter(), self.last_step.get(id(engine))
@@ -72,7 +72,7 @@ class Metrics(Collector):
         self.new_tokens.inc(len(new))
 
     def job(self, job: Job) -> None:
-        """Count a job that ended, with its tokens and times."""
+        """Count a client's request that ended, with its tokens and times."""
         now = perf_counter()
         self.total.observe(now - job.arrival)
         if job.first_token:

@@ -34,8 +34,8 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Served:
-    """A model under the name that clients use, with its engine. `adapter` is the name of its adapter in the engine, ""
-    for the model alone."""
+    """A model under the name that clients use, with its engine. `adapter` is the name of its LoRA adapter in the
+    engine, "" for the model alone."""
 
     name: str
     root: str  # the model as named in the command
@@ -52,8 +52,9 @@ def load_served(
     options: EngineOptions,
     load: Callable[[str, Sequence[str]], LanguageModel],
 ) -> list[Served]:
-    """Load models, and the adapters in the folders `adapters` on the first of them; return each with its engine. `load`
-    loads a model with adapters. Raises a UserError for names that occur twice and for what does not fit in memory."""
+    """Load `models`, and the LoRA adapters in the folders `adapters` on the first of them; return each with its engine.
+    `load` loads a model with adapters. Raises a UserError for names that occur twice, for models that do not generate,
+    and for models or caches that do not fit in memory."""
     loaded = [load(model, adapters if number == 0 else ()) for number, model in enumerate(models)]
     drafts = [load(options.draft, ()) if options.draft else None for _ in models]
     weights = sum(bytes_of(lm.model) for lm in (*loaded, *drafts) if lm)
@@ -80,15 +81,16 @@ def load_served(
 
 
 def with_tokenizer_of(lm: LanguageModel, folder: Path) -> LanguageModel:
-    """Return a model with the tokenizer in a folder, of a base or an adapter, since each may have a chat template of
-    its own; unchanged if the folder has none."""
+    """Return a model with the tokenizer in the folder of a base model or an adapter, since each may have a chat
+    template of its own; unchanged if the folder has no tokenizer."""
     if not (folder / "tokenizer.json").exists():
         return lm
     return replace(lm, tokenizer=open_source(folder).tokenizer())
 
 
 def check_weights(folders: Sequence[Path], dtype: torch.dtype | None, quantize: str | None) -> None:
-    """Raise a UserError if the weights of these models need more memory than there is; only headers are read. Folders
+    """Raise a UserError if the weights of the models in these folders need more memory than this machine has; only
+    headers are read. `dtype` is that of the weights in memory (None: as stored), `quantize` int8, int4 or None. Folders
     of adapters are skipped."""
     total, size = 0, memory_size()
     for folder in folders:
@@ -106,9 +108,9 @@ def check_weights(folders: Sequence[Path], dtype: torch.dtype | None, quantize: 
 
 
 def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel | None, room: int) -> Engine:
-    """Make an engine with a paged cache, whose blocks requests with a common prefix share. `room` are the bytes that
-    the cache may take if the options give no size. Raises a UserError if the options ask for a longer context than the
-    model's."""
+    """Make an engine for a model with a paged cache, whose blocks requests with a common prefix share. `draft` is a
+    smaller model that drafts tokens, or None; `room` is the most bytes of the cache if the options give no size. Raises
+    a UserError if the options ask for a longer context than the model's."""
     length = options.context or lm.config.context_length
     if length > lm.config.context_length:
         raise UserError(f"context is {length:,}, and the model's is {lm.config.context_length:,} tokens: lower it")
@@ -139,15 +141,15 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
 
 
 def row_counts(engine: Engine) -> range:
-    """Return the numbers of rows for which decoding steps are compiled before they are needed: on a CPU, where each
-    takes about 0.1 s, up to the most that a compiled step takes in fp32."""
+    """Return the numbers of rows for which the server compiles decoding steps before they are needed: on a CPU, where
+    each takes about 0.1 s, up to MOST_COMPILED; else only 1."""
     on_cpu = engine.model.device.type == "cpu"
     return range(1, min(engine.scheduler.rows, MOST_COMPILED if on_cpu else 1) + 1)
 
 
 def num_blocks(config: DecoderConfig, rows: int, length: int, chunk: int, dtype: torch.dtype, room: int) -> int:
-    """Return the number of blocks of the cache: those that fit in `room` bytes, at most what all rows can use. Raises a
-    UserError if one text of `length` tokens does not fit."""
+    """Return the number of blocks of an engine's paged cache: those that fit in `room` bytes, at most as many as all
+    rows can use. Raises a UserError if one text of `length` tokens does not fit."""
     block = cache_bytes(config, 1, BLOCK, dtype)
     one_row = -(-(length + chunk) // BLOCK)
     blocks = min(room // block, rows * one_row)
@@ -161,12 +163,12 @@ def num_blocks(config: DecoderConfig, rows: int, length: int, chunk: int, dtype:
 
 
 def engines_of(served: Sequence[Served]) -> list[Engine]:
-    """Return the engines of models, each once."""
+    """Return the engines of the served models, each once: a model and its adapters share one."""
     return list({id(one.engine): one.engine for one in served}.values())
 
 
 def memory_of(served: Sequence[Served]) -> tuple[int, int]:
-    """Return the bytes of the models' weights, and of the engines' caches."""
+    """Return (bytes of the models' weights, bytes of the engines' caches)."""
     engines = engines_of(served)
     caches = [entry for engine in engines for layer in engine.runner.cache.layers for entry in layer.entries.values()]
     return sum(bytes_of(engine.model) for engine in engines), sum(entry.nbytes for entry in caches)

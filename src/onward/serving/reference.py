@@ -43,7 +43,7 @@ async def docs(http: Request) -> HTMLResponse:
 
 
 def page(app: FastAPI) -> str:
-    """Return the OpenAPI schema of an app as an HTML page."""
+    """Return the OpenAPI schema of an app as an HTML page, the reference of its API."""
     schema = app.openapi()
     parts = [
         section(method, path, operation, schema)
@@ -56,8 +56,8 @@ def page(app: FastAPI) -> str:
 
 
 def section(method: str, path: str, operation: dict[str, Any], schema: dict[str, Any]) -> str:
-    """Return one path as HTML, with a table of the fields of its body, or of its query. `operation` is the path's entry
-    in the OpenAPI `schema`."""
+    """Return one path of the API as HTML, with a table of the fields of its body, or of its query. `operation` is the
+    path's entry in the OpenAPI `schema`."""
     content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     body = resolved(content.get("schema", {}), schema)
     fields = {
@@ -78,7 +78,7 @@ def section(method: str, path: str, operation: dict[str, Any], schema: dict[str,
 
 
 def resolved(part: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the definition in an OpenAPI schema that a part of it refers to, or the part itself."""
+    """Return the definition to which `part`, a part of an OpenAPI schema, refers by $ref, or the part itself."""
     name = part.get("$ref", "").rpartition("/")[2]
     return schema["components"]["schemas"][name] if name else part
 

@@ -37,8 +37,8 @@ class ResponsesRequest(ChatFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """The number of alternatives per token whose log-probabilities are returned; None: no log-probabilities.
-        Raises an ApiError if it is given and `include` does not ask for them."""
+        """The number of alternatives per token whose log-probabilities are returned; None: no log-probabilities. Raises
+        an ApiError if top_logprobs is given and `include` does not ask for log-probabilities."""
         if LOGPROBS in (self.include or ()):
             return self.top_logprobs or 0
         if self.top_logprobs:
@@ -68,8 +68,8 @@ async def responses(body: ResponsesRequest, http: Request) -> Any:
 
 
 def response_format_of(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the field text.format as the response_format of chat completions, which nests its schema; None if it is
-    not given."""
+    """Return the format in the field `text` as the response_format of chat completions, which nests its schema; None if
+    no format is given."""
     form = (text or {}).get("format")
     if isinstance(form, Mapping) and form.get("type") == "json_schema":
         return {"type": "json_schema", "json_schema": form}
@@ -77,8 +77,8 @@ def response_format_of(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """Return the items of a request as messages, {"role", "content"}. Raises an ApiError for an item of another
-    type."""
+    """Return the instructions and items of a request as messages for the chat template, {"role", "content"}. Raises an
+    ApiError for an item of an unknown type."""
     messages: list[dict[str, Any]] = []
     if body.instructions is not None:
         messages.append({"role": "system", "content": body.instructions})
@@ -103,8 +103,8 @@ def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
 
 
 class Reply:
-    """Makes the reply to a request of /v1/responses from the updates of its answer: one JSON object (`as_json`) or, for
-    a stream, server-sent events (`events`). `items` are the output so far: a message, then calls. `logprobs` are
+    """The reply to a request of /v1/responses, made from the updates of its answer: one JSON object (`as_json`) or, for
+    a stream, server-sent events (`events`). `items` are the output so far: a message, then tool calls. `logprobs` are
     those of the message's tokens, of which the last event has the first `num_sent`."""
 
     def __init__(self, body: ResponsesRequest, served: Served, job: Job, tools: Tools) -> None:
@@ -117,7 +117,8 @@ class Reply:
         self.number = -1  # of the last event
 
     def response(self, status: str, finish_reason: str = "") -> dict[str, Any]:
-        """Return the response as a JSON object with this status and the items so far."""
+        """Return the whole response so far as a JSON object with this status; `finish_reason` "length" makes it
+        incomplete."""
         body, cut = self.body, finish_reason == "length"
         result: dict[str, Any] = {
             "id": self.id,
@@ -154,7 +155,7 @@ class Reply:
         return result
 
     def message(self, status: str) -> dict[str, Any]:
-        """Return the message as an output item of the Responses API, with this status."""
+        """Return the message of the reply as an output item of the Responses API, with this status."""
         parts = [self.part()] if status == "completed" else []
         return {"id": self.message_id, "type": "message", "status": status, "role": "assistant", "content": parts}
 
@@ -163,12 +164,12 @@ class Reply:
         return {"type": "output_text", "text": self.content, "annotations": [], "logprobs": [*self.logprobs]}
 
     def add_logprobs(self, update: Update) -> None:
-        """Add the log-probabilities of the tokens of an update, if the request asks for them, to the message's."""
+        """Add the log-probabilities of an update's tokens to those of the message, if the request asks for them."""
         if (top := self.body.num_logprobs) is not None:
             self.logprobs += of_chat(self.served.lm.text(), update.logprobs, top)["content"]
 
     def as_json(self, updates: list[Update]) -> dict[str, Any]:
-        """Return the whole reply as one JSON object, from all updates."""
+        """Return the whole reply as one JSON object; `updates` are all updates of its answer."""
         update = merged(updates)
         self.add_logprobs(update)
         first, rest = self.text.push(update.text), self.text.finish()
@@ -184,8 +185,8 @@ class Reply:
         return event({"type": kind, "sequence_number": self.number, **fields}, kind)
 
     async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[str]:
-        """Yield the reply as server-sent events, as updates come in. An answer that fails ends with the event
-        response.failed."""
+        """Yield the reply as server-sent events; `batches` are the updates of its answer as it grows. An answer that
+        fails ends with the event response.failed."""
         yield self.event("response.created", response=self.response("in_progress"))
         yield self.event("response.in_progress", response=self.response("in_progress"))
         reason = ""
@@ -215,11 +216,11 @@ class Reply:
 
     @property
     def is_open(self) -> bool:
-        """Whether the message has begun and not ended."""
+        """Whether the message of the reply has begun and not ended."""
         return bool(self.items) and self.items[-1]["type"] == "message" and self.items[-1]["status"] == "in_progress"
 
     def opened(self) -> list[str]:
-        """Begin a message in the output; return the events that say so."""
+        """Begin a message in the output of the reply; return the server-sent events that announce it."""
         self.content, self.message_id = "", f"msg_{secrets.token_hex(12)}"
         self.logprobs, self.num_sent = self.logprobs[self.num_sent :], 0
         self.items.append(self.message("in_progress"))
@@ -231,7 +232,7 @@ class Reply:
         ]
 
     def grown(self, content: str) -> list[str]:
-        """Add text to the message, which is begun if necessary; return the events."""
+        """Add text to the message of the reply, which is begun if necessary; return the server-sent events."""
         if not content:
             return []
         events = [] if self.is_open else self.opened()
@@ -241,7 +242,7 @@ class Reply:
         return [*events, self.event("response.output_text.delta", **where, delta=content, logprobs=new)]
 
     def closed(self) -> list[str]:
-        """End the message, if it is open; return the events."""
+        """End the message of the reply, if it is open; return the server-sent events."""
         if not self.is_open:
             return []
         index = len(self.items) - 1
@@ -254,7 +255,7 @@ class Reply:
         ]
 
     def called(self, calls: Sequence[ToolCall]) -> list[str]:
-        """Add calls of tools to the output, each complete; return the events."""
+        """Add complete tool calls to the output of the reply; return the server-sent events."""
         events = self.closed() if calls else []
         for call in calls:
             item, index = item_of(call), len(self.items)
@@ -271,7 +272,7 @@ class Reply:
 
 
 def item_of(call: ToolCall) -> dict[str, Any]:
-    """Return a call of a tool as an output item of the Responses API."""
+    """Return a tool call as an output item of the Responses API."""
     return {
         "id": f"fc_{call.id.removeprefix('call_')}",
         "type": "function_call",

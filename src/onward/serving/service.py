@@ -31,7 +31,7 @@ TOKENS = 1 << 22  # prompts x answers x the most tokens of each, at most
 
 
 class Service:
-    """The state of the server: its models, the engine's thread and the limits. It belongs to the event loop. `state` is
+    """The state of the server: its models, the engine's thread and the limits. Used in the event loop alone. `state` is
     "loading" until the models are there, and "draining" once the server is to end. `pending` counts the answers that
     are not done. `observe_job` is called with each job that ends, and `observe_step` after each step, in the engine's
     thread, with the engine and its new tokens."""
@@ -48,7 +48,7 @@ class Service:
         self.observe_step: Step = lambda engine, new: None
 
     def load(self, load: Callable[[], Sequence[Served]]) -> Future[Sequence[Served]]:
-        """Start the engine's thread, and load models in it.
+        """Start the engine's thread, and call `load` there, which loads the models.
 
         OpenMP keeps a team of threads for each thread that has computed, and lets all of them sleep between two kernels
         once they are more than the cores: a decoding step then takes up to 1.5 times as long. So one thread computes.
@@ -69,13 +69,13 @@ class Service:
             self.state = "ready"
 
     def close(self) -> None:
-        """End the engine's thread."""
+        """End the engine's thread, and the threads that tokenize prompts."""
         self.worker.stop()
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     def model(self, name: str | None) -> Served:
-        """Return the model with this name, by default the first one. Raises an ApiError while the server loads or ends,
-        and for a name that it does not serve."""
+        """Return the model with this name, or the first one for None. Raises an ApiError while the server loads or
+        ends, and for a name that it does not serve."""
         self.check_ready()
         if not name:
             return next(iter(self.served.values()))
@@ -92,11 +92,12 @@ class Service:
             raise ApiError("the server is shutting down and accepts no more requests", 503, code="draining")
 
     async def compute(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function in another thread, so that the event loop goes on; return its result."""
+        """Call a function with these arguments in a thread that tokenizes prompts, so that the event loop goes on;
+        return its result."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *args)
 
     async def in_engine(self, function: Callable[[], T]) -> T:
-        """Call a function in the engine's thread between two steps; return its result."""
+        """Call a function in the engine's thread between two steps, where it may run a model; return its result."""
         return await asyncio.wrap_future(self.worker.call(function))
 
     async def submit(
@@ -107,9 +108,9 @@ class Service:
         label: str,
         edits: Edits | None = None,
     ) -> Job:
-        """Start the answers to prompts, with `edits` of the model for them alone; return their Job, which the log calls
-        `label`. Raises an ApiError or UserError for prompts or options that can never be answered, and an ApiError with
-        status 429 if too many answers wait already."""
+        """Start the answers to `prompts`, with `edits` of the model for these prompts alone; return their Job, which
+        the log calls `label`. Raises an ApiError or UserError for prompts or options that can never be answered, and an
+        ApiError with status 429 if too many answers wait already."""
         engine, rows = served.engine, served.engine.scheduler.rows
         if not prompts:
             raise ApiError("there is no prompt: give at least one", param="prompt")
@@ -151,8 +152,8 @@ class Service:
     async def respond(
         self, http: HttpRequest, job: Job, body: Callable[[list[Update]], dict[str, Any]]
     ) -> Response | dict[str, Any]:
-        """Wait for all answers of a job and return `body(updates)`, the JSON of the reply; a client that goes away ends
-        the job. Raises the exception of an answer that failed."""
+        """Wait for all answers of a job and return `body(updates)`, the JSON of the reply. If the client closes its
+        connection, the job is cancelled. Raises the exception of an answer that failed."""
 
         async def collect() -> list[Update]:
             return [update async for updates in job.updates() for update in updates]
@@ -170,8 +171,8 @@ class Service:
         return body(updates)
 
     def stream(self, job: Job, events: Callable[[AsyncIterator[list[Update]]], AsyncIterator[str]]) -> Response:
-        """Return a streaming response of the server-sent events that `events` makes from a job's updates. A client that
-        goes away ends the job."""
+        """Return a streaming response of the server-sent events that `events` makes from a job's updates. If the client
+        closes its connection, the job is cancelled."""
 
         async def body() -> AsyncIterator[str]:
             try:
@@ -192,7 +193,7 @@ class Service:
 
 
 async def checked(job: Job) -> AsyncIterator[list[Update]]:
-    """Yield the updates of a job; raises the exception of an answer that failed."""
+    """Yield the updates of a job's answers; raises the exception of an answer that failed."""
     async for updates in job.updates():
         for update in updates:
             if update.error:

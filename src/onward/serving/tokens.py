@@ -46,7 +46,7 @@ class DetokenizeRequest(BaseModel):
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
     """Return as JSON the token ids of a text or of a conversation, their number and the context length. Raises an
-    ApiError unless exactly one of them is given."""
+    ApiError unless exactly one of text and conversation is given."""
     service = service_of(http)
     served = service.model(body.model)
     check_others(body.model_extra or {})

@@ -19,8 +19,9 @@ MOST_TOOLS = 128
 
 @dataclass(frozen=True)
 class Markers:
-    """The texts around the JSON of a call. Without an end, calls run to the end of the answer; a beginning that is a
-    control token has no text in the answer, so that a call may also begin at once."""
+    """The texts around the JSON of a tool call, as a family of models writes them. Without an `end`, calls run to the
+    end of the answer; a `begin` that is a control token has no text in the answer, so that a call may also begin at
+    once."""
 
     begin: str
     end: str = ""
@@ -36,7 +37,7 @@ BARE = Markers("")  # an answer that is JSON and nothing else
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool: its name, and its arguments as JSON."""
+    """A tool call in an answer: the name of the tool, and its arguments as JSON."""
 
     name: str
     arguments: str
@@ -49,7 +50,8 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Tools:
-    """The tools of a request and how the model may use them. `choice` is none, auto, required or a tool's name."""
+    """The tools that a request offers and how the model may use them. `choice` is none, auto, required or a tool's
+    name."""
 
     functions: Sequence[dict[str, Any]]
     choice: str = "auto"
@@ -57,7 +59,8 @@ class Tools:
 
     @classmethod
     def of(cls, tools: Sequence[Any] | None, choice: Any, parallel: bool | None) -> Tools:
-        """Read the fields tools, tool_choice and parallel_tool_calls. Raises an ApiError that names what is wrong."""
+        """Read the fields tools, tool_choice and parallel_tool_calls of a request. Raises an ApiError that names the
+        field at fault."""
         if len(tools or ()) > MOST_TOOLS:
             raise ApiError(f"there are {len(tools or ())} tools: give at most {MOST_TOOLS}", param="tools")
         functions = [function_of(tool, number) for number, tool in enumerate(tools or ())]
@@ -81,7 +84,8 @@ class Tools:
         return "" if self.choice in ("none", "auto", "required") else self.choice
 
     def schema(self) -> dict[str, Any] | None:
-        """Return the JSON schema of the answer; None if the answer is free."""
+        """Return the JSON schema of an answer that must consist of tool calls, or of the arguments of the named tool;
+        None if the model chooses."""
         if self.named:
             return next(parameters_of(function) for function in self.functions if function["name"] == self.named)
         if self.choice != "required":
@@ -100,8 +104,8 @@ class Tools:
 
 
 def function_of(tool: Any, number: int) -> dict[str, Any]:
-    """Return the function of a tool, given as in chat completions or as in responses. Raises an ApiError, which names
-    tool `number`, if it is malformed."""
+    """Return the function (name, description, parameters) of a tool, given as in chat completions or as in responses.
+    Raises an ApiError, which names the tool by its `number`, if it is malformed."""
     function = tool.get("function", tool) if isinstance(tool, dict) and tool.get("type") == "function" else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise ApiError(
@@ -113,17 +117,19 @@ def function_of(tool: Any, number: int) -> dict[str, Any]:
 
 
 def parameters_of(function: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema of a function's arguments."""
+    """Return the JSON schema of a function's arguments; any object if the function declares none."""
     return function.get("parameters") or {"type": "object"}
 
 
 def markers_of(template: str) -> Markers:
-    """Return the texts around a call that a chat template writes; found in its source."""
+    """Return the texts around a tool call that a model with this chat template writes, as found in the template's
+    source."""
     return next((markers for markers in MARKERS if markers.begin in template), BARE)
 
 
 class ToolText:
-    """Divides the text of an answer into content and calls while it grows; text that may belong to a call is delayed.
+    """Divides the text of an answer into content and tool calls while it grows; text that may belong to a call is
+    delayed.
 
     If `forced`, the entire answer is JSON of calls or, for a `named` tool, of its arguments.
     """
@@ -135,7 +141,7 @@ class ToolText:
         self.num_calls = 0
 
     def push(self, text: str) -> tuple[str, list[ToolCall]]:
-        """Add text; returns the new content, and the calls that are complete."""
+        """Add text of the answer; returns the new content, and the tool calls that are complete."""
         if self.tools.choice == "none":
             return text, []
         self.pending += text
@@ -158,8 +164,8 @@ class ToolText:
             self.inside, self.pending = False, rest.lstrip() if new_calls else rest
 
     def start(self) -> tuple[int, int]:
-        """Return where a call begins in the delayed text and how many characters its beginning has; without one, how
-        many characters are content, and 0."""
+        """Return the index in the delayed text where a tool call begins and the length of its beginning, (index,
+        length). Without a call, the index is the number of characters that are content, and the length is 0."""
         begin, text = self.markers.begin, self.pending
         if begin and (at := text.find(begin)) >= 0:
             return at, len(begin)
@@ -172,7 +178,7 @@ class ToolText:
         return len(text) - held, 0
 
     def finish(self) -> tuple[str, list[ToolCall]]:
-        """End the answer; returns the rest of its content, and calls."""
+        """End the answer; returns the rest of its content, and its last tool calls."""
         text, self.pending = self.pending, ""
         if self.tools.named:
             return "", [ToolCall(self.tools.named, text)] if text else []
@@ -183,7 +189,7 @@ class ToolText:
         return text, []
 
     def read(self, text: str) -> list[ToolCall]:
-        """Return the calls that a JSON text holds; none if it is not JSON of calls, or names an unknown tool."""
+        """Return the tool calls in a JSON text; none if the text is not JSON of calls, or names an unknown tool."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):

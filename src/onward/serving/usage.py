@@ -13,8 +13,8 @@ LEAST = -9999.0  # in place of minus infinity, which JSON lacks
 
 
 def usage_of(job: Job) -> dict[str, Any]:
-    """Return the JSON object `usage` of a job: the numbers of tokens of its prompts, each counted once, and of all
-    answers."""
+    """Return the JSON object `usage` of a reply: the numbers of tokens of the job's prompts, each counted once, and of
+    all its answers."""
     prompts = {id(request.prompt): len(request.prompt) for request in job.answers}
     cached = {id(request.prompt): request.num_shared for request in reversed(job.answers)}
     new = sum(len(request.tokens) for request in job.answers)
@@ -28,8 +28,9 @@ def usage_of(job: Job) -> dict[str, Any]:
 
 
 def of_completion(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob | int], offset: int, top: int) -> dict[str, Any]:
-    """Return log-probabilities in the form of /v1/completions: four lists with an item per token. A token without one
-    is given as its id. `offset` is where the text of the first token begins; `top` is the number of alternatives."""
+    """Return log-probabilities in the form of /v1/completions: four lists with an item per token. A token without
+    log-probability, such as the first of a prompt, is given as its id. `offset` is the index of the first token's text
+    in the answer; `top` is the number of alternatives."""
     result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for one in tokens:
         token = one if isinstance(one, int) else one.token
@@ -48,7 +49,7 @@ def of_completion(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob | int], of
 
 
 def of_chat(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
-    """Return log-probabilities in the form of /v1/chat/completions: a record per token, with `top` alternatives."""
+    """Return log-probabilities in the form of /v1/chat/completions: an object per token, with `top` alternatives."""
 
     def record(token: int, logprob: float) -> dict[str, Any]:
         spelled = list(tokenizer.token_bytes(token))

@@ -29,8 +29,8 @@ PATIENCE = 0.003  # seconds that a step waits at most for the event loop to send
 
 
 class Worker(threading.Thread):
-    """The thread that runs the engines until `stop`. `observe` is called after each step with the engine and its new
-    tokens; the functions in `spare` are called one by one while there is no request."""
+    """The thread that runs the engines of the server until `stop`. `observe` is called after each step with the engine
+    and its new tokens; the functions in `spare` are called one by one while there is no request."""
 
     def __init__(self, observe: Step) -> None:
         super().__init__(name="onward-engine", daemon=True)
@@ -44,17 +44,17 @@ class Worker(threading.Thread):
         self.generated = Counter[Engine]()  # tokens of each engine so far
 
     def add(self, job: Job) -> None:
-        """Queue the requests of a job for its engine; may be called from any thread."""
+        """Queue the requests of a job (a client's request) for its engine; may be called from any thread."""
         self.post(lambda: self.begin(job))
 
     def cancel(self, job: Job) -> None:
-        """End a job whose client is gone; its rows are free after the current step."""
+        """End a job whose client has closed its connection; its rows are free after the current step."""
         job.close()
         self.post(lambda: self.remove(job))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Call a function in the engine's thread between two steps, such as one that reads a model; return the future
-        of its result."""
+        """Call a function in the engine's thread between two steps, such as one that runs a model; return the future of
+        its result."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -69,13 +69,13 @@ class Worker(threading.Thread):
         return future
 
     def post(self, command: Callable[[], None]) -> None:
-        """Add a command to the inbox, and wake the thread."""
+        """Queue a function that the engine's thread calls between two steps, and wake the thread."""
         self.inbox.append(command)
         self.wake.set()
 
     def compile_when_idle(self) -> None:
-        """Have the decoding steps of all engines compiled while there is no request, each number of rows by itself, so
-        that a request waits for one of them at most."""
+        """Compile the decoding steps of all engines while there is no request, each number of rows by itself, so that a
+        request waits for at most one compilation."""
         for engine in self.engines:
             self.spare.extend(partial(engine.compile, rows) for rows in row_counts(engine))
         self.wake.set()
@@ -86,7 +86,7 @@ class Worker(threading.Thread):
         self.wake.set()
 
     def run(self) -> None:
-        """Run commands and steps until `stop`; sleeps while there is nothing to do."""
+        """Call queued functions and run steps of the engines until `stop`; sleeps while there is nothing to do."""
         while not self.stopping:
             if not any(engine.busy for engine in self.engines):
                 if self.spare and not self.inbox:
@@ -102,7 +102,7 @@ class Worker(threading.Thread):
                     self.step(engine)
 
     def gather(self) -> None:
-        """Wait until nothing has arrived for some milliseconds: the prompts of clients that ask at the same time are
+        """Wait until no request has arrived for some milliseconds: the prompts of clients that ask at the same time are
         then prefilled together."""
         end = perf_counter() + 5 * PAUSE
         self.wake.clear()
@@ -110,7 +110,7 @@ class Worker(threading.Thread):
             self.wake.clear()
 
     def begin(self, job: Job) -> None:
-        """Add the requests of a job to its engine."""
+        """Add the requests of a job to its engine; if this fails, they end with the exception."""
         self.jobs |= dict.fromkeys(job.answers, job)
         try:
             job.opened.enter_context(job.context)
@@ -130,13 +130,13 @@ class Worker(threading.Thread):
                 self.forget(request)
 
     def forget(self, request: Request) -> None:
-        """Forget a request that is done, and close the context of its job after the last one."""
+        """Stop following a request that is done, and close the context of its job after the job's last request."""
         job = self.jobs.pop(request)
         if not any(other in self.jobs for other in job.answers):
             job.opened.close()
 
     def step(self, engine: Engine) -> None:
-        """Run one step of an engine and send its updates. If the step itself fails, so do the engine's requests."""
+        """Run one step of an engine and send its updates. If the step itself fails, all requests of the engine fail."""
         try:
             new = engine.step()
         except Exception as error:
@@ -149,9 +149,9 @@ class Worker(threading.Thread):
         self.send(engine, new)
 
     def send(self, engine: Engine, new: Sequence[tuple[Request, int]] = ()) -> None:
-        """Hand the event loop the updates of requests with new tokens, and of those that are done; return once it has
-        sent them, or after PATIENCE. Otherwise it would send them while the next step computes, and take the lock of
-        Python and a core from the step several times."""
+        """Pass the updates of requests with new tokens, and of those that are done, to the event loop; return once they
+        are sent to the clients, or after PATIENCE. Otherwise the event loop would send them while the next step
+        computes, and take the lock of Python and a core from the step several times."""
         changed = dict.fromkeys(request for request, _ in new if request in self.jobs)
         changed |= dict.fromkeys(request for request in self.jobs if request.done)
         batches: dict[Job, list[Update]] = {}
@@ -171,7 +171,7 @@ class Worker(threading.Thread):
                 self.stopping = True
 
     def hand_over(self, batches: list[tuple[Job, list[Update]]]) -> None:
-        """Pass the updates of a step to their jobs, and set `sent` after the tasks that wait for them have run; called
-        in the event loop."""
+        """Pass the updates of a step, pairs (job, updates), to their jobs, and set `sent` after the tasks that wait for
+        them have run; called in the event loop."""
         deliver(batches)
         asyncio.get_running_loop().call_soon(self.sent.set)
