@@ -25,7 +25,8 @@ class Environment(Part):
 
     @classmethod
     def shorthand(cls, value: Any) -> Mapping[str, Any] | None:
-        """Return the table of an environment that is written as FILE.py:FUNCTION; None for others."""
+        """Return the fields, as a dict, of an environment that is written as FILE.py:FUNCTION; None for other
+        values."""
         file, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
         return {"kind": "function", "file": file, "name": name} if colon and file.endswith(".py") else None
 
@@ -35,22 +36,24 @@ class Environment(Part):
         return lambda completions: [self.reply(completion) for completion in completions]
 
     def reply(self, completion: Completion) -> str | None:
-        """Return the reply to a completion, of which `turns` are the texts so far, the model's and the environment's in
-        turn; None if the completion has ended."""
+        """Return the reply to a completion, whose `turns` are the texts of the model and of the environment so far,
+        alternating; None if the completion has ended."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Talk(Environment, kind=""):
-    """The base class of environments, with the most turns of a completion and the role of replies."""
+    """The base class of environments, with two options: the maximum number of turns in a completion, and the role of
+    replies."""
 
     turns: Annotated[int, Range(1, 1000)] = 4  # maximum number of model turns in a completion
     role: str = ""  # role of a reply in the chat template, such as tool; "": the reply is inserted as plain text
 
 
 def reply_tokens(tokenizer: Tokenizer, role: str, reply: str) -> list[int]:
-    """Return the tokens of a reply, which follow the end token of the model's turn: its text or, with a role, the rest
-    of a conversation that goes on with a message of this role. Raises a UserError if there is no chat template."""
+    """Return the tokens of an environment's reply, which follow the end token of the model's turn: the text `reply` or,
+    with a role, the rest of a conversation that goes on with a message of this role. Raises a UserError if a role is
+    given and there is no chat template."""
     if not role:
         return tokenizer.encode(reply, special=False)
     if not tokenizer.templates:

@@ -65,12 +65,13 @@ class Answers:
 
 
 def sequence_logprobs(model: Decoder, batch: ExampleBatch, tail: float = 1.0) -> Logprobs:
-    """Compute the log-probabilities of a batch's sequences, in at least fp32; see `logprobs_of` for `tail`."""
+    """Compute the log-probability of each sequence of a batch under a model, summed over its trained tokens, in at
+    least fp32; see `logprobs_of` for `tail`."""
     return logprobs_of(model, hidden_states(model, batch), batch, tail)
 
 
 def hidden_states(model: Decoder, batch: ExampleBatch) -> Tensor:
-    """Compute the hidden states of a batch, (B * T, D).
+    """Compute the hidden states of a model for a batch, (B * T, D).
 
     With gradients enabled, embeddings require gradients even in a frozen model: a policy and its reference then use the
     same attention kernels, and are equal bit for bit before the first step, in bf16 too.
@@ -82,8 +83,8 @@ def hidden_states(model: Decoder, batch: ExampleBatch) -> Tensor:
 
 
 def logprobs_of(model: Decoder, hidden: Tensor, batch: ExampleBatch, tail: float = 1.0) -> Logprobs:
-    """Compute the log-probabilities of a batch's sequences from its hidden states (B * T, D). Logits are computed for
-    targets only, and in chunks that the backward recomputes if all logits at once would fill the memory.
+    """Compute the log-probability of each sequence of a batch from hidden states (B * T, D) of the batch. Logits are
+    computed for targets only, and in chunks that the backward recomputes if all logits at once would fill the memory.
 
     `tail` is the weight, in each sum, of the tokens of a pair's longer answer that lie beyond the length of the shorter
     one; the two answers of a pair are sequences 2 i and 2 i + 1.
@@ -115,8 +116,8 @@ def target_logprobs(model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
 
 
 class Frozen:
-    """A frozen model that is loaded at its first use, by the function `load`, and divided over the processes by
-    `divide`."""
+    """A frozen model, such as a reference or a teacher, that is loaded at its first use by the function `load`, and
+    divided over the processes by the function `divide`."""
 
     def __init__(self, load: Callable[[], Decoder]) -> None:
         self.load = load
@@ -132,7 +133,8 @@ class Frozen:
 
 
 class Reference(Frozen):
-    """The reference of a policy: the model as it was at the start of the run.
+    """The reference of a policy, the trained model: the model as it was at the start of the run, with which losses
+    compare the policy.
 
     A policy that trains only adapters is its own reference, with the adapters it started with, if any. For other
     policies the reference is a separate model.
@@ -140,7 +142,7 @@ class Reference(Frozen):
 
     @contextmanager
     def of(self, policy: Decoder) -> Iterator[Decoder]:
-        """Yield the reference model inside this context."""
+        """A context that yields the reference model of a policy, the trained model."""
         names = adapter_names(policy)
         if names and not trains_weights(policy):
             with use_adapter(policy, next((name for name in (START, FIRST) if name in names), "")):
@@ -149,18 +151,19 @@ class Reference(Frozen):
             yield self.on(policy.device)
 
     def follow(self, policy: Decoder) -> None:
-        """Move towards the policy if a step is due; called before each step. By default nothing moves."""
+        """Update the reference towards the policy, the trained model; called before each step. By default does
+        nothing."""
 
     def state(self) -> Mapping[str, Tensor]:
-        """Return the tensors that are saved with a run; by default none."""
+        """Return the tensors of the reference that are saved with a run, by name; by default none."""
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         """Restore a `state`; by default does nothing."""
 
     def totals(self, policy: Decoder, batch: ExampleBatch, tail: float = 1.0) -> Tensor:
-        """Return the log-probabilities (S,) of a batch's sequences, without gradient; stored ones if the batch has
-        them. See `logprobs_of` for `tail`."""
+        """Return the log-probabilities (S,) of a batch's sequences under the reference, without gradient; stored ones
+        if the batch has them. See `logprobs_of` for `tail`."""
         kept = [batch.numbers[name] for name in sorted(batch.numbers) if name.startswith(REFERENCE)]
         if kept:
             return torch.stack(kept, 1).flatten().float()
@@ -177,8 +180,8 @@ def trains_weights(model: Decoder) -> bool:
 
 
 class SyncedReference(Reference):
-    """A reference that follows the policy: every `every` steps, its trained parameters become `share` times the
-    policy's plus 1 - `share` times its own."""
+    """A reference that follows the policy, the trained model: every `every` steps, its parameters become `share` times
+    the policy's plus 1 - `share` times their old values."""
 
     def __init__(self, load: Callable[[], Decoder], every: int, share: float) -> None:
         super().__init__(load)
@@ -210,7 +213,7 @@ class SyncedReference(Reference):
 
 
 class ReferencedLoss(Loss):
-    """A loss that may compare the model with a `reference`."""
+    """A loss that may compare the model with a `reference`, such as the model at the start of the run."""
 
     uses_all: ClassVar[bool] = True
     reference: Reference | None
@@ -242,7 +245,7 @@ class PairLoss(ReferencedLoss):
     tail: float = 1.0  # see `logprobs_of`
 
     def logprobs(self, model: Decoder, batch: ExampleBatch) -> Logprobs:
-        """Compute the log-probabilities of a batch's answers by the model, which are compared with those of the
+        """Compute the log-probabilities of a batch's answers under the model, to compare with those under the
         reference."""
         return sequence_logprobs(model, batch, self.tail)
 
@@ -260,8 +263,8 @@ class PairLoss(ReferencedLoss):
 
 
 def preference_figures(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
-    """Compute the figures of pairs to report (such as accuracy and margin) as sums over pairs, from the rewards (M,) of
-    both answers; a tie counts as half correct."""
+    """Compute the figures to report of M pairs as sums, by name: accuracy, margin and rewards. `chosen` and `rejected`
+    are the rewards (M,) of both answers; a tie counts as half correct."""
     right = (chosen > rejected).float() + 0.5 * (chosen == rejected)
     return {
         "accuracy": right.sum(),
@@ -273,15 +276,16 @@ def preference_figures(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class JudgedLoss(ReferencedLoss):
-    """A loss of single answers with a `label`: 1 for a wanted answer, 0 for an unwanted one. The second sequence of an
-    example is an answer to another prompt; its log-probabilities estimate the divergence from the reference."""
+    """A loss of single answers with a `label`: 1 for a wanted answer, 0 for an unwanted one. Each example has a second
+    sequence, an answer to another prompt; the log-probabilities of these answers estimate the divergence from the
+    reference."""
 
     of_answers: Callable[[Tensor, Tensor, Tensor], Tensor]  # log-ratios and labels (M,), KL () -> loss (M,)
     beta: float
     reference: Reference
 
     def logprobs(self, model: Decoder, batch: ExampleBatch) -> Logprobs:
-        """Compute the log-probabilities of a batch's answers by the model, which are compared with those of the
+        """Compute the log-probabilities of a batch's answers under the model, to compare with those under the
         reference."""
         return sequence_logprobs(model, batch)
 

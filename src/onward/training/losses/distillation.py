@@ -26,11 +26,11 @@ from onward.training.step.loss import MAX_LOGITS, Loss, Sums
 
 
 def divergence(student: Tensor, teacher: Tensor, mix: float) -> Tensor:
-    """Return the divergence of the distributions of two tensors of logits (N, V), (N,), in nats.
+    """Return the divergence (N,), in nats, of the distributions given by two tensors of logits (N, V).
 
-    0: KL(teacher || student), forward; 1: KL(student || teacher), reverse; between, the generalized Jensen-Shannon
-    divergence mix KL(teacher || m) + (1 - mix) KL(student || m), where m = mix teacher + (1 - mix) student (Agarwal et
-    al. 2024, equation 1).
+    With `mix` 0 it is the forward KL(teacher || student), with 1 the reverse KL(student || teacher), between them the
+    generalized Jensen-Shannon divergence mix KL(teacher || m) + (1 - mix) KL(student || m), where m = mix teacher + (1
+    - mix) student (Agarwal et al. 2024, equation 1).
     """
     s, t = (x.log_softmax(-1) for x in (student, teacher))
     kl = lambda p, q: (p.exp() * (p - q)).sum(-1)
@@ -49,7 +49,8 @@ class Teacher(Frozen):
 
 @dataclass(frozen=True)
 class Distillation(Loss):
-    """The divergence from a teacher at the trained tokens, summed. Logits are divided by `temperature`.
+    """The divergence of a student from a teacher, summed over the trained tokens; see `divergence` for `mix`. Logits
+    are divided by `temperature`.
 
     If one of the two models has more rows in its head, as padding of its vocabulary, the extra rows are ignored.
     """
@@ -76,7 +77,8 @@ class Distillation(Loss):
         return loss, loss.detach()
 
     def of_hidden(self, model: Decoder, teacher: Decoder, hidden: Tensor, wanted: Tensor) -> Tensor:
-        """Return the sum of the divergences for hidden states (N, D) of the student and of the teacher (`wanted`)."""
+        """Return the sum of the divergences for hidden states (N, D) of the student `model` (`hidden`) and of the
+        teacher (`wanted`)."""
         size = min(model.config.vocab_size, teacher.config.vocab_size)
         logits = [model.logits(hidden)[:, :size], teacher.logits(wanted)[:, :size]]
         student, other = (x.to(torch.promote_types(x.dtype, torch.float32)) / self.temperature for x in logits)
@@ -84,9 +86,9 @@ class Distillation(Loss):
 
 
 class OnPolicy(Loss):
-    """Distillation on completions by the student (Agarwal et al. 2024, algorithm 1): in a fraction of the batches,
-    `share`, each row's answer is replaced by the student's own, of at most `most` tokens. The seed of a batch
-    determines whether it is replaced, and the completions."""
+    """Distillation on completions by the student (Agarwal et al. 2024, algorithm 1): in a fraction `share` of the
+    batches, each row's answer is replaced by an answer of the student, of at most `most` tokens. The seed of a batch
+    determines whether its answers are replaced, and by which."""
 
     def __init__(self, distillation: Distillation, share: float, most: int, tokenizer: Tokenizer) -> None:
         self.distillation, self.share, self.most, self.tokenizer = distillation, share, most, tokenizer
@@ -99,11 +101,11 @@ class OnPolicy(Loss):
         return self.answers
 
     def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Batch]:
-        """Return the batches of a step, some with the student's answers."""
+        """Return the batches of a step, some of them with answers by the student `model`."""
         return [self.answered(model, b) if Random(b.seed).random() < self.share else b for b in batches]
 
     def answered(self, model: Decoder, batch: Batch) -> Batch:
-        """Return a batch with answers by the student."""
+        """Return a batch with its answers replaced by answers of the student `model`."""
         prompts = [prompt for prompt, _ in prompts_of(batch)]
         seeds = [batch.seed * 1_000_003 + number for number in range(len(prompts))]
         made = complete(model, prompts, seeds, self.sampling, self.most, self.ends)

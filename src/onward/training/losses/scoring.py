@@ -17,16 +17,16 @@ from onward.transforms.heads import head_of
 
 
 def reward_loss(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0, center: float = 0.0) -> Tensor:
-    """Compute -log s(r(chosen) - r(rejected) - margin) + center (r(chosen) + r(rejected))^2, (M,), from rewards (M,):
-    Bradley and Terry 1952; the margin is that of Touvron et al. 2023, equation 2, and `center` that of Eisenstein et
-    al. 2023."""
+    """Compute -log s(r(chosen) - r(rejected) - margin) + center (r(chosen) + r(rejected))^2, (M,), from the rewards
+    (M,) of both answers, with the logistic sigmoid s: Bradley and Terry 1952; the margin is that of Touvron et al.
+    2023, equation 2, and `center` that of Eisenstein et al. 2023."""
     return -F.logsigmoid(chosen - rejected - margin) + center * (chosen + rejected).square()
 
 
 @dataclass(frozen=True)
 class RewardLoss(Loss):
-    """The loss of a reward model: an answer's reward is the output after its last token. Each pair is a chosen and a
-    rejected answer, in this order, with an optional `margin`."""
+    """The loss of a reward model: an answer's reward is the output of the reward head after its last token. Each pair
+    is a chosen and a rejected answer, in this order, with an optional `margin`."""
 
     center: float = 0.0
 
@@ -42,8 +42,8 @@ class RewardLoss(Loss):
         return loss, loss.detach(), figures | calibration_bins(gap.abs().sigmoid(), right)
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
-        """Return the means to report, with the bins replaced by the calibration error of the larger of the
-        probabilities s(r - r') of both answers."""
+        """Return the figures to report, with the bins of confidence replaced by the calibration error; the confidence
+        is the probability s(|r - r'|) that the answer with the larger reward is the chosen one."""
         return calibration_error(figures)
 
 
@@ -71,6 +71,6 @@ class ClassLoss(Loss):
         return loss, loss.detach(), figures
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
-        """Return the means to report, with the bins replaced by the calibration error of the probability of the
-        likeliest class."""
+        """Return the figures to report, with the bins of confidence replaced by the calibration error; the confidence
+        is the probability of the likeliest class."""
         return calibration_error(figures)

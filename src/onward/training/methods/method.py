@@ -24,8 +24,8 @@ BelowOne = Annotated[float, Range(0, 0.999999)]
 
 @dataclass(frozen=True)
 class Base:
-    """The model that a run begins from, as a function that loads another copy, for losses that need it again; with its
-    tokenizer."""
+    """Functions that load the model that a run begins from, and its tokenizer, for losses that need that model once
+    more, such as for a reference."""
 
     load: Callable[[], Decoder]  # loads another copy of the model
     tokenizer: Callable[[], Tokenizer]  # returns the tokenizer, with the chat template of the run
@@ -49,7 +49,7 @@ class Method(Part):
 
     @property
     def reference(self) -> Part | None:
-        """The reference that the loss compares the model with, a `reference.ReferenceModel`; None without one."""
+        """The reference model that the loss compares the model with, a `reference.ReferenceModel`; None without one."""
         return None
 
     @property
@@ -61,9 +61,11 @@ class Method(Part):
         """Raise a UserError if an option that a run needs is missing."""
 
     def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-        """Make examples of records. Raises a UserError that names the record if it lacks a field."""
+        """Make tokenized examples of the records of the data. Raises a UserError that names a record that lacks a
+        field."""
         raise NotImplementedError
 
     def loss(self, base: Base) -> Loss:
-        """Return the loss, which the trainer calls with the model and a batch of examples."""
+        """Return the loss, which the trainer calls with the model and a batch of examples; `base` loads the model that
+        the run begins from."""
         raise NotImplementedError

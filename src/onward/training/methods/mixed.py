@@ -50,7 +50,7 @@ class Mixed(Method, kind=SUM, internal=True):
 
     @property
     def pairs(self) -> list[PairMethod]:
-        """The terms that compare answers."""
+        """The terms of the sum that compare a chosen and a rejected answer."""
         return [method for _, method in self.terms if isinstance(method, PairMethod)]
 
     @property
@@ -61,7 +61,7 @@ class Mixed(Method, kind=SUM, internal=True):
         return self.pairs[0].examples(encoder, records)
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
-        """Return the weighted sum of the losses of each pair, (M,)."""
+        """Return the weighted sum of the terms' losses for each pair of answers, (M,)."""
         losses = [w * m.of_pairs(chosen, rejected) for w, m in self.terms if isinstance(m, PairMethod | SFT)]
         return sum(losses[1:], losses[0])
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NCA(ComparedPairs, kind="nca"):
-    """Noise contrastive alignment (Chen et al. 2024, for pairs): the chosen answer becomes likelier itself, not only
-    beside the rejected one."""
+    """Noise contrastive alignment (Chen et al. 2024, for pairs): raises the probability of the chosen answer itself,
+    not only relative to the rejected one."""
 
     formula: ClassVar[str] = "-log s(beta r(chosen)) - (log s(-beta r(chosen)) + log s(-beta r(rejected))) / 2"
 

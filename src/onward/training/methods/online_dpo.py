@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OnlineDPO(PolicyMethod, kind="online_dpo"):
-    """Online direct preference optimization (Guo et al. 2024, algorithm 1): the model completes each prompt, and of its
-    completions the best and the worst, by the reward, are a pair. Completions with equal rewards are none."""
+    """Online direct preference optimization (Guo et al. 2024, algorithm 1): the model completes each prompt, and the
+    completions with the highest and the lowest reward become a pair. A prompt whose completions have equal rewards
+    gives no pair."""
 
     formula: ClassVar[str] = f"{DPO.formula}, of the best and the worst completion of a prompt"
     rate: ClassVar[float] = DPO.rate

@@ -24,7 +24,8 @@ def log_sigmoid(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PairMethod(Method, kind=""):
-    """A loss of the log-probabilities of a chosen and a rejected answer; a subclass defines `of_pairs`."""
+    """The base class of methods that compare the log-probabilities of a chosen and a rejected answer; a subclass
+    defines `of_pairs`."""
 
     by_example: ClassVar[bool] = True
     dropout: ClassVar[bool] = False
@@ -35,7 +36,7 @@ class PairMethod(Method, kind=""):
 
     @property
     def reference(self) -> ReferenceModel | None:
-        """The reference that the loss compares the model with; None without one."""
+        """The reference model that the loss compares the model with; None without one."""
         return None
 
     @property
@@ -49,7 +50,8 @@ class PairMethod(Method, kind=""):
         return preferred(encoder, records)
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
-        """Compute the loss of each pair, (M,)."""
+        """Compute the loss of each pair, (M,), from the log-probabilities of the M chosen and the M rejected
+        answers."""
         raise NotImplementedError
 
     def loss(self, base: Base) -> PairLoss:

@@ -32,8 +32,8 @@ ClipAbove = Annotated[float, Range(0, 100)]
 
 @dataclass(frozen=True)
 class PolicyMethod(Method, kind=""):
-    """A method that rewards completions. A policy-gradient method defines `advantages` and `surrogate`, another one
-    `token_losses`.
+    """The base class of methods that reward completions sampled from the model. A policy-gradient method defines
+    `advantages` and `surrogate`, another one `token_losses`.
 
     p and p_old are the probabilities of a token by the model and by the model that sampled it, A is its advantage.
     """
@@ -80,7 +80,7 @@ class PolicyMethod(Method, kind=""):
 
     @property
     def mean_over(self) -> Reduction:
-        """The reduction of the losses of tokens to one loss; see `policy_losses.reduced`."""
+        """The reduction of token losses to one loss, such as "grpo"; see `policy_losses.reduced`."""
         return "grpo"
 
     def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
@@ -97,23 +97,24 @@ class PolicyMethod(Method, kind=""):
         return PolicyGradient(self, base.tokenizer(), self.reward, reference, device=base.device)
 
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
-        """Compute the fields of rollouts that follow from their rewards, by default none: `advantages` (N, T) or
-        (N, 1), and what else the loss needs. `sampled` are the outputs of the model that sampled, if there is a KL or
-        `needs_sampled`."""
+        """Compute the fields of sampled completions that follow from their rewards, by name: `advantages` (N, T) or (N,
+        1), and others that the loss needs; by default none. `sampled` are the outputs of the model that sampled the
+        completions; None if neither the KL nor `needs_sampled` asks for them."""
         return {}
 
     @property
     def needs_sampled(self) -> bool:
-        """Whether `advantages` needs the outputs of the model that sampled."""
+        """Whether `advantages` needs the outputs of the model that sampled the completions."""
         return self.kl > 0
 
     def surrogate(self, logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the loss of each token, (N, T) or (N, 1) for all tokens of a completion, and whether it is clipped,
-        from log p and log p_old (N, T), and the mask (N, T), which is 1 for the tokens of completions."""
+        """Compute the loss of each token, (N, T), or of each completion, (N, 1), and whether it is clipped. `logprobs`
+        and `old` are log p and log p_old, (N, T); `mask` (N, T) is 1 for the tokens of completions."""
         raise NotImplementedError
 
     def token_losses(self, outputs: PolicyOutputs, rollouts: Rollouts) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Compute the loss of each token, (N, T) or (N, 1), and figures of the method."""
+        """Compute the loss of each token, (N, T), or of each completion, (N, 1), from the outputs of the model in
+        training, and further figures to report, by name."""
         logprobs, mask = outputs.logprobs, rollouts.mask
         old = logprobs.detach() if rollouts.old_logprobs is None else rollouts.old_logprobs
         loss, is_clipped = self.surrogate(logprobs, old, rollouts.advantages, mask)

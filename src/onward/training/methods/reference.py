@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class ReferenceModel(Part):
-    """The type of references of a method: all begin as the model at the start of the run."""
+    """The base class of the reference models that a method may compare the trained model with; each begins as the model
+    at the start of the run."""
 
     def open(self, base: Base) -> Reference:
         """Return the reference for the loss; `base` is the model that the run begins from."""
@@ -37,8 +38,9 @@ class Kept(ReferenceModel, kind="kept"):
 
 @dataclass(frozen=True)
 class Synced(ReferenceModel, kind="synced"):
-    """A model that follows the one that is trained (TR-DPO, Gorbatovski et al. 2024): every so many steps its weights
-    become share times the model's plus 1 - share times its own. For runs that train the weights, not adapters."""
+    """A reference that follows the trained model (TR-DPO, Gorbatovski et al. 2024): every so many steps, its weights
+    become share times the trained weights plus 1 - share times the old ones. For runs that train the weights, not
+    adapters."""
 
     every: Size = 512  # steps between updates of the reference
     share: Annotated[float, Range(1e-6, 1)] = 0.6  # fraction of the distance to the model per update; 1: a copy

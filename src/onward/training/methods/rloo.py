@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RLOO(PolicyMethod, kind="rloo"):
-    """REINFORCE leave-one-out (Ahmadian et al. 2024): A is the reward of a completion minus the mean of the others of
-    its prompt; the ratio is that of whole completions, and the KL lowers the reward."""
+    """REINFORCE leave-one-out (Ahmadian et al. 2024): A is the reward of a completion minus the mean reward of the
+    other completions of its prompt; the ratio is that of whole completions, and the KL lowers the reward."""
 
     formula: ClassVar[str] = "-min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A), ratio = p / p_old"
     kl_in_loss: ClassVar[bool] = False

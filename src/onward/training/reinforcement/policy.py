@@ -38,7 +38,8 @@ REPLAYED = 500_000  # between the seeds of a step's completions and those of rep
 
 @dataclass(frozen=True)
 class Group:
-    """The completions of a prompt, with their scores (G, K) by the terms of the reward, and their rewards (G,)."""
+    """The sampled completions of a prompt (`question`), with their scores (G, K) by the terms of the reward, and their
+    rewards (G,)."""
 
     question: Question
     made: Sequence[ModelCompletion]
@@ -47,12 +48,12 @@ class Group:
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of the rewards; 0 of a single one."""
+        """The standard deviation of the completions' rewards; 0 for one completion."""
         return float(self.rewards.std(correction=0))
 
 
 class Rule(Protocol):
-    """The fields and functions of a method that rewards completions, such as GRPO; see
+    """The fields and functions of a reinforcement method, such as GRPO, that PolicyGradient uses; see
     `methods.policy.PolicyMethod`."""
 
     @property
@@ -88,8 +89,8 @@ class Rule(Protocol):
 
 
 class PolicyGradient(Loss):
-    """A method that rewards completions as a Loss: samples completions, scores them by a reward and compares them with
-    the reference, if any. Make the Trainer with `loss=` this object."""
+    """The loss of a reinforcement method: samples completions of prompts, scores them by a reward, and compares the
+    model with a reference, if any. Give it to a Trainer as `loss`."""
 
     def __init__(
         self,
@@ -113,7 +114,8 @@ class PolicyGradient(Loss):
         self.largest_gap, self.gap_share = 0.0, 0
 
     def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Rollouts]:
-        """Return the completions of a step: new ones or, for `iterations` above 1, those of the step before."""
+        """Return the completions to train on in a step, sampled from the prompts in `batches` or, if the method uses
+        completions in several steps (`iterations`), those of the step before."""
         if self.remaining:
             self.remaining -= 1
         else:
@@ -124,8 +126,8 @@ class PolicyGradient(Loss):
 
     @torch.no_grad()
     def rollouts(self, model: Decoder, batches: Sequence[Batch], *, replay: bool = False) -> list[Rollouts]:
-        """Sample completions of the prompts in batches, with their advantages. With `replay`, prompts whose completions
-        are all rewarded alike are replaced by earlier ones."""
+        """Sample completions of the prompts in `batches`, score them, and return them with their advantages. With
+        `replay`, prompts whose completions all have the same reward are replaced by prompts of earlier steps."""
         samples, questions, seeds = self.method.samples, list[Question](), list[int]()
         for batch in batches:
             rows = zip(prompts_of(batch), columns_of(batch))
@@ -140,8 +142,8 @@ class PolicyGradient(Loss):
         return [self.rollout(model, batch, groups[end - size : end]) for batch, size, end in zip(batches, sizes, ends)]
 
     def ask(self, model: Decoder, questions: Sequence[Question], seeds: Sequence[int]) -> list[Group]:
-        """Sample completions of each question and reward them; return a group for each question. The seeds of a
-        question's completions are consecutive from its own in `seeds`."""
+        """Sample completions of each question (a prompt with its record), score them, and return a Group for each
+        question. Its completions have consecutive seeds, beginning with its seed in `seeds`."""
         m = self.method
         owners = [question for question in questions for _ in range(m.samples)]
         prompts, own = [q.prompt for q in owners], [seed + i for seed in seeds for i in range(m.samples)]
@@ -154,7 +156,8 @@ class PolicyGradient(Loss):
         return [Group(q, made[part], terms[part].float(), rewards[part]) for q, part in zip(questions, parts)]
 
     def replace(self, model: Decoder, groups: list[Group], seed: int) -> None:
-        """Replace the groups of equal rewards, in place, by new completions of earlier prompts."""
+        """Replace, in place, the groups whose completions all have the same reward by groups with new completions of
+        earlier prompts; `seed` determines which."""
         for group in groups:
             self.replay.note(group.question, group.deviation)
         equal = [i for i, group in enumerate(groups) if not group.deviation]
@@ -165,21 +168,21 @@ class PolicyGradient(Loss):
             self.replay.note(group.question, group.deviation)
 
     def completion(self, question: Question, made: ModelCompletion) -> Completion:
-        """Return a completion with its record, as rewards and environments read it."""
+        """Return a sampled completion as text, with the fields of its record, for rewards and environments."""
         turns = self.turns(made)
         prompt, answer = self.tokenizer.decode(list(question.prompt)), self.text(question.answer)
         return Completion(prompt, turns[-1], answer, question.columns, question.prompt, made.tokens, turns)
 
     def turns(self, made: ModelCompletion) -> list[str]:
-        """Return the texts of the turns of the model and of the replies between them."""
+        """Return the texts of the turns of the model and of the replies between them, in order."""
         parts = groupby(zip(made.tokens, made.by_model), key=lambda pair: pair[1])
         return [self.text([token for token, _ in part]) for _, part in parts]
 
     def replies(
         self, owners: Sequence[Question], numbers: Sequence[int], made: Sequence[ModelCompletion]
     ) -> list[list[int] | None]:
-        """Return the tokens of the environment's replies to completions, which have these numbers among `owners`; None
-        for those that have ended."""
+        """Return the tokens of the environment's reply to each completion in `made`; None where a completion has ended.
+        Completion i answers the question `owners[numbers[i]]`."""
         environment: Any = self.method.environment
         assert self.replier is not None
         completions = [self.completion(owners[i], one) for i, one in zip(numbers, made)]
@@ -190,7 +193,8 @@ class PolicyGradient(Loss):
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        """The prompt, text and reward of each completion of the last step, and the scores of a sum's terms."""
+        """A dict for each completion of the last step: its prompt, text and reward, and the score of each term of a
+        sum."""
         return [
             {"prompt": self.tokenizer.decode(prompt), "text": self.text(answer), "reward": reward}
             | ({"rewards": dict(zip(self.reward.names, terms))} if len(terms) > 1 else {})
@@ -201,11 +205,12 @@ class PolicyGradient(Loss):
         ]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of a completion, without its end token."""
+        """Return the text of tokens without the tokens that end a completion."""
         return self.tokenizer.decode([token for token in tokens if token not in self.ends])
 
     def rollout(self, model: Decoder, batch: Batch, groups: Sequence[Group]) -> Rollouts:
-        """Return rewarded completions as a batch, padded at the end."""
+        """Return the completions in `groups` as a batch, padded at the end, with rewards, advantages, and the
+        log-probabilities that the loss compares with. `batch` holds the prompts of these completions."""
         m, made = self.method, [one for group in groups for one in group.made]
         tokens, targets, logprobs = completion_batch(made)
         rewards, terms = (torch.cat(parts) for parts in zip(*((group.rewards, group.terms) for group in groups)))
@@ -249,8 +254,8 @@ class PolicyGradient(Loss):
         self.kept = [Rollouts(**rows[i]).to(device) for i in sorted(rows)]
 
     def reference_logprobs(self, model: Decoder, batch: Batch) -> Tensor:
-        """Return the log-probabilities (N, T) of the targets under the reference model. Raises a UserError if the run
-        has no reference model."""
+        """Return the log-probabilities (N, T) of a batch's targets under the reference model. Raises a UserError if
+        there is no reference model."""
         if self.reference is None:
             raise UserError("the method compares with a reference, and there is none: give the model to compare with")
         with self.reference.of(model) as other:
@@ -292,9 +297,10 @@ class PolicyGradient(Loss):
         return total, total.detach(), sums
 
     def gap(self, gap: float, share: int) -> float:
-        """Return this batch's share of the largest difference between the engine's and the trainer's log-probabilities,
-        given its own largest difference and its divisor (`share`). The shares of a step's batches, summed and divided
-        by their divisors, give the largest difference."""
+        """Return the contribution of a batch to the figure `logprob_gap`, the largest difference between the engine's
+        and the trainer's log-probabilities in a step. `gap` is the largest difference in this batch, `share` its
+        divisor. The contributions of the batches, summed and divided by the sum of their divisors, give the largest
+        difference."""
         before = self.largest_gap * self.gap_share
         self.largest_gap, self.gap_share = max(self.largest_gap, gap), self.gap_share + share
         return self.largest_gap * self.gap_share - before

@@ -18,9 +18,9 @@ EPSILON = 1e-4  # added to the deviation of rewards
 
 
 def group_advantages(rewards: Tensor, group: int, scale: Scale = "group") -> Tensor:
-    """Compute GRPO's advantages (N,): rewards (N,) minus the mean of their group of `group` completions in a row,
-    divided by the standard deviation of the group's rewards or, with "batch", of all. A group of equal rewards has
-    advantages of 0."""
+    """Compute GRPO's advantages (N,): rewards (N,) minus the mean of their group, the `group` completions of one prompt
+    in a row. They are divided by the standard deviation of the group's rewards or, with `scale` "batch", of all; with
+    "none", not divided. A group of equal rewards has advantages of 0."""
     grouped = rewards.view(-1, group)
     advantages = grouped - grouped.mean(1, keepdim=True)
     if scale != "none":
@@ -30,13 +30,15 @@ def group_advantages(rewards: Tensor, group: int, scale: Scale = "group") -> Ten
 
 
 def leave_one_out(rewards: Tensor, group: int) -> Tensor:
-    """Compute RLOO's advantages (N,): each reward minus the mean of the others in its group."""
+    """Compute RLOO's advantages (N,): each of the rewards (N,) minus the mean of the others in its group, the `group`
+    completions of one prompt in a row."""
     grouped = rewards.view(-1, group)
     return (grouped - (grouped.sum(1, keepdim=True) - grouped) / (group - 1)).view(-1)
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Return an estimate of KL(policy, reference) at each token, at least 0: exp(r - p) - (r - p) - 1."""
+    """Return an estimate of KL(policy, reference) at each token, at least 0: exp(r - p) - (r - p) - 1, from the
+    log-probabilities of the token under the policy (p, `logprobs`) and the reference (r), (N, T)."""
     difference = reference - logprobs
     return difference.exp() - difference - 1
 
@@ -44,9 +46,9 @@ def kl_estimate(logprobs: Tensor, reference: Tensor) -> Tensor:
 def clipped(
     ratio: Tensor, advantages: Tensor, low: float, high: float, most: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute PPO's clipped loss -min(ratio A, clip(ratio, 1 - low, 1 + high) A), and where clipping applies;
-    elementwise, of ratios p / p_old. `most` bounds the ratio in the first term too (two-sided clipping, Ye et al.
-    2020)."""
+    """Compute PPO's clipped loss -min(ratio A, clip(ratio, 1 - low, 1 + high) A), and where clipping applies,
+    elementwise; `ratio` is p / p_old, A the advantage. `most`, if given, bounds the ratio in the first term too
+    (two-sided clipping, Ye et al. 2020)."""
     clipped_ratio = ratio.clamp(1 - low, 1 + high)
     is_clipped = ((ratio < 1 - low) & (advantages < 0)) | ((ratio > 1 + high) & (advantages > 0))
     if most is not None:
@@ -56,8 +58,9 @@ def clipped(
 
 
 def sequence_ratio(logprobs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
-    """Compute the ratio p / p_old of each completion, (N, 1): the geometric mean of those of its tokens (GSPO, Zheng et
-    al. 2025, equation 7)."""
+    """Compute the ratio p / p_old of each completion, (N, 1), from log-probabilities (N, T) under the model and, `old`,
+    under the model that sampled: the geometric mean over the completion's tokens (GSPO, Zheng et al. 2025, equation
+    7)."""
     return (((logprobs - old) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).exp()
 
 
@@ -84,8 +87,9 @@ def reduced(per_token: Tensor, mask: Tensor, reduction: Reduction, max_length: i
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Compute generalized advantages and returns, both (N, T), of rewards and values (N, T); a value after the last
-    token of a completion is 0. Tokens with mask 0 are skipped."""
+    """Compute generalized advantages and returns, both (N, T), from the rewards and the predicted values (N, T) of
+    tokens, with discount `gamma` and the lambda `lam` of GAE (Schulman et al. 2016); the value after the last token of
+    a completion is 0. Tokens with mask 0 are skipped."""
     advantages = rewards.new_zeros(rewards.shape)
     following = next_value = rewards.new_zeros(len(rewards))
     for t in reversed(range(rewards.size(1))):
@@ -98,8 +102,8 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float) -> Tensor:
-    """Compute PPO's loss of values, elementwise: half the larger squared error, of a value and of one clipped to old ±
-    clip."""
+    """Compute PPO's loss of predicted values, elementwise: half the larger squared error from `returns`, of the value
+    and of the value clipped to `old` ± `clip`; `old` are the values before the step."""
     clipped_values = old + (values - old).clamp(-clip, clip)
     return 0.5 * (values - returns).square().maximum((clipped_values - returns).square())
 

@@ -22,7 +22,7 @@ from onward.transforms.heads import VALUE, head_labels, head_of
 @named
 @dataclass(frozen=True)
 class Rollouts(Batch):
-    """Completions with their rewards: `targets` are the tokens of the completions."""
+    """A batch of sampled completions with their rewards: `targets` are the tokens of the completions."""
 
     advantages: Tensor = field(default_factory=lambda: torch.empty(0))  # advantages: (N, T) per target, or (N, 1)
     engine_logprobs: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, T), as reported by the engine
@@ -39,7 +39,7 @@ class Rollouts(Batch):
 
     @property
     def divisor(self) -> int:
-        """The divisor of the batch's sums; see `policy_losses.reduced`."""
+        """The divisor of the batch's summed loss; see `policy_losses.reduced`."""
         return self.share
 
     @property
@@ -50,7 +50,7 @@ class Rollouts(Batch):
 
 
 def largest(differences: Tensor, mask: Tensor) -> float:
-    """Return the largest absolute difference at the masked tokens."""
+    """Return the largest absolute value of `differences` (N, T) at the tokens whose mask is 1."""
     return (differences.abs() * mask).max().item()
 
 
@@ -66,8 +66,8 @@ class PolicyOutputs:
 
 
 def policy_outputs(model: Decoder, batch: Batch, temperature: float) -> PolicyOutputs:
-    """Return the outputs for the targets of a batch, with logits divided by `temperature`. Logits are computed for
-    targets only, in chunks if there are many."""
+    """Return the log-probabilities, entropies and values of a model at the targets of a batch, with logits divided by
+    `temperature`. Logits are computed for targets only, in chunks if there are many."""
     inside = batch.targets != IGNORE_INDEX
     states, targets = target_states(model, batch), batch.targets[inside]
 

@@ -28,7 +28,8 @@ def target_states(model: Decoder, batch: Batch) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SharedRows:
-    """Rows of a prompt and several of its completions, as input of a model."""
+    """The input of a model that computes a prompt once for several of its completions: each row holds a prompt and
+    these completions."""
 
     tokens: Tensor  # (R, S)
     positions: Tensor  # (R, S)
@@ -36,7 +37,8 @@ class SharedRows:
 
 
 def shared_rows(batch: Batch, width: int) -> SharedRows | None:
-    """Return the completions in rows that share prompts, for a model of this width; None if no sharing pays."""
+    """Return the completions of a batch in rows that share prompts, for a model with d_model `width`; None if no
+    sharing saves work."""
     inside = batch.targets != IGNORE_INDEX
     starts = (inside.int().argmax(1) + 1).tolist()  # of the completions, in their rows
     ends = (inside.size(1) - inside.flip(1).int().argmax(1)).tolist()
@@ -68,7 +70,8 @@ def shared_rows(batch: Batch, width: int) -> SharedRows | None:
 
 
 def branches(prompt: int, completion: int, width: int) -> int:
-    """Return the number g of completions in a row that takes the least work for each of them.
+    """Return the number g of completions of `completion` tokens that should share a row with their prompt of `prompt`
+    tokens, so that each takes the least work in a model with d_model `width`.
 
     With a prompt of L and completions of C tokens a row has S = L + g C. Its products with the weights of a layer take
     about 24 S D^2 operations, and attention, whose masked scores are computed too, 4 S^2 D; the sum divided by g is

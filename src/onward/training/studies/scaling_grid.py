@@ -37,7 +37,8 @@ START = 0.6  # seconds that a run takes beside its steps and its evaluation
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the grid: a model width, the number of its parameters, its batch and its number of steps."""
+    """One run of a grid of small runs for a scaling law: the model's width, the number of its parameters, its batch and
+    its number of steps."""
 
     width: int
     parameters: int
@@ -56,7 +57,8 @@ class Cell:
         return 6.0 * self.parameters * self.tokens
 
     def variant(self, config: RunConfig) -> Variant:
-        """Return the run as a variant of a configuration."""
+        """Return the run as a Variant, a named configuration that `train_variants` trains: `config` with this width,
+        batch size, number of steps and a learning rate that fits them."""
         rate = config.peak_learning_rate(BASE) * math.sqrt(self.batch * self.context / BATCH)
         options: dict[str, Any] = {"mup": config.mup or BASE, "learning_rate": rate, "batch_size": self.batch}
         options |= {"model": {**config.model, "d_model": self.width}, "steps": self.steps, "time": ""}
@@ -64,7 +66,8 @@ class Cell:
 
 
 class Sizes:
-    """The widths that a preset can have, with their numbers of parameters."""
+    """The possible widths of the decoder that a configuration describes, and the numbers of parameters at these
+    widths."""
 
     def __init__(self, config: RunConfig, vocab_size: int) -> None:
         self.config, self.vocab_size = config, vocab_size
@@ -74,14 +77,14 @@ class Sizes:
         self.known: dict[int, int] = {}
 
     def parameters(self, width: int) -> int:
-        """Count the parameters of the decoder of a width."""
+        """Return the number of parameters of the decoder with a width."""
         if width not in self.known:
             wider = replace(self.config, model={**self.config.model, "d_model": width})
             self.known[width] = parameters(wider.decoder(self.vocab_size))
         return self.known[width]
 
     def width(self, size: float) -> int:
-        """Return the width of the decoder with about `size` parameters."""
+        """Return the width at which the decoder has about `size` parameters."""
         low, high = 1, 2
         while self.parameters(high * self.step) < size:
             low, high = high, 2 * high
@@ -91,7 +94,7 @@ class Sizes:
         return min((low, high), key=lambda n: abs(math.log(self.parameters(n * self.step) / size))) * self.step
 
     def cell(self, width: int, flops: float) -> Cell:
-        """Return the run of a model width with a budget of `flops` operations."""
+        """Return the run of the decoder with a width that takes about `flops` operations."""
         size = self.parameters(width)
         tokens = flops / 6 / size
         batch = BATCH * (tokens / AT) ** GROWTH / self.context
@@ -100,8 +103,8 @@ class Sizes:
 
 
 def grid(sizes: Sizes, largest: float) -> list[Cell]:
-    """List the runs for budgets up to `largest` operations, the most useful first: cheap budgets and middle sizes.
-    Empty if a run would have fewer than LEAST_STEPS."""
+    """List the runs of a grid: for each of four budgets up to `largest` operations, three sizes. The most useful runs
+    come first: small budgets and middle sizes. Empty if a run would have fewer than 16 steps."""
     budgets = [largest / RATIO ** (BUDGETS - 1 - k) for k in range(BUDGETS)]
     least = sizes.parameters(sizes.step)
     first = max(least, math.sqrt(budgets[0] / 6 / BEST / RATIO))
@@ -114,28 +117,29 @@ def grid(sizes: Sizes, largest: float) -> list[Cell]:
 
 
 def larger(sizes: Sizes, flops: float, size: float, known: Sequence[Cell]) -> Cell:
-    """Return a run of `flops` operations with about `size` parameters, limited to ten times the largest size of the
-    grid."""
+    """Return a run of `flops` operations with about `size` parameters, at least the smallest size of the grid `known`
+    and at most ten times its largest."""
     least, most = min(cell.parameters for cell in known), max(cell.parameters for cell in known)
     return sizes.cell(sizes.width(min(max(size, least), 10 * most)), flops)
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed of runs on this machine: `fixed` seconds per step, and seconds `per_flop`."""
+    """The speed of training on this machine: a step takes `fixed` seconds plus `per_flop` seconds for each
+    operation."""
 
     fixed: float
     per_flop: float
 
     def seconds(self, cell: Cell, evaluated: int) -> float:
-        """Estimate the seconds of a run and of an evaluation on `evaluated` tokens, whose forward takes a third of the
-        operations."""
+        """Estimate the seconds of a run and of its evaluation on `evaluated` tokens, whose forward takes a third of the
+        operations of training."""
         evaluation = 2.0 * cell.parameters * evaluated * self.per_flop
         return START + cell.steps * self.fixed + cell.flops * self.per_flop + evaluation
 
 
 def measured(config: RunConfig, inputs: Inputs, vocab_size: int, cells: Sequence[Cell]) -> Speed:
-    """Measure the speed of this machine with a few steps of a small and a large run."""
+    """Measure the speed of this machine with a few steps of the runs `cells`, a small and a large one."""
     seconds = []
     for cell in cells:
         own = cell.variant(config).config
@@ -162,8 +166,8 @@ def with_precision(config: RunConfig, inputs: Inputs, vocab_size: int, cell: Cel
 
 
 def largest_budget(fits: Callable[[float], bool], least: float) -> float:
-    """Find the operations of the largest run for which `fits` is true, between `least` and 1e12 times `least`; 0 if
-    there are none."""
+    """Find the largest number of operations for which `fits` is true, between `least` and 1e12 times `least`; 0 if
+    `least` does not fit."""
     if not fits(least):
         return 0.0
     low, high = 0.0, 12.0
@@ -174,8 +178,8 @@ def largest_budget(fits: Callable[[float], bool], least: float) -> float:
 
 
 def least_budget(sizes: Sizes) -> float:
-    """Return the operations of the largest run of the smallest possible grid. Raises a UserError if no size of the
-    preset fits one."""
+    """Return the operations of the largest run in the smallest possible grid. Raises a UserError if no grid of runs has
+    models of these sizes."""
     low, high = 6.0, 30.0
     for _ in range(40):
         middle = (low + high) / 2

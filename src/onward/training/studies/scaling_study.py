@@ -50,7 +50,8 @@ SPENT = 0.95  # of the time, by which a grid is planned
 
 @dataclass(frozen=True)
 class ScalingStudy:
-    """A planned grid of runs whose tokens are prepared, and its configuration."""
+    """A planned grid of small runs, to which a scaling law will be fitted, with their configuration; their tokens are
+    prepared."""
 
     config: RunConfig  # config of all runs; its `out` is the folder of the study
     sizes: Sizes
@@ -74,7 +75,8 @@ class ScalingStudy:
         return sentences
 
     def runs(self, outcomes: Sequence[Outcome]) -> list[Run]:
-        """Return the completed runs of the grid. Raises a UserError if they are too few for a law."""
+        """Return the completed runs of the grid, from `outcomes`, the results of the cells in order. Raises a UserError
+        if they are too few for a law."""
         pairs = zip(self.cells, outcomes)
         ended = [Run(cell.parameters, cell.tokens, one["loss"]) for cell, done in pairs for one in done.figures if one]
         if len(ended) < LEAST:
@@ -85,7 +87,8 @@ class ScalingStudy:
         return ended
 
     def larger_cell(self, law: FittedLaw) -> Cell:
-        """Return the larger run: LARGER times the operations of the grid's largest run, at the best size by `law`."""
+        """Return the larger run that tests the forecast of a fitted law, at the size that the law gives as the best for
+        its number of operations."""
         fit = law.loss
         size = fit.law.optimum(law.larger_flops)[0] if fit.determined else max(run.parameters for run in law.runs)
         return larger(self.sizes, law.larger_flops, size, self.cells)
@@ -94,7 +97,7 @@ class ScalingStudy:
 def open_study(
     config: RunConfig, *, budget: str = "", grid_flops: str = "", check: bool = False, progress: Progress = silent
 ) -> ScalingStudy:
-    """Prepare the tokens and plan the grid, or read the plan in the folder `config.out`.
+    """Prepare the tokens and plan the grid of runs, or read the plan in the folder `config.out`.
 
     Set either `budget`, the total time such as 10m (including the larger run if `check`), or `grid_flops`, the
     operations of the grid such as 1e12. Raises a UserError if the smallest grid needs more, or if the folder holds a
@@ -126,8 +129,8 @@ def open_study(
 
 def planned(config: RunConfig, sizes: Sizes, inputs: Inputs, limit: float, asked: dict[str, Any]) -> dict[str, Any]:
     """Plan a grid: return the content of grid.json, the operations of its largest run and the precision of all runs.
-    `asked` is the user's request: the grid has `grid_flops` operations in total or, without them, everything fits into
-    `limit` seconds. Raises a UserError if the smallest grid takes more."""
+    `asked` is the user's request: the grid has `grid_flops` operations in total or, if that is empty, all runs end
+    within `limit` seconds. Raises a UserError if the smallest grid takes more."""
     least = least_budget(sizes)
     smallest = grid(sizes, least)
     config = with_precision(config, inputs, sizes.vocab_size, smallest[-1])
@@ -173,7 +176,8 @@ def train_cells(
 
 
 def law_figures(study: ScalingStudy, law: FittedLaw, forecast: Forecast) -> dict[str, Any]:
-    """Return the law of a grid as a JSON object, with the forecast of its larger run and the runs that are missing."""
+    """Return the law fitted to a grid as a JSON object, with the forecast for a larger run, and a warning about runs
+    that are missing."""
     result = law.plain()
     if missing := len(study.cells) - len(law.runs):
         result["warnings"].append(f"{fields.counted(missing, 'run')} of the grid diverged or had no time")
@@ -182,8 +186,8 @@ def law_figures(study: ScalingStudy, law: FittedLaw, forecast: Forecast) -> dict
 
 
 def compared(forecast: Forecast, outcome: Outcome) -> dict[str, Any]:
-    """Return as a JSON object the loss of the larger run (None if it diverged), whether the interval of the forecast
-    contains it, and the error of the forecast."""
+    """Return as a JSON object the measured loss of the larger run (None if it diverged), whether it is inside the
+    interval of the forecast, and how far it is from the forecast."""
     truth = outcome.figures[0]
     loss = truth["loss"] if truth else None
     inside = loss is not None and forecast.low <= loss <= forecast.high

@@ -43,8 +43,8 @@ Measure = Literal["loss", "bits_per_byte"]
 
 @dataclass(frozen=True)
 class Variant:
-    """A named configuration to compare with others. `out` is the folder of all variants, and `seed` the seed of its
-    first run."""
+    """A named configuration to compare with others, which differ in some options. Its `out` is the folder of all
+    variants, and its `seed` the seed of the first run."""
 
     name: str
     config: RunConfig
@@ -52,12 +52,13 @@ class Variant:
     parameters: int = 0  # parameters of the model; 0 before its tokens are prepared
 
     def folder(self, seed: int) -> Path:
-        """Return the folder of the run with a seed."""
+        """Return the folder of the variant's run with a seed."""
         return Path(self.config.out) / self.name / f"seed-{seed}"
 
     def differences(self, base: "Variant") -> list[str]:
         """List the fields of the run and of the decoder that differ from the variant `base`, each as `optimizer adamw
-        -> muon`. A default learning rate is given as its value. Both variants must not have prepared tokens yet."""
+        -> muon`. A default learning rate is given as its value. Both variants must be as the user gave them, before
+        `prepare_variants`."""
         models = base.config.decoder(1), self.config.decoder(1)
         rates = (one.config.peak_learning_rate(model.d_model) for one, model in zip((base, self), models))
         pairs = {"learning_rate": (*rates,)} | {
@@ -84,8 +85,8 @@ class Length:
         return next(text for text, given in zip(texts, vars(self).values()) if given)
 
     def steps_of(self, config: RunConfig, model: DecoderConfig) -> int:
-        """Compute the number of steps of a variant; 0 if the length is a time. Raises a UserError if the length is less
-        than a step."""
+        """Compute the number of steps that a run of this length has, with a configuration and a model; 0 if the length
+        is a time. Raises a UserError if the length is less than a step."""
         if self.time or self.steps:
             return self.steps
         tokens = tokens_per_step(config, model)
@@ -98,7 +99,7 @@ class Length:
 
 @dataclass(frozen=True)
 class Moment:
-    """An event of the run that is training, one of many, with the progress of all runs."""
+    """An event of the run that is training, one of `runs` runs, with the progress of all runs; for displays."""
 
     variant: Variant
     seed: int
@@ -112,15 +113,16 @@ class Moment:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The runs of a variant, one per seed, with the figures of the final evaluation; None for a diverged run."""
+    """The result of a variant: the folders of its runs, one per seed, and the figures of their final evaluations by
+    name; None for a run that diverged."""
 
     variant: Variant
     runs: tuple[Path, ...]
     figures: tuple[dict[str, Any] | None, ...]
 
     def values(self, measure: Measure) -> list[float]:
-        """Return the measure of each run; empty if a run diverged, since the mean of the others would flatter the
-        variant."""
+        """Return a figure of the final evaluation, "loss" or "bits_per_byte", for each run; empty if a run diverged,
+        since the mean of the others would flatter the variant."""
         return [] if None in self.figures else [figures[measure] for figures in self.figures if figures]
 
 
@@ -136,8 +138,8 @@ def flops_per_token(model: DecoderConfig) -> float:
 
 
 def common_measure(variants: Sequence[Variant]) -> Measure:
-    """Return the measure by which variants can be compared: bits per byte if texts or tokenizers differ, else the
-    loss."""
+    """Return the figure by which variants can be compared: "bits_per_byte" if texts or tokenizers differ, else
+    "loss"."""
     same = len({(one.config.tokenizer, one.config.sources) for one in variants}) == 1
     return "loss" if same else "bits_per_byte"
 
@@ -152,7 +154,7 @@ def naming(variant: Variant) -> Iterator[None]:
 
 
 def check_variants(variants: Sequence[Variant]) -> None:
-    """Raise a UserError for variants that cannot be trained or compared, before any text is read."""
+    """Raise a UserError for variants that cannot be trained or compared; called before any text is read."""
     names, first = [variant.name for variant in variants], variants[0]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"two variants have the name {twice}: give each its own")
@@ -174,7 +176,8 @@ def check_variants(variants: Sequence[Variant]) -> None:
 def prepare_variants(
     variants: Sequence[Variant], length: Length | None = None, progress: Progress = silent
 ) -> list[Variant]:
-    """Prepare variants for training: set their length (None: their own steps) and share their tokens.
+    """Prepare variants for training: set how long each trains (`length`; None: its own steps), and tokenize their
+    texts, once for all variants with the same texts and tokenizer.
 
     Raises a UserError, before any training, if a variant cannot be trained, or if the folder holds a variant of the
     same name with other options.
@@ -208,7 +211,8 @@ def prepare_variants(
 
 
 def with_tokens(variant: Variant, tokens: Path, length: Length | None) -> Variant:
-    """Return a variant that trains on the prepared `tokens` for `length` (None: its own steps)."""
+    """Return a variant that trains on the prepared tokens in the folder `tokens`, for `length` (None: its own
+    steps)."""
     config = variant.config
     inputs, model = open_inputs(config, tokens, "size"), config.decoder(Tokenizer.load(tokens).vocab_size)
     inputs.windows(config, model.context_length)
@@ -263,8 +267,8 @@ def train_variants(
 
 
 def begin(variants: Sequence[Variant], variant: Variant, seed: int) -> Run:
-    """Return the run of a variant and a seed, resumed if it exists. Runs of the same model share the choices made by
-    timing for the first of them, so that they do not differ in precision."""
+    """Start the run of a variant and a seed, or resume it if it exists. Runs of the same model among the `variants`
+    share the choices made by timing for the first of them, so that they do not differ in precision."""
     folder, config = variant.folder(seed), variant.config
     if folder.exists() and saves(folder):
         return Run.resume(folder)
@@ -282,14 +286,15 @@ def begin(variants: Sequence[Variant], variant: Variant, seed: int) -> Run:
 
 
 def share_done(run: Run) -> float:
-    """Return the completed share of a run: of its steps or, while the clock has not fixed their number, of its time."""
+    """Return the completed share of a run, from 0 to 1: of its steps or, while a time limit has not fixed their number,
+    of its time."""
     if run.config.steps:
         return min(1.0, run.step / run.config.steps)
     return min(0.99, run.progress.seconds / seconds(run.config.time))
 
 
 def outcome(variant: Variant, runs: Sequence[Path]) -> Outcome:
-    """Return the runs of a variant with the figures in their result.json; None where a run has none, since it
-    diverged."""
+    """Return the result of a variant, whose runs are in the folders `runs`, from their result.json; a run without this
+    file has diverged."""
     figures = (read_json(run / RESULT) if (run / RESULT).exists() else None for run in runs)
     return Outcome(variant, tuple(runs), tuple(figures))
