@@ -57,14 +57,14 @@ STAGES = (
 
 
 def pretraining(out: str, time: str) -> RunConfig:
-    """Return the configuration of the pre-training on the documentation inside this Python; `out` is the run folder,
-    `time` its time limit."""
+    """Return the configuration of the quickstart's pre-training on the documentation inside this Python; `out` is the
+    run folder, `time` the time limit, such as 5m."""
     return RunConfig(sources=("embedded",), out=out, time=time, prompt="Return the")
 
 
 def make_room(config: RunConfig, *, assistant: bool) -> None:
-    """Remove the runs of an earlier quickstart from the folders of this one; with `assistant`, also those of its
-    fine-tuning. Raises a UserError, before anything is removed, if a folder holds something else."""
+    """Remove the runs of an earlier quickstart from the folder `config.out`; with `assistant`, also the fine-tuning
+    runs next to it. Raises a UserError, before anything is removed, if a folder holds something else."""
     folder = Path(config.out)
     stale = [stage.folder(folder) for stage in STAGES if assistant and stage.folder(folder).exists()]
     for old in stale:
@@ -87,14 +87,15 @@ def options_of(folder: Path) -> dict[str, Any]:
 
 
 def held_out_answers() -> dict[str, str]:
-    """Return the answers of `onward.data.questions` on which no stage trains, by the names of the functions they
-    describe."""
+    """Return the answers to the quickstart's questions about Python functions on which no run trains, by the names of
+    the functions."""
     return dict([*answers().items()][HELD_OUT - 1 :: HELD_OUT])
 
 
 def finetuning(stage: Stage, base: Path, before: Path, time: str, device: str) -> FinetuneConfig:
-    """Return the configuration of a stage's run, which fine-tunes the model in `before` for its share of `time`. The
-    stage's questions are written into `base`, the folder of the pre-training."""
+    """Return the configuration of a stage's run, which fine-tunes the model in `before`, the run before it, for a share
+    of `time`, the time of the quickstart. The questions to train on are written into `base`, the folder of the
+    pre-training."""
     held_out = held_out_answers()
     trained = {name: answer for name, answer in answers().items() if name not in held_out}
     rows = conversations if isinstance(stage.method, SFT) else preferences
@@ -115,16 +116,17 @@ def finetuning(stage: Stage, base: Path, before: Path, time: str, device: str) -
 
 
 def with_chat(folder: Path) -> LanguageModel:
-    """Load the model of a run with the chat template of the stages, which the pre-trained model lacks."""
+    """Load the model of a quickstart run with the chat template of the fine-tuning, which the pre-trained model
+    lacks."""
     lm = load(folder)
     lm.tokenizer = with_template(lm.text(), TEMPLATE)
     return lm
 
 
 def stage_figures(base: Path, runs: Mapping[str, Run]) -> Iterator[dict[str, Any]]:
-    """Yield a row for the pre-training, whose folder is `base`, and for each later stage, whose runs are `runs`: the
-    loss of right answers, how often the right answer of two is preferred, and how often answers end, on held-out
-    questions."""
+    """Yield a row of figures for the pre-training, whose folder is `base`, and for each fine-tuning run in `runs`, by
+    name of the method. Measured on held-out questions: the loss of right answers, how often the right answer of two is
+    preferred, and how often answers end."""
     ranking = SimPO().loss(base_of(FinetuneConfig(base=str(base))))  # by the model's own probabilities
     names = [*held_out_answers()][:ENDS]
     for stage, folder in {"pre-training": base, **{name: run.folder for name, run in runs.items()}}.items():

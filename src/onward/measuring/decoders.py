@@ -40,8 +40,8 @@ def has_random_weights(model: str) -> bool:
 def models_in(
     precisions: Sequence[Precision], model: str, device: torch.device, vocab_size: int, revision: str = ""
 ) -> Iterator[tuple[Precision, Decoder]]:
-    """Yield a model in each precision in turn, only one of them in memory. A training preset gets `vocab_size` tokens;
-    a model on the hub is loaded in its `revision`."""
+    """Yield a model, given by name, in each precision in turn; only one is in memory at a time. A training preset gets
+    a vocabulary of `vocab_size` tokens; a model on the hub is loaded at `revision`, a branch or commit."""
     for precision in precisions:
         dtype = torch.float32 if precision == "float32" else torch.bfloat16
         quantize = precision if precision in ("int8", "int4") else None

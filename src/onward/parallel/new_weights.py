@@ -20,8 +20,8 @@ ALLOCATIONS = [getattr(torch.ops.aten, name) for name in ("empty", "zeros", "one
 
 
 class MatricesOnMeta(TorchDispatchMode):
-    """A context in which new matrices and stacks are on the meta device. Values for them are drawn and dropped, so that
-    the random generator moves on as it would."""
+    """A context in which new tensors of two or more dimensions are on the meta device. Random values for them are drawn
+    and dropped, so that the random generator advances as usual."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -34,7 +34,8 @@ class MatricesOnMeta(TorchDispatchMode):
 
 
 class DrawnWhole(TorchFunctionMode):
-    """A context in which the values of a divided parameter are those of the whole one, drawn on the CPU."""
+    """A context in which a normal initialization of a divided parameter draws the values of the full parameter on the
+    CPU, and keeps this process's part."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -47,8 +48,9 @@ class DrawnWhole(TorchFunctionMode):
 
 
 def new_decoder(config: DecoderConfig, seed: int) -> tuple[Decoder, Callable[[Decoder], None]]:
-    """Return a decoder with its matrices on the meta device, and a function that gives it new weights once they are
-    allocated, divided or not: those of `torch.manual_seed(seed); Decoder(config)`."""
+    """Return a decoder with its matrices on the meta device, and a function that sets its weights once memory is
+    allocated for them: the same weights as of `torch.manual_seed(seed); Decoder(config)`, also if the processes divide
+    the decoder."""
     torch.manual_seed(seed)
     with MatricesOnMeta():
         model = Decoder(config)

@@ -27,7 +27,8 @@ REPLICAS = WeakSet[DistributedDataParallel]()
 
 
 def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
-    """Return torch's mesh of all processes, with the three axes; the processes must have joined their group."""
+    """Return torch's DeviceMesh of all processes, with the axes replicate, shard and tensor; the processes must have
+    joined their group."""
     axes = vars(mesh)
     return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
@@ -70,8 +71,8 @@ def parallelize(
 
 
 def shard(model: Any, mesh: DeviceMesh, precision: str) -> None:
-    """Divide parameters, gradients and optimizer state over the last axis of a mesh (FSDP2), block by block. Gradients
-    are summed, not averaged."""
+    """Divide the parameters, gradients and optimizer state of a decoder over the last axis of a mesh, block by block
+    (FSDP2). Gradients are summed, not averaged."""
     low: Any = torch.bfloat16 if precision == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=model.dtype, cast_forward_inputs=False)
     count = mesh.size(-1)
@@ -95,21 +96,22 @@ def shard(model: Any, mesh: DeviceMesh, precision: str) -> None:
 
 
 def shard_dim(shape: Sequence[int], count: int) -> int:
-    """Return the dimension along which `count` processes divide a tensor: the first one, padded if need be; but of a
-    stack with fewer experts than processes the first that they divide evenly, so that each holds a part of every
-    expert."""
+    """Return the dimension along which `count` processes divide a tensor: the first one, padded if necessary. A stack
+    with fewer experts than processes is divided along the first dimension that they divide evenly, so that each process
+    holds a part of every expert."""
     return next((dim for dim, size in enumerate(shape) if size >= count and not (dim and size % count)), 0)
 
 
 def call(_: nn.Module, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-    """Call a function; a method of a sharded model, which FSDP takes for a forward of it."""
+    """Call a function with these arguments. As a method of a sharded model, it is registered with FSDP as a forward, so
+    that the weights are gathered during the call."""
     return function(*inputs, **options)
 
 
 class OneForward:
-    """Calls functions inside a forward of a sharded model, in which its weights are gathered; a call inside of another
-    is part of the same forward, in the precision of the gathered weights. Without a backward these are freed at its
-    end."""
+    """Calls functions as a forward of a sharded model, so that its weights are gathered. A call inside another one is
+    part of the same forward, in the precision of the gathered weights. Without gradients the gathered weights are freed
+    at the end."""
 
     def __init__(
         self, model: nn.Module, begin: Callable[..., Any], precision: Callable[[], AbstractContextManager[object]]
@@ -130,21 +132,22 @@ class OneForward:
 
 
 def inside(model: Any, function: Callable[..., Any], *inputs: Any) -> Any:
-    """Call a function that computes with a model: in one forward of it, if it is sharded, so that the function may also
-    use modules of the model by themselves."""
+    """Call a function that computes with a model, with these inputs. If the model is sharded, the call is one forward
+    of it, so that the function may also use single modules of the model."""
     one_forward = getattr(model, "inside", None)
     return one_forward(function, *inputs) if one_forward else function(*inputs)
 
 
 def resharded(model: nn.Module) -> None:
-    """Free the gathered weights of a sharded model, so that changes of its shards take effect."""
+    """Free the gathered weights of a sharded model, so that later changes of its shards take effect; other models stay
+    as they are."""
     if isinstance(model, FSDPModule):
         model.reshard()
 
 
 class Inside(nn.Module):
-    """A module of a sharded model and its loss, called as one forward of the model: gradients of weights that the loss
-    reads itself, such as those of the head, are reduced too."""
+    """Calls `module`, a sharded model together with its loss, as one forward of `model`, so that gradients of weights
+    that the loss reads itself, such as those of the head, are reduced too."""
 
     def __init__(self, model: nn.Module, module: nn.Module) -> None:
         super().__init__()
@@ -155,8 +158,9 @@ class Inside(nn.Module):
 
 
 def wrapped(module: nn.Module, model: nn.Module, mesh: Mesh, *, uses_all: bool) -> nn.Module:
-    """Return a module of a parallelized model and its loss with gradients summed over the processes in the backward.
-    `uses_all`: each forward uses all trainable parameters, so that replicas need not look for others."""
+    """Return `module`, which computes the loss of a parallelized `model`, wrapped so that the backward sums gradients
+    over the processes. `uses_all` says that each forward uses all trainable parameters, so that DistributedDataParallel
+    need not look for unused ones."""
     if isinstance(model, FSDPModule):
         return Inside(model, module)
     if mesh.count == mesh.replicate > 1:
@@ -170,21 +174,23 @@ def wrapped(module: nn.Module, model: nn.Module, mesh: Mesh, *, uses_all: bool) 
 
 
 def release_replicas() -> None:
-    """Let go of the process groups that replicas hold: their threads must not outlive Python."""
+    """Drop the process groups that DistributedDataParallel modules hold, before Python exits: their threads must not
+    outlive it."""
     for replicas in REPLICAS:
         for name in ("reducer", "logger", "process_group"):
             vars(replicas).pop(name, None)
 
 
 def sum_of_bucket(_: object, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
-    """Sum a bucket of gradients over the processes, without dividing it."""
+    """Sum a bucket of gradients over the processes instead of averaging it; a communication hook of
+    DistributedDataParallel."""
     done = distributed.all_reduce(bucket.buffer(), async_op=True).get_future()  # type: ignore[union-attr]
     return done.then(lambda future: future.value()[0])  # type: ignore[no-any-return]
 
 
 def accumulating(module: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-    """Return a context for the backward of one of the batches of a step: replicas sum their gradients after the last
-    one."""
+    """Return a context for the backward of one batch of a step; replicas sum their gradients only in the backward of
+    the `last` batch."""
     if isinstance(module, Inside):
         sharded: Any = module.model
         sharded.set_requires_all_reduce(last)
@@ -192,8 +198,8 @@ def accumulating(module: nn.Module, *, last: bool) -> AbstractContextManager[obj
 
 
 def clip_gradients(model: nn.Module, limit: float) -> float:
-    """Scale the gradients of a model in place so that their norm, over all processes, is at most `limit`, and return
-    the norm before. 0 stands for no limit."""
+    """Scale the gradients of a model in place so that their norm, over all processes, is at most `limit` (0: no limit),
+    and return their norm before scaling."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     if not any(isinstance(grad, DTensor) for grad in grads):
         return float(nn.utils.clip_grad_norm_(model.parameters(), limit or float("inf")))

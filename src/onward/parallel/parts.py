@@ -22,8 +22,8 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def splits(tensor: Tensor) -> list[tuple[int, int, int, distributed.ProcessGroup]]:
-    """List the divisions of a tensor in order: dimension, number of parts, the part of this process, and the group of
-    processes that hold the parts. Empty for a plain or replicated tensor."""
+    """List the divisions of a tensor over processes, in order, as (dimension, number of parts, part of this process,
+    group of the processes that hold the parts). Empty for a plain or replicated tensor."""
     if not isinstance(tensor, DTensor):
         return []
     mesh = tensor.device_mesh
@@ -35,7 +35,7 @@ def splits(tensor: Tensor) -> list[tuple[int, int, int, distributed.ProcessGroup
 
 
 def piece(tensor: Tensor, dim: int, parts: int, part: int) -> Tensor:
-    """Return one of `parts` parts of a tensor along a dimension, all of one size but the last ones, which may be
+    """Return part number `part` of `parts` equal parts of a tensor along a dimension; the last parts may be smaller or
     empty."""
     size = -(-tensor.size(dim) // parts)
     start = min(part * size, tensor.size(dim))
@@ -43,21 +43,22 @@ def piece(tensor: Tensor, dim: int, parts: int, part: int) -> Tensor:
 
 
 def part_of(full: Tensor, like: Tensor) -> Tensor:
-    """Return the part of a whole tensor that this process holds of the DTensor `like`, as a view."""
+    """Return, as a view of the full tensor, the part that this process would hold if it were divided as `like` is."""
     for dim, parts, part, _ in splits(like):
         full = piece(full, dim, parts, part)
     return full
 
 
 def divided(full: Tensor, like: Tensor) -> Tensor:
-    """Return a copy of a whole tensor on the device of the parameter `like`, divided like it if the shapes agree."""
+    """Return a copy of a full tensor on the device of the parameter `like`, divided over the processes as `like` is, if
+    it is and the shapes agree."""
     if not isinstance(like, DTensor) or full.shape != like.shape:
         return full.to(like.device, copy=True)
     return from_part(part_of(full, like).contiguous().to(like.device, copy=True), like)
 
 
 def from_part(part: Tensor, like: DTensor) -> DTensor:
-    """Return the DTensor, divided like another, of which this process has a part."""
+    """Return the DTensor, divided as `like` is, of which `part` is the part of this process."""
     shape, stride = like.shape, like.stride()
     return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
 
@@ -78,13 +79,14 @@ def allocate(module: nn.Module, device: torch.device | str) -> None:
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """Return the whole tensor, detached; all processes that hold parts of it must call this together. A plain tensor is
-    returned as it is."""
+    """Return the full tensor of a DTensor, detached; all processes that hold its parts must call this together. A plain
+    tensor is returned as it is."""
     return full_tensor(local(tensor), tensor)
 
 
 def full_tensor(part: Tensor, like: Tensor) -> Tensor:
-    """Return the whole tensor of which each process has a part, divided as `like` is; see `gathered`."""
+    """Return the full tensor, of which each process has a part, divided as `like` is. All these processes must call
+    this together."""
     divisions, shapes = splits(like), [like.shape]
     for dim, parts, index, _ in divisions:
         shapes.append(piece(torch.empty(shapes[-1], device="meta"), dim, parts, index).shape)
@@ -97,7 +99,8 @@ def full_tensor(part: Tensor, like: Tensor) -> Tensor:
 
 
 def all_gathered(tensor: Tensor, count: int, group: distributed.ProcessGroup | None = None) -> list[Tensor]:
-    """Return the tensors, of one shape, of the `count` processes of a group."""
+    """Return the tensors that the `count` processes of a group pass to this function, all of one shape; None is the
+    group of all processes."""
     if count == 1:
         return [tensor]
     tensors = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(count)]
@@ -107,7 +110,8 @@ def all_gathered(tensor: Tensor, count: int, group: distributed.ProcessGroup | N
 
 @contextmanager
 def gathered_parameters(model: nn.Module) -> Iterator[None]:
-    """A context in which a divided model has its trainable parameters whole; all processes must enter it together."""
+    """A context in which the trainable parameters of a divided model are full tensors; all processes must enter it
+    together."""
     parameters: list[tuple[nn.Module, str, Any]] = [
         (module, name, parameter)
         for module in model.modules()
@@ -124,7 +128,8 @@ def gathered_parameters(model: nn.Module) -> Iterator[None]:
 
 
 def is_first_holder(tensor: Tensor) -> bool:
-    """Return whether this process is the first of those that hold the same part of a DTensor."""
+    """Return whether this process is the first of the processes that hold the same part of a DTensor; True for a plain
+    tensor."""
     if not isinstance(tensor, DTensor):
         return True
     mesh = tensor.device_mesh

@@ -39,11 +39,12 @@ from onward.parallel.parts import all_gathered, piece
 
 @dataclass(frozen=True)
 class Rule:
-    """How the processes hold a parameter of a branch: by default whole, with the gradient summed.
+    """How the processes of the tensor axis hold a parameter of a branch (the attention or the feed-forward of a block):
+    by default each has all of it, and its gradient is summed over the processes.
 
-    `split` is the dimension that is divided; `inputs`: that of the inputs of a layer, which then returns a part of a
-    sum. With `heads` > 0 dimension 0 consists of so many heads, fewer than
-    processes: each process holds all and uses one. `once`: one process uses the parameter, for the others it is 0.
+    `split` is the dimension that is divided. With `inputs` that is the dimension of a layer's inputs, and the
+    processes' outputs must be summed. With `heads` > 0 dimension 0 consists of so many heads, fewer than processes:
+    each process holds all and uses one. With `once` one process uses the parameter; for the others it is 0.
     """
 
     split: int | None = None
@@ -93,8 +94,8 @@ TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and 
 
 
 def rule_of(branch: nn.Module, name: str, n: int) -> Rule:
-    """Return the rule for a parameter of a branch, given its name in it and the number of processes. Raises a UserError
-    for a parameter without a rule."""
+    """Return how `n` processes hold a parameter of a branch (the attention or the feed-forward of a block), given its
+    name in the branch. Raises a UserError for a parameter for which this is not defined."""
     weight, adapter, own = name.partition("_lora.")  # of an adapter, name.weight_lora.adapter.a or stack_lora.adapter.a
     table, path = TABLE.get(type(branch), {}), weight.split(".")
     known = [".".join(path[:i]) for i in range(len(path), 0, -1)]
@@ -114,7 +115,8 @@ def rule_of(branch: nn.Module, name: str, n: int) -> Rule:
 
 
 class Copy(torch.autograd.Function):
-    """The identity; the gradient is summed over the processes."""
+    """The autograd function of the input of a divided branch: the identity, whose gradient is summed over the
+    processes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -127,7 +129,8 @@ class Copy(torch.autograd.Function):
 
 
 class Sum(torch.autograd.Function):
-    """The sum over the processes; the gradient is passed on."""
+    """The autograd function of the output of a divided branch: the sum over the processes; the gradient is passed on
+    unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -139,7 +142,8 @@ class Sum(torch.autograd.Function):
 
 
 class Gather(torch.autograd.Function):
-    """The parts of all processes, joined along a dimension; the gradient of a part is summed over the processes."""
+    """The autograd function that joins the parts `x` of all processes along a dimension; the gradient of a part is
+    summed over the processes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
@@ -159,14 +163,14 @@ def summed(x: Tensor, group: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class Shown:
-    """A parameter of a module, and how this process uses it."""
+    """A divided parameter of a module, and the rule by which this process uses its part."""
 
     owner: nn.Module
     name: str
     rule: Rule | None  # None outside branches
 
     def of(self, mesh: DeviceMesh) -> Tensor:
-        """Return what this process uses of the parameter, a plain tensor."""
+        """Return the part of the parameter that this process uses, as a plain tensor."""
         parameter: Any = self.owner._parameters[self.name]
         part: Tensor = parameter.to_local()
         if self.rule is None or self.rule.split is not None:
@@ -179,7 +183,8 @@ class Shown:
 
 
 class Locally:
-    """During the forward of a module, replaces the DTensor parameters of its submodules by this process's parts."""
+    """Hooks that replace the DTensor parameters `shown` by this process's parts, as plain tensors, during the forward
+    of a module."""
 
     def __init__(self, module: nn.Module, shown: list[Shown], mesh: DeviceMesh) -> None:
         self.shown, self.mesh = shown, mesh
@@ -198,8 +203,8 @@ class Locally:
 
 
 def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
-    """Divide the branches of a decoder among the processes of a mesh of one axis, in place; parameters become DTensors.
-    Raises a UserError for a part or a parameter without a rule.
+    """Divide the attention and the feed-forward of each block of a decoder among the processes of a mesh with one axis,
+    in place; parameters become DTensors. Raises a UserError for a module or a parameter that cannot be divided.
 
     The weights of the processes must be equal. Each process keeps its part of them, without communication.
     """
@@ -256,7 +261,7 @@ def rules_of(name: str, branch: nn.Module, n: int) -> dict[tuple[nn.Module, str]
 
 
 def as_dtensor(parameter: nn.Parameter, rule: Rule | None, mesh: DeviceMesh) -> nn.Parameter:
-    """Return a parameter as a DTensor, of which this process keeps its part."""
+    """Return a parameter as a DTensor on a mesh, divided by a rule; this process keeps its part. None: replicated."""
     split = None if rule is None else rule.split
     part = parameter.detach()
     if split is not None:
@@ -268,7 +273,8 @@ def as_dtensor(parameter: nn.Parameter, rule: Rule | None, mesh: DeviceMesh) -> 
 
 
 def narrow(branch: nn.Module, rules: dict[tuple[nn.Module, str], Rule | None], n: int) -> None:
-    """Set the sizes that the modules of a branch keep to those of this process."""
+    """Reduce the sizes that the modules of a branch (attention or feed-forward) keep, such as the number of heads, to
+    those of one of `n` processes."""
     for module in branch.modules():
         rule = rules.get((module, "weight"))
         if isinstance(module, Linear) and rule is not None:
@@ -288,8 +294,9 @@ def narrow(branch: nn.Module, rules: dict[tuple[nn.Module, str], Rule | None], n
 
 
 def normalize_gathered(branch: nn.Module, model: Decoder, layer: int, mesh: DeviceMesh) -> None:
-    """Let the norms of queries and keys that see more than one head, or have weights for each, compute all heads in
-    each process; the process uses its own."""
+    """Let norms of queries and keys that normalize all heads together, or have a weight for each head, see all heads:
+    they gather the heads of all processes, and each process keeps its own of the result. `branch` is the attention of a
+    `layer` of `model`; other branches stay as they are."""
     part = at(model.config.attention, layer)
     if not isinstance(branch, SelfAttentionModule) or not isinstance(part, SelfAttention):
         return
@@ -313,7 +320,8 @@ def normalize_gathered(branch: nn.Module, model: Decoder, layer: int, mesh: Devi
 
 
 def connect(branch: nn.Module, shown: list[Shown], mesh: DeviceMesh) -> None:
-    """Make a branch compute with this process's parts, and sum its output over the processes."""
+    """Register hooks that make a branch (attention or feed-forward) compute with this process's parts of the parameters
+    `shown`, and sum its output over the processes."""
     group, masks = mesh.get_group(), WeakKeyDictionary[AttentionMask, AttentionMask]()
 
     def enter(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
