@@ -53,7 +53,8 @@ class Snapshot:
         )
 
     def holds(self) -> bool:
-        """Return whether the model still has the structure, the memory and the hooks of this snapshot."""
+        """Return whether the model still has the structure, the tensors (by memory address) and the hooks of this
+        snapshot."""
         if any(attributes.get(name) is not tensor for attributes, name, tensor in self.inventory.tensor_attributes):
             return False
         try:

@@ -46,8 +46,8 @@ class CompiledStep(ABC):
 
     @abstractmethod
     def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
-        """Compute the logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`; the next run
-        overwrites the result. Raises NotCompilable for a cache of another layout."""
+        """Run the compiled step: compute the logits (B, T, V) for tokens (B, T) at positions (B, T), all below
+        `length`; the next run overwrites the result. Raises NotCompilable for a cache of another layout."""
 
 
 def decoding_step(model: Decoder, tokens: Tensor, positions: Tensor, view: CacheView) -> Tensor:

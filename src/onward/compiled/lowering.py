@@ -79,8 +79,8 @@ def write(record: Write, paged: bool, positions: Tensor) -> Call:
 
 
 def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
-    """Return the kernel call that attends to a contiguous or a `paged` cache, from queries at `positions` (B, T).
-    Raises NotCompilable for caches of other shapes."""
+    """Return the kernel call that computes the attention of `record` over a contiguous or a `paged` cache, with queries
+    at `positions` (B, T). Raises NotCompilable for caches of other shapes."""
     rows, tokens, heads, d_head = record.q.shape
     (kv_heads, *key_widths), (value_heads, *value_widths) = record.shapes
     if key_widths != [d_head] or len(value_widths) != 1 or value_heads != kv_heads or heads % kv_heads:

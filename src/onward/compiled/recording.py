@@ -125,7 +125,8 @@ class RecordedLayer(LayerCache):
 
 @dataclass(frozen=True, eq=False)
 class RecordedEntry(CacheEntry):
-    """A cache entry of a RecordedLayer, whose attention is recorded, not computed."""
+    """An entry of the KV cache, such as the keys, while a decoding step is recorded: its attention is recorded, not
+    computed."""
 
     cache: RecordedLayer
 

@@ -34,7 +34,7 @@ class StopText:
         return passed
 
     def beginning(self, stop: str) -> int:
-        """Return how many characters at the end of the delayed text are a proper prefix of the stop text `stop`."""
+        """Return the length of the longest proper prefix of `stop`, a stop text, with which the delayed text ends."""
         return next(n for n in range(min(len(stop) - 1, len(self.pending)), -1, -1) if self.pending.endswith(stop[:n]))
 
     def finish(self) -> str:

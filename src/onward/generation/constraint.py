@@ -167,13 +167,13 @@ class State:
 
     @property
     def possible(self) -> bool:
-        """Whether tokens can complete the answer, as far as the grammar or the search can tell."""
+        """Whether tokens can complete the answer from this state, as far as the grammar or the search can tell."""
         if self.search is None:
             return self.complete or bool(allowed_tokens(self.matcher).any())
         return self.ending is not None
 
     def allowed(self) -> np.ndarray:
-        """Return a mask (V,) of bool: True for tokens that may come next."""
+        """Return a mask (V,) of bool: True for tokens that may come next in this state."""
         allowed = allowed_tokens(self.matcher)
         if self.search is not None and self.ending is not None and allowed.sum() <= CHECKED:
             tokens = allowed.nonzero()[0].tolist()
@@ -181,13 +181,13 @@ class State:
         return allowed
 
     def consume(self, token: int) -> None:
-        """Advance the state by an allowed token."""
+        """Advance the state by `token`, which must be allowed."""
         if self.search is not None and self.ending is not None:
             self.ending = self.search.after(self.matcher, token, self.ending)
         self.matcher.consume_token(token)
 
     def copy(self) -> State:
-        """Return a copy that advances independently."""
+        """Return a copy of the state that advances independently."""
         result = copy(self)
         result.matcher = self.matcher.deep_copy()
         return result
@@ -205,7 +205,8 @@ class TextConstraint:
         self.compute_mask()
 
     def compute_mask(self) -> None:
-        """Compute `mask` (V,), True for the tokens that are allowed next, and `full`."""
+        """Compute the attributes `mask` (V,), True for the tokens that are allowed next, and `full`, for the present
+        state."""
         self.mask = torch.from_numpy(self.state.allowed())
         self.mask[self.end] = False
         self.full = self.state.complete and not self.mask.any()
@@ -224,14 +225,14 @@ class TextConstraint:
         return not self.full
 
     def copy(self) -> TextConstraint:
-        """Return a copy that advances independently, as for draft tokens."""
+        """Return a copy of the constraint that advances independently, as for draft tokens."""
         result = copy(self)
         result.state = self.state.copy()
         return result
 
     def after(self, text: str) -> TextConstraint:
-        """Return a copy for an answer that follows `text`. After an empty text, it excludes tokens that lose their
-        first space when they are decoded."""
+        """Return a copy of the constraint for an answer that follows `text`. After an empty text, it excludes tokens
+        that lose their first space when they are decoded."""
         result = self.copy()
         if not text:
             result.mask = self.mask.clone()

@@ -173,7 +173,8 @@ def is_broken(logits: Tensor) -> bool:
 
 
 def counts(like: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
-    """Count how often each token occurs in each text, (B, V), with the dtype and device of `like` (B, V)."""
+    """Count how often each token occurs in each of `texts`, sequences of token ids: (B, V), with the dtype and device
+    of `like` (B, V)."""
     rows = tensor_on(like.device, [row for row, text in enumerate(texts) for _ in text], torch.long)
     tokens = tensor_on(like.device, [token for text in texts for token in text], torch.long)
     return torch.zeros_like(like).index_put_((rows, tokens), like.new_ones(()), accumulate=True)

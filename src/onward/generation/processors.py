@@ -29,8 +29,8 @@ def penalize_repetition(logits: Tensor, penalty: Sequence[float], seen: Tensor) 
 
 
 def penalize_counts(logits: Tensor, frequency: Sequence[float], presence: Sequence[float], counts: Tensor) -> Tensor:
-    """Subtract c * frequency from the logit of a token that was generated c times, and also presence if c > 0 (OpenAI's
-    API). `counts` (B, V) holds c."""
+    """Subtract c * `frequency` from the logit of a token that was generated c times, and `presence` if c > 0 (OpenAI's
+    API); both penalties are given per row. `counts` (B, V) holds c."""
     return logits - counts * column(frequency, logits) - (counts > 0) * column(presence, logits)
 
 

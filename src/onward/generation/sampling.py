@@ -76,7 +76,8 @@ def check_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> No
 
 
 def token_id(value: Any) -> int:
-    """Convert an integer, or the text of one, to a token id. Raises a TypeError or ValueError for a fraction."""
+    """Convert an integer, or a text such as "50256", to a token id. Raises a TypeError or ValueError for other
+    values."""
     return int(value) if isinstance(value, str) else index(value)
 
 

@@ -45,8 +45,8 @@ def kernel_for(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., 
 
 @cache
 def max_rows(dtype: torch.dtype) -> int:
-    """Return the most rows of x for which the kernel with an unquantized weight is as fast as PyTorch; 0 in dtypes
-    without a kernel."""
+    """Return the most rows of x for which the CPU kernel for unquantized weights is at least as fast as PyTorch; 0 in
+    dtypes without a kernel."""
     cpu = torch.cpu.get_capabilities()
     if dtype == torch.bfloat16 and cpu.get("avx512_bf16"):
         return 32 if cpu.get("amx_tile") else ANY

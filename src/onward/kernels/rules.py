@@ -56,8 +56,8 @@ def is_watched() -> bool:
 
 @cache
 def plain_keys() -> frozenset[int]:
-    """Return the dispatch keys of plain dense tensors in the memory of a CPU: without those of subclasses, sparse and
-    nested layouts, wrappers of transforms, and the flags of lazy negation and zeros."""
+    """Return the dispatch key sets of plain dense tensors in the memory of a CPU, by which kernels recognize tensors
+    that they can read: no subclasses, sparse or nested layouts, wrappers of transforms, lazy negation or zeros."""
     with torch.inference_mode(False):
         keys = [torch._C._dispatch_keys(torch.empty(0, device="cpu", dtype=torch.float32)).raw_repr()]
     with torch.inference_mode():

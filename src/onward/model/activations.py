@@ -59,7 +59,7 @@ class Steps(Where):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names under which the intermediate results are declared."""
+        """The names of the intermediate results at this location."""
         raise NotImplementedError
 
 

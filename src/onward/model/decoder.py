@@ -25,7 +25,7 @@ from onward.notebook import Shown
 
 
 class Scale(nn.Module):
-    """A module that multiplies x by a constant."""
+    """A module that multiplies x by the constant `factor`."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Scale(nn.Module):
 
 
 class RoundedScale(Scale):
-    """A module that multiplies x by a constant that is first rounded to the dtype of x (Gemma)."""
+    """A module that multiplies x by the constant `factor`, which is first rounded to the dtype of x (Gemma)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * x.new_full((), self.factor)

@@ -68,7 +68,7 @@ class Guard:
 
     @property
     def too_large(self) -> str:
-        """The error message for a body that is too large, with the limit."""
+        """The error message for a request whose body is too large, with the limit."""
         return f"the body has more than {self.max_body:,} bytes, which is the limit (--max-body)"
 
     def known_host(self, host: str) -> bool:

@@ -92,7 +92,8 @@ class Job:
             self.on_close(self)
 
     async def updates(self) -> AsyncIterator[list[Update]]:
-        """Yield lists of updates as the answers grow, at most one update for each answer, until all are done."""
+        """Yield lists of updates as the answers of the job grow, at most one update for each answer, until all are
+        done."""
         done = 0
         while done < len(self.answers):
             updates = await self.queue.get()

@@ -202,7 +202,7 @@ async def checked(job: Job) -> AsyncIterator[list[Update]]:
 
 
 async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T | None:
-    """Return the result of `work`; None as soon as the client has closed its connection."""
+    """Wait for `work` and return its result; None as soon as the client has closed its connection."""
 
     async def gone() -> None:
         while (await http.receive())["type"] != "http.disconnect":

@@ -80,7 +80,7 @@ class Tools:
 
     @property
     def named(self) -> str:
-        """The name of the tool that must be called; "" if the model chooses."""
+        """The name of the tool that the model must call; "" if the model chooses."""
         return "" if self.choice in ("none", "auto", "required") else self.choice
 
     def schema(self) -> dict[str, Any] | None:

@@ -81,7 +81,7 @@ class Worker(threading.Thread):
         self.wake.set()
 
     def stop(self) -> None:
-        """End the thread after the current step; unfinished jobs get no further updates."""
+        """End the thread after the current step of the engines; unfinished jobs get no further updates."""
         self.stopping = True
         self.wake.set()
 
@@ -123,7 +123,7 @@ class Worker(threading.Thread):
         self.send(job.engine)
 
     def remove(self, job: Job) -> None:
-        """Cancel the requests of a job that are not done."""
+        """Cancel the engine's requests of a job that are not done."""
         for request in job.answers:
             if request in self.jobs:
                 job.engine.cancel(request)

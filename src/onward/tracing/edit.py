@@ -28,7 +28,7 @@ Data = Tensor | Sequence[Sequence[int]]  # token ids (B, T), or those of texts o
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """A change of one activation, at all positions of the text or only at some.
+    """A change of one activation for `edit`, at all positions of the text or only at some.
 
     Generation with a cache equals one call with the whole text, since positions count tokens of the text, not of the
     call. Scores and weights of masked keys are not changed.
@@ -65,7 +65,8 @@ class Change:
 
 @dataclass(frozen=True, eq=False)
 class Mean:
-    """A change that replaces activations by their mean over the tokens of a trace or of texts; `mean_of` makes it."""
+    """A change for `edit` that replaces activations by their mean over the tokens of a trace or of texts; `mean_of`
+    makes it."""
 
     source: Trace | Data
 
@@ -90,15 +91,15 @@ def traced(model: Decoder, data: Data, names: Sequence[str]) -> Trace:
 
 
 def mean_of(source: Trace | Data) -> Mean:
-    """Return the change that replaces each vector by the mean of the activation over the tokens of a trace, or of texts
-    (mean ablation). The texts are token ids (B, T) or a list of lists of ids; the model runs on them when the edit
-    begins."""
+    """Return a change for `edit` that replaces each vector of an activation by the mean of the activation over the
+    tokens of a trace, or of texts (mean ablation). The texts are token ids (B, T) or a list of lists of ids; the model
+    runs on them when the edit begins."""
     return Mean(source)
 
 
 def add(vector: Tensor | float, at: Positions = None) -> Change:
-    """Return the change that adds a vector, which broadcasts to the activation (B, T, ...), at the positions `at` of
-    the text, by default all (steering).
+    """Return a change for `edit` that adds a vector, which broadcasts to the activation (B, T, ...), at the positions
+    `at` of the text, by default all (steering).
 
     If the vector has more than one token or key, its entry p is added at position p; later positions are not changed.
     """
@@ -111,20 +112,20 @@ def add(vector: Tensor | float, at: Positions = None) -> Change:
 
 
 def scale(factor: float, at: Positions = None) -> Change:
-    """Return the change that multiplies the activation by `factor`, at the positions `at` of the text, by default
-    all."""
+    """Return a change for `edit` that multiplies an activation by `factor`, at the positions `at` of the text, by
+    default all."""
     return Change(lambda x, _: x * factor, at)
 
 
 def clamp(least: float | None = None, most: float | None = None, at: Positions = None) -> Change:
-    """Return the change that limits each number of the activation to the range from `least` to `most` (None: no limit),
-    at the positions `at` of the text, by default all."""
+    """Return a change for `edit` that limits each number of an activation to the range from `least` to `most` (None: no
+    limit), at the positions `at` of the text, by default all."""
     return Change(lambda x, _: x.clamp(least, most), at)
 
 
 def replace(value: Tensor | float, at: Positions = None) -> Change:
-    """Return the change that replaces the activation by a value, such as that of another run, at the positions `at` of
-    the text, by default all (activation patching).
+    """Return a change for `edit` that replaces an activation by a value, such as that of another run, at the positions
+    `at` of the text, by default all (activation patching).
 
     If the value has more than one token or key, its entry p replaces position p; later positions are not changed.
     """

@@ -52,7 +52,7 @@ class Activation:
 
 
 class Listener(Protocol):
-    """A trace or an edit: it receives each activation during a call and may return a changed one."""
+    """A trace or an edit of a model: it receives each activation during a call and may return a changed one."""
 
     known: Mapping[str, Activation]  # activations of the model, by name
     wanted: dict[str, set[int | None]]  # names of activations; None for the whole, numbers for heads, units or experts

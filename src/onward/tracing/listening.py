@@ -74,7 +74,7 @@ def run_uncompiled(change: int) -> None:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Hide calls of modules inside the `with` block from all traces and edits."""
+    """Hide the calls of modules inside the `with` block from all traces and edits."""
     before = OPEN.set(())
     try:
         yield

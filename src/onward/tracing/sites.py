@@ -180,7 +180,7 @@ def attend_modules(model: Decoder) -> dict[int, Attend]:
 
 
 def activations(model: Decoder) -> dict[str, Activation]:
-    """Collect the activations that the modules of a decoder declare, by full name, such as `blocks.3.attn.weights`."""
+    """Return the activations that the modules of a decoder declare, by full name, such as `blocks.3.attn.weights`."""
     known_sites: dict[str, Activation] = {}
 
     def walk(prefix: str, module: nn.Module, child: Child, outer: nn.Module) -> None:

@@ -290,7 +290,7 @@ def remove_lora(model: Decoder, name: str = "default") -> None:
 
 
 def remove_adapter(target: Target, name: str) -> None:
-    """Remove the adapter called `name` from one weight."""
+    """Remove the adapter called `name` from one weight, and the weight's hook if no adapter is left."""
     assert target.adapters is not None
     del target.adapters[name]
     if not target.adapters:

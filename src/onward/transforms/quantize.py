@@ -91,7 +91,7 @@ class DequantizedLinear(torch.autograd.Function):
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer with a quantized weight, which cannot be trained: (..., I) -> (..., O)."""
+    """A linear layer with an int8 or int4 weight, which cannot be trained: (..., I) -> (..., O)."""
 
     codes: Tensor
     scales: Tensor

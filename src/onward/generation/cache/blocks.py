@@ -90,7 +90,8 @@ class BlockPool:
                 self.block_hashes[block], self.hash_to_block[block_hash] = block_hash, block
 
     def assign(self, row: int, blocks: list[int]) -> None:
-        """Replace the blocks of a row by `blocks`, whose references are counted already, and release the old ones."""
+        """Replace the list of blocks of a row by `blocks`, whose references are counted already, and release the old
+        blocks."""
         old, self.row_blocks[row] = self.row_blocks[row], blocks
         self.table[row] = NULL_BLOCK
         self.table[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.long)
@@ -221,7 +222,7 @@ class BlockManager(CacheManager):
         return True
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
-        """Register the full blocks of a row that holds these tokens, so that other rows may share them."""
+        """Register the full blocks of a row, which holds `tokens`, so that other rows may share them."""
         known = len(self.hashes[row])
         self.hashes[row] = self.chain(self.hashes[row], tokens)
         for pool in self.pools.values():

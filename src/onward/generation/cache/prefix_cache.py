@@ -49,7 +49,8 @@ class PrefixCache:
         return changed
 
     def model_name(self) -> str | None:
-        """Return the fingerprint of the model as it is now; None if keys and values are not shared between requests."""
+        """Return the fingerprint of the model, a hash of its structure and weights, as it is now; None if keys and
+        values are not shared between requests."""
         one_row = type(self.manager) is CacheManager and self.manager.cache.rows == 1 and self.files is None
         if self.state is None or one_row:
             return None

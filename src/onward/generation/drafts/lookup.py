@@ -55,8 +55,8 @@ class LookupIndex:
             self.tokens.append(token)
 
     def find(self, most: int) -> list[int]:
-        """Return at most `most` tokens that followed the last earlier occurrence of the longest n-gram at the end of
-        the text; empty if there is none."""
+        """Return at most `most` tokens that followed the last earlier occurrence of the longest indexed n-gram at the
+        end of the text; empty if there is no earlier occurrence."""
         for size in range(min(self.ngram, len(self.tokens) - 1), 0, -1):
             end = self.ends.get(tuple(self.tokens[-size:]))
             if end is not None:

@@ -129,7 +129,7 @@ class Engine:
 
     @checked
     def add(self, request: Request) -> Request:
-        """Queue a request and return it. Raises a UserError if it can never be answered."""
+        """Queue a request and return it. Raises a UserError if the request can never be answered."""
         check_request(request, self.model.config, self.length, self.slide)
         request.stop_token_ids |= self.stop_token_ids
         request.adapter = self.runner.adapter(request.adapter)

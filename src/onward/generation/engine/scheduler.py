@@ -91,7 +91,7 @@ class Scheduler:
             self.leave(self.active.index(request))
 
     def fail(self, request: Request, error: Exception) -> None:
-        """End a request with an error."""
+        """End a request with `error`, its `finish_reason` "error"; its row is freed."""
         request.error, request.finish_reason = error, "error"
         self.remove(request)
 
@@ -128,8 +128,8 @@ class Scheduler:
                 self.fail(request, self.too_large(request))
 
     def decode(self) -> list[Request]:
-        """Reserve memory for the next token and draft tokens of each decoding request, and return these requests. If
-        memory is short, the requests that arrived last are preempted."""
+        """Reserve cache memory for the next token and draft tokens of each decoding request, and return these requests.
+        If memory is short, the requests that arrived last are preempted: they return to the queue."""
         row = 0
         while row < self.num_decoding:
             request = self.active[row]
