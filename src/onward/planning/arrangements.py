@@ -18,8 +18,9 @@ SAFE = 0.9  # the share of a device's memory that a training may plan to use
 
 
 def arrangements(count: int, neighbors: int = MACHINE, tensor: Sequence[int] = (1,)) -> list[Mesh]:
-    """List meshes of `count` devices in the order in which they divide more and send more: replicas, shards of the
-    `neighbors` in a machine, shards of all; then the last two for each further size of the tensor axis."""
+    """List meshes (arrangements of processes that replicate or divide a model) of `count` devices, of which `neighbors`
+    are in one machine, in the order in which they divide more and send more: replicas, shards within a machine, shards
+    over all; then the last two for each size in `tensor` of the tensor axis."""
     meshes = [Mesh(replicate=count)]
     for n in tensor:
         for shards in (neighbors // n, count // n):
@@ -29,15 +30,16 @@ def arrangements(count: int, neighbors: int = MACHINE, tensor: Sequence[int] = (
 
 
 def tensor_sizes(config: DecoderConfig, count: int, neighbors: int = MACHINE) -> list[int]:
-    """List the sizes of a tensor axis that divide a decoder and the devices of a machine."""
+    """List the sizes of a tensor axis that can divide a decoder and the devices of a machine: divisors of `count`, the
+    number of devices, and of `neighbors`, those of a machine."""
     common = math.gcd(count, neighbors)
     return [n for n in range(1, common + 1) if common % n == 0 and not undivided(config, n)]
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The seconds to expect of a step: of arithmetic, of sums and gathers that run meanwhile (shards, replicas), and of
-    those that arithmetic waits for."""
+    """The expected seconds of a training step: of arithmetic, of communication that runs meanwhile (of shards and
+    replicas), and of communication that arithmetic waits for."""
 
     arithmetic: float
     meanwhile: float
@@ -45,7 +47,7 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """The duration of the step."""
+        """The expected duration of the step."""
         return max(self.arithmetic, self.meanwhile) + self.waiting
 
 
@@ -78,7 +80,7 @@ def step_time(
 
 
 def bandwidth(collective: Collective, mesh: Mesh, machine: Machine) -> float:
-    """Return the bytes per second that a device sends in a collective: those of the network, unless all devices that
-    take part are in one machine."""
+    """Return the bytes per second that a device sends in a collective (such as an all-reduce): over the links of a
+    machine if all devices that take part are in one machine, else over the network."""
     stride = {"tensor": 1, "shard": mesh.tensor, "replicate": mesh.tensor * mesh.shard}.get(collective.axis, 1)
     return machine.link if stride * collective.devices <= MACHINE else machine.network

@@ -51,13 +51,13 @@ class Change:
 
 
 def describe(config: DecoderConfig) -> list[Fact]:
-    """List the values of a decoder, without the defaults that descriptions leave out (see `neutral`)."""
+    """List the values of a decoder's configuration, without the defaults that need no mention (see `neutral`)."""
     return [fact for fact in facts(config) if not fact.silent]
 
 
 def describe_parts(config: DecoderConfig) -> list[tuple[str, str]]:
-    """Return (name, description) for the sizes of a decoder and for each of its parts, such as ("attention", "self, 8
-    heads of 64"). If layers differ, each description is followed by the number of its layers."""
+    """Return (name, description) for the sizes of a decoder and for each kind of component, such as ("attention",
+    "self, 8 heads of 64"). If layers differ, each description is followed by the number of its layers."""
     head = "the embeddings are the head's weights" if config.tied else "the head has its own weights"
     lines = [
         ("layers", f"{config.n_layers} of width {config.d_model:,}, context {config.context_length:,}"),
@@ -74,7 +74,7 @@ def describe_parts(config: DecoderConfig) -> list[tuple[str, str]]:
 
 
 def differences(before: DecoderConfig, after: DecoderConfig) -> list[Change]:
-    """List the values that differ between two decoders."""
+    """List the values that differ between the configurations of two decoders."""
     old, new = ({fact.what: fact for fact in facts(config)} for config in (before, after))
     order = {what: i for i, what in enumerate(new)}
     changes = []
@@ -88,7 +88,8 @@ def differences(before: DecoderConfig, after: DecoderConfig) -> list[Change]:
 
 
 def facts(config: DecoderConfig) -> Iterator[Fact]:
-    """Yield all values of a configuration, sizes first. Names without a dot exist in every configuration."""
+    """Yield all values of a decoder's configuration, sizes first. Values whose names have no dot exist for every
+    decoder."""
     count, active = parameters(config), active_parameters(config)
     yield Fact("parameters", count, "trainable parameters")
     yield Fact("active parameters", active, "parameters that one token uses", silent=active == count)
@@ -112,9 +113,9 @@ def facts(config: DecoderConfig) -> Iterator[Fact]:
 
 
 def facts_of_part(what: str, meaning: str, parts: Sequence[Part | None], silent: bool = False) -> Iterator[Fact]:
-    """Yield the kind of one part of the decoder, such as "attention", layer by layer, and its fields. Biases are left
-    out: `facts` lists them together. `what` and `meaning` are the part's name and meaning, `parts` has an element per
-    layer, and a `silent` kind is left out of descriptions."""
+    """Yield the kind of one component of a decoder, such as "attention", over all layers, and its fields. `what` and
+    `meaning` are the component's name and meaning, `parts` has an element per layer, and a `silent` kind is left out of
+    descriptions. Biases are left out here, since `facts` lists all of them together."""
     yield Fact(what, over_layers([part and titled(part) for part in parts], meaning), SPECIAL.sub("", meaning), silent)
     owned = [(part, field) for part in parts if part is not None for field in dataclasses.fields(part) if field.init]  # type: ignore[arg-type]
     for name in dict.fromkeys(field.name for _, field in owned if not field.name.endswith("bias")):
@@ -129,7 +130,7 @@ def facts_of_part(what: str, meaning: str, parts: Sequence[Part | None], silent:
 
 
 def neutral(value: Any, field: dataclasses.Field[Any]) -> bool:
-    """Return whether a field has a default that descriptions leave out."""
+    """Return whether the value of a field is a default that descriptions leave out, such as 0 or None."""
     return value == field.default and value in NEUTRAL
 
 
@@ -145,26 +146,27 @@ def grouping(config: DecoderConfig) -> str:
 
 
 def titled(part: Part) -> str:
-    """Return the class name of a part and the first sentence of its docstring."""
+    """Return the class name of a decoder's component and the first sentence of the docstring, which describes it."""
     about = sentence(type(part))
     capital = about[:1].isupper() and not about[1:2].isupper()
     return f"{type(part).__name__}: {about[:1].lower() + about[1:] if capital else about}"
 
 
 def sentence(documented: Any) -> str:
-    """Return the first sentence of a docstring, without its full stop."""
+    """Return the first sentence of the docstring of a class or module, without its full stop."""
     first = (inspect.getdoc(documented) or "").partition("\n\n")[0]
     return re.split(r"\.(?:\s+(?=[A-Z])|$)", " ".join(first.split()))[0]
 
 
 def formula(part: Part) -> str:
-    """Return the formula in a part's docstring, without the names of models in parentheses."""
+    """Return the formula in the docstring of a component, such as a norm, without the names of models in
+    parentheses."""
     return re.sub(r" \([^()]*\)$", "", sentence(type(part)))
 
 
 def over_layers(values: Sequence[Any], meaning: str = "") -> int | float | str:
     """Return the value that all layers share or, if layers differ, a text that lists each value with its number of
-    layers."""
+    layers. `values` has an element per layer; `meaning` is the comment of the field, see `shown`."""
     counts = Counter(shown(value, meaning) for value in values).most_common()
     if len(counts) == 1:
         return counts[0][0]
@@ -174,8 +176,8 @@ def over_layers(values: Sequence[Any], meaning: str = "") -> int | float | str:
 
 
 def shown(value: Any, meaning: str) -> int | float | str:
-    """Return a field's value for display: for a special value, the explanation in the field's comment; else the
-    value."""
+    """Return a field's value for display: for a special value, such as 0, the explanation in the field's comment
+    (`meaning`); else the value."""
     special = SPECIAL.search(meaning)
     if special and value in ((None,) if special[1] == "none" else (0,)):
         return special[2]

@@ -16,8 +16,9 @@ from onward.fields import nearest
 
 @dataclass(frozen=True)
 class Device:
-    """The limits of a device: bytes of memory, bytes read per second, operations per second of dense products in bf16
-    (`flops`) and in fp32, and bytes sent per second to devices of its machine (`link`) and of others (`network`)."""
+    """The limits of a device such as an h100: bytes of memory, bytes read per second, operations per second of dense
+    products in bf16 (`flops`) and in fp32, and bytes sent per second to devices of its machine (`link`) and of other
+    machines (`network`)."""
 
     memory: float
     bandwidth: float

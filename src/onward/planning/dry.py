@@ -38,7 +38,7 @@ class Segment:
 
 
 def replay(segments: Iterable[Segment]) -> Segment:
-    """Combine consecutive segments into one."""
+    """Combine the memory changes of consecutive sections of a step into one."""
     now = peak = 0
     for segment in segments:
         peak, now = max(peak, now + segment.peak), now + segment.kept
@@ -46,7 +46,7 @@ def replay(segments: Iterable[Segment]) -> Segment:
 
 
 class LiveBytes(TorchDispatchMode):
-    """A context that counts the bytes of live tensors."""
+    """A context that counts the bytes of the tensors in use, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,12 +71,12 @@ class LiveBytes(TorchDispatchMode):
             weakref.finalize(storage, self.drop, key, size)
 
     def drop(self, key: int, size: int) -> None:
-        """Subtract a storage of `size` bytes that was freed."""
+        """Subtract the storage `key` of `size` bytes, which was freed."""
         self.known.discard(key)
         self.now -= size
 
     def cut(self) -> Segment:
-        """End a segment: return the change of memory since the last call."""
+        """End a section: return the change of memory since the last call."""
         segment = Segment(self.now - self.start, self.peak - self.start)
         self.start = self.peak = self.now
         return segment
@@ -84,13 +84,14 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class EvenSplit:
-    """Stands for a router's token counts in a dry run: every expert gets the same number of tokens."""
+    """Stands for the numbers of tokens that a router assigns to experts in a dry run: `assignments` spread evenly over
+    `experts`."""
 
     assignments: int
     experts: int
 
     def tolist(self) -> list[int]:
-        """Return the number of tokens of each expert."""
+        """Return the number of tokens assigned to each expert."""
         each, rest = divmod(self.assignments, self.experts)
         return [each + (expert < rest) for expert in range(self.experts)]
 
@@ -117,7 +118,7 @@ def kinds_of_layers(config: DecoderConfig) -> list[int]:
 
 
 def reduced(config: DecoderConfig, layers: list[int]) -> DecoderConfig:
-    """Return the decoder with only these layers. Its experts are computed one after the other."""
+    """Return a decoder with only the layers of these numbers. Its experts are computed one after the other."""
 
     def part_at(name: str, layer: int) -> Any:
         part = at(getattr(config, name), layer)
@@ -129,13 +130,15 @@ def reduced(config: DecoderConfig, layers: list[int]) -> DecoderConfig:
 
 
 def computing_in(dtype: torch.dtype | None, keep_casts: bool = True) -> AbstractContextManager[object]:
-    """Return a context in which a CPU computes matrix products in a dtype; None: in that of the weights."""
+    """Return a context in which a CPU computes matrix products in `dtype`; None: in the dtype of the weights.
+    `keep_casts` says whether weights cast to this dtype stay in memory for further uses."""
     return torch.autocast("cpu", dtype, cache_enabled=keep_casts) if dtype else nullcontext()
 
 
 @dataclass(frozen=True)
 class DryStep:
-    """The memory used, without the weights, section by section. Without a loss there are only the first two."""
+    """The memory that a step uses in addition to the weights, section by section. Without a loss there are only
+    `embedding` and `blocks`."""
 
     embedding: Segment
     blocks: list[Segment]  # the forward of each layer
@@ -145,17 +148,17 @@ class DryStep:
 
     @property
     def forward(self) -> Segment:
-        """From the start of the step to the hidden states."""
+        """The change of memory from the start of the step to the hidden states."""
         return replay([self.embedding, *self.blocks])
 
     @property
     def loss(self) -> Segment:
-        """From the start to the loss and the backward of the head."""
+        """The change of memory from the start of the step to the backward of the head, inclusive."""
         return replay([self.forward, self.head])
 
     @property
     def step(self) -> Segment:
-        """The entire step."""
+        """The change of memory during the entire step."""
         return replay([self.loss, *self.backward, self.end])
 
 

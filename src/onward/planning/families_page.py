@@ -14,7 +14,7 @@ LADDER = ("gpt", "gpt2", "gpt3-175b", "palm-540b", "llama-7b", "mistral-7b", "ge
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
+    """Return a Markdown table with a header and rows of cells."""
     lines = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -34,7 +34,7 @@ def families() -> str:
 
 
 def ladder() -> str:
-    """Return Markdown that lists the differences between consecutive releases of LADDER."""
+    """Return Markdown with a table of differences for each two consecutive releases of LADDER, from GPT to Gemma."""
     known = [name for name in LADDER if name in presets()]
     steps = [step(before, after) for before, after in pairwise(known)]
     return "\n\n".join(
@@ -48,8 +48,8 @@ def ladder() -> str:
 
 
 def renewed(page: str) -> str:
-    """Return the Markdown of a page in which the text between each `<!-- NAME -->` and `<!-- end -->` is generated anew
-    by the function of this name."""
+    """Return a Markdown page, docs/families.md, in which the text between each `<!-- NAME -->` and `<!-- end -->` is
+    generated anew by the function of this name."""
     made = {"families": families(), "ladder": ladder()}
     within = re.compile(r"<!-- (\w+) -->\n.*?\n<!-- end -->", re.DOTALL)
     return within.sub(lambda match: f"<!-- {match[1]} -->\n\n{made[match[1]]}\n\n<!-- end -->", page)

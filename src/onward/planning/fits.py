@@ -29,11 +29,11 @@ SAME = 0.1  # budgets whose logarithms differ by less are the same
 
 
 class Unreliable(UserWarning):
-    """Warning: the runs do not determine a fit; the message says why."""
+    """Warning: the runs are not sufficient to determine the constants of a law; the message says why."""
 
 
 class Run(NamedTuple):
-    """A trained model: its parameters, its training tokens and its loss."""
+    """A trained model as a data point of a scaling law: its parameters, its training tokens and its loss."""
 
     parameters: float
     tokens: float
@@ -47,8 +47,9 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class LossFit:
-    """A law L(N, D) fitted to runs. `intervals` are the 2.5th and 97.5th percentiles, over resampled runs, of each
-    constant and of "a", the exponent of the best N in C."""
+    """A law of the loss L(N, D), of N parameters and D tokens, fitted to runs. `intervals` are the 2.5th and 97.5th
+    percentiles, over resampled runs, of each constant and of "a", the exponent of the best N as a power of the
+    operations C."""
 
     law: Loss
     objective: float  # sum of the Huber losses
@@ -58,8 +59,8 @@ class LossFit:
 
     @property
     def determined(self) -> bool:
-        """Whether the runs determine the law: the loss falls with size and with tokens, no faster than in any measured
-        law."""
+        """Whether the runs determine the law: by it the loss falls with size and with tokens, but no faster than in any
+        measured law."""
         return 0 < self.law.alpha < 2 and 0 < self.law.beta < 2
 
     def forecast(self, parameters: float, tokens: float, seed: int = 0) -> Forecast:
@@ -88,8 +89,8 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Parabola:
-    """A parabola of the loss over log N, fitted to the runs of one budget; the best size at its minimum, and whether
-    that is among the sizes of the runs."""
+    """A parabola of the loss over the log of the parameters, fitted to the runs with one number of operations
+    (`flops`); the best size is at its minimum."""
 
     flops: float
     sizes: list[float]
@@ -100,8 +101,8 @@ class Parabola:
 
 @dataclass(frozen=True)
 class PowerFit:
-    """L(C) = scale * C ** -exponent + floor for the best run of each budget, with 95 % intervals over resampled
-    budgets."""
+    """A law L(C) = scale * C ** -exponent + floor, fitted to the best run of each budget of C operations, with 95 %
+    intervals over resampled budgets."""
 
     scale: float
     exponent: float
@@ -109,12 +110,13 @@ class PowerFit:
     intervals: dict[str, tuple[float, float]]
 
     def loss(self, flops: float) -> float:
-        """Return the loss, in nats per token, of the best run of a budget."""
+        """Return the loss, in nats per token, of the best run of `flops` operations."""
         return float(self.scale * flops**-self.exponent + self.floor)
 
 
 def checked(runs: Sequence[Run]) -> None:
-    """Raise a UserError for too few runs or for values that are not numbers; warn if more tokens made a model worse."""
+    """Raise a UserError for fewer than four runs or for values that are not positive numbers; warn if a model has a
+    higher loss after more tokens."""
     if len(runs) < LEAST:
         raise UserError(
             f"{len(runs)} runs determine no law: give at least {LEAST}, of different sizes and numbers of tokens"
@@ -137,8 +139,9 @@ def checked(runs: Sequence[Run]) -> None:
 
 
 def objective(x: Array, n: Array, d: Array, loss: Array) -> tuple[Array, Array, Array]:
-    """Compute the Huber losses (S, R) of S candidates x (S, 5) = (log A, log B, log E, alpha, beta), the errors of log
-    L (S, R), and their derivatives (S, R, 5). `n`, `d` and `loss` (R,) are logarithms."""
+    """Compute, for S candidate laws x (S, 5) = (log A, log B, log E, alpha, beta) and R runs, the Huber losses (S, R),
+    the errors of log L (S, R), and the derivatives of the errors (S, R, 5). `n`, `d` and `loss` (R,) are the logarithms
+    of the runs' parameters, tokens and losses."""
     a, b, e, alpha, beta = x.T[:, :, None]
     terms = np.stack([a - alpha * n, b - beta * d, np.broadcast_to(e, (len(x), len(n)))])
     top = terms.max(0)
@@ -152,9 +155,9 @@ def objective(x: Array, n: Array, d: Array, loss: Array) -> tuple[Array, Array, 
 
 
 def minima(x: Array, counts: Array, rounds: int, *numbers: Array) -> tuple[Array, Array]:
-    """Find the minima (S, 5) reached from x, and their objectives (S,), by up to `rounds` Levenberg-Marquardt steps on
-    all candidates at once. `counts` (S, R) or (1, R) are the weights of the runs; `numbers` are the other arguments of
-    `objective`."""
+    """Find the minima (S, 5) reached from candidate laws x (S, 5), and their objectives (S,), by up to `rounds`
+    Levenberg-Marquardt steps on all candidates at once. `counts` (S, R) or (1, R) are the weights of the runs;
+    `numbers` are the other arguments of `objective`."""
     damping = np.ones(len(x))
     value, error, slopes = objective(x, *numbers)
     value = (counts * value).sum(1)
@@ -176,11 +179,11 @@ def minima(x: Array, counts: Array, rounds: int, *numbers: Array) -> tuple[Array
 
 
 def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFit:
-    """Fit L(N, D) from all starts of the grid in Chinchilla's appendix. The sum of the Huber losses is minimized; with
-    their mean the search would stop too early (arXiv:2404.10102).
+    """Fit L(N, D) from all starting points of the grid in Chinchilla's appendix. The sum of the Huber losses is
+    minimized; with their mean the search would stop too early (arXiv:2404.10102).
 
-    The intervals resample the runs `resamples` times, starting at the fit. Raises a UserError for fewer than LEAST runs
-    and for losses that are not numbers.
+    The intervals come from `resamples` resamplings of the runs, fitted from the best law on. Raises a UserError for
+    fewer than four runs and for losses that are not numbers.
     """
     checked(runs)
     for what, given in (("size", {r.parameters for r in runs}), ("number of tokens", {r.tokens for r in runs})):
@@ -218,7 +221,8 @@ def law_of(x: Array) -> Loss:
 
 
 def constants(x: Array) -> dict[str, float]:
-    """Return the constants of the law of a candidate x (5,), and its exponent "a" of the best N in C."""
+    """Return the constants of the law of a candidate x (5,), see `objective`, and "a", the exponent of its best N as a
+    power of the operations C."""
     law = law_of(x)
     return {**vars(law), "a": law.beta / (law.alpha + law.beta)}
 
@@ -232,7 +236,8 @@ def intervals(samples: Sequence[dict[str, float]]) -> dict[str, tuple[float, flo
 
 
 def parabolas(runs: Sequence[Run]) -> list[Parabola]:
-    """Fit a parabola for each budget of at least three sizes. Warns if its minimum lies outside these sizes."""
+    """Fit a parabola of the loss for each group of runs with about equally many operations and at least three sizes.
+    Warns if its minimum lies outside these sizes."""
     checked(runs)
     groups: list[list[Run]] = []
     for run in sorted(runs, key=lambda run: run.flops):
@@ -259,8 +264,8 @@ def parabolas(runs: Sequence[Run]) -> list[Parabola]:
 
 
 def fit_frontier(curves: Sequence[Parabola]) -> Frontier:
-    """Fit the best size as a power of the operations, by least squares of the logarithms. Raises a UserError unless two
-    budgets have their best size among the sizes of their runs."""
+    """Fit the best size as a power of the operations to the minima of `curves`, by least squares of the logarithms.
+    Raises a UserError unless two parabolas have their minimum within the sizes of their runs."""
     inside = [curve for curve in curves if curve.best is not None and curve.inside]
     if len(inside) < 2:
         raise UserError("the best sizes of at least two budgets are needed, each between sizes that were trained")
@@ -271,8 +276,9 @@ def fit_frontier(curves: Sequence[Parabola]) -> Frontier:
 
 
 def fit_power(flops: Sequence[float], losses: Sequence[float], resamples: int = 50, seed: int = 0) -> PowerFit:
-    """Fit the loss L(C) = scale * C ** -exponent + floor by least squares of relative errors, C being the budgets
-    `flops`. The intervals resample the budgets `resamples` times. Raises a UserError for fewer than LEAST budgets."""
+    """Fit the loss L(C) = scale * C ** -exponent + floor by least squares of relative errors; C are the operations
+    `flops`, and `losses` the losses of the best runs. The intervals come from `resamples` resamplings. Raises a
+    UserError for fewer than four values."""
     if len(flops) < LEAST:
         raise UserError(f"{len(flops)} budgets determine no curve of three constants: give at least {LEAST}")
     c, wanted = np.array(flops, float), np.array(losses, float)

@@ -27,7 +27,8 @@ LARGER = 10.0  # operations of the run that is forecast, by those of the largest
 
 @dataclass(frozen=True)
 class FittedLaw:
-    """All fits to `runs` (the law, the parabolas, the best sizes, the power), with the warnings that they gave."""
+    """All scaling laws fitted to `runs`: the loss L(N, D), the parabolas of each budget, their best sizes, and the
+    power law of the loss; with the warnings about them."""
 
     runs: Sequence[Run]
     loss: LossFit
@@ -38,7 +39,7 @@ class FittedLaw:
 
     @property
     def larger_flops(self) -> float:
-        """LARGER times the training operations of the largest run."""
+        """Ten times the training operations of the largest run, for which the loss is forecast."""
         return LARGER * max(run.flops for run in self.runs)
 
     def forecast(self) -> Forecast | None:
@@ -46,7 +47,7 @@ class FittedLaw:
         return self.loss.forecast(*self.loss.law.optimum(self.larger_flops)) if self.loss.determined else None
 
     def plain(self) -> dict[str, Any]:
-        """Return the constants of the fits and the forecast as a JSON object."""
+        """Return the constants of the laws and the forecast as a JSON object."""
         forecast = self.forecast()
         return {
             "runs": len(self.runs),
@@ -61,7 +62,7 @@ class FittedLaw:
 
 
 def fit_runs(runs: Sequence[Run]) -> FittedLaw:
-    """Fit all laws to runs, and collect the warnings. Raises a UserError for fewer than LEAST runs."""
+    """Fit all scaling laws to runs, and collect the warnings. Raises a UserError for fewer than four runs."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loss, curves = fit_loss(runs), parabolas(runs)

@@ -43,8 +43,8 @@ def part_sizes(config: DecoderConfig) -> list[PartSize]:
 
 
 def sized(module: nn.Module) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """Yield (part, (elements, active elements, operations per token)) for each parameter of a block, or of a decoder
-    without blocks."""
+    """Yield, for each parameter of a block or of a decoder without blocks, the kind of component it belongs to, such as
+    "attention", with (elements, elements that one token uses, operations per token)."""
     experts = {
         id(stack): m.part for m in module.modules() if isinstance(m, ExpertsModule) for stack in m.parameters(False)
     }
@@ -60,8 +60,8 @@ def sized(module: nn.Module) -> Iterator[tuple[str, tuple[int, int, int]]]:
 
 
 def part_of(name: str, in_stack: bool) -> str:
-    """Return the part that a parameter belongs to, by its name in a block or in a decoder without blocks. `in_stack`:
-    the parameter belongs to a stack of experts."""
+    """Return the kind of component, such as "attention", that a parameter belongs to, by its name in a block or in a
+    decoder without blocks. `in_stack` says that it belongs to a stack of experts."""
     path = name.split(".")
     if any(word.endswith("norm") for word in path):
         return "norms"
@@ -78,8 +78,8 @@ def weight_flops(config: DecoderConfig) -> int:
 
 
 def attention_flops(config: DecoderConfig, keys: float, decoding: bool = False) -> float:
-    """Count the operations per token of attention over `keys` keys and values; a layer with a window attends to at most
-    its window. `decoding`: the keys are in a cache."""
+    """Count the operations per token of attention over `keys` keys and values in all layers; a layer with a window
+    attends to at most its window. `decoding` says that the keys are in a cache."""
     parts = [at(config.attention, layer) for layer in range(config.n_layers)]
     return sum(part.key_flops(config, decoding) * min(keys, part.window or keys) for part in parts)
 
@@ -97,7 +97,8 @@ def causal_attention_flops(config: DecoderConfig, length: int) -> float:
 
 
 def mean_keys(length: int, window: int = 0) -> float:
-    """Compute the mean number of keys that the tokens of a text attend to: (length + 1) / 2 without a window (0)."""
+    """Compute the mean number of keys that the tokens of a text of `length` tokens attend to, with a window of `window`
+    tokens; (length + 1) / 2 without a window (0)."""
     most = min(window or length, length)
     return most - most * (most - 1) / (2 * length)
 

@@ -27,37 +27,41 @@ class Loss:
     beta: float
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """Compute the loss of a model trained on `tokens`, in nats per token."""
+        """Compute the loss of a model of `parameters` parameters after `tokens` training tokens, in nats per token."""
         return self.E + self.A / parameters**self.alpha + self.B / tokens**self.beta
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """Compute the parameters and tokens of the least loss for C = 6 N D (Chinchilla, equation 4)."""
+        """Compute the (parameters, tokens) with the least loss for `flops` operations, C = 6 N D (Chinchilla, equation
+        4)."""
         total = self.alpha + self.beta
         g = (self.alpha * self.A / (self.beta * self.B)) ** (1 / total)
         return g * (flops / 6) ** (self.beta / total), (flops / 6) ** (self.alpha / total) / g
 
     def tokens_for(self, parameters: float, loss: float) -> float:
-        """Compute the tokens after which a model of this size reaches a loss; infinity if it never does."""
+        """Compute the tokens after which a model of `parameters` parameters reaches `loss`; infinity if it never
+        does."""
         left = loss - self.E - self.A / parameters**self.alpha
         return (self.B / left) ** (1 / self.beta) if left > 0 else math.inf
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """A law of the best size: N = scale * C ** exponent, D = C / (6 N)."""
+    """A law of the best size for C training operations: N = scale * C ** exponent parameters on D = C / (6 N)
+    tokens."""
 
     scale: float
     exponent: float
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """Compute the best parameters and tokens for C = 6 N D operations."""
+        """Compute the best (parameters, tokens) for `flops` operations."""
         parameters = self.scale * flops**self.exponent
         return parameters, flops / (6 * parameters)
 
 
 @dataclass(frozen=True)
 class Law:
-    """A published law. `exponents` are the 10th and 90th percentiles of the exponent of N in C, if published."""
+    """A published scaling law. `exponents` are the 10th and 90th percentiles of the exponent in N ~ C ** exponent, the
+    best size for C operations, if published."""
 
     name: str
     source: str
@@ -65,7 +69,7 @@ class Law:
     exponents: tuple[float, float] | None = None
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """Compute the parameters and training tokens with the least loss for a budget of `flops` operations."""
+        """Compute the (parameters, training tokens) with the least loss for a budget of `flops` operations."""
         return self.law.optimum(flops)
 
     def range(self, flops: float) -> tuple[float, float] | None:
@@ -93,7 +97,8 @@ LAWS = (
 
 
 def flops_for(law: Law, *, parameters: float | None = None, tokens: float | None = None) -> float:
-    """Find the operations for which a law's best size is `parameters`, or its best number of tokens is `tokens`."""
+    """Find the operations for which a law's best size is `parameters` or, if that is None, its best number of tokens is
+    `tokens`."""
     low, high = 0.0, 60.0  # powers of ten that bracket the solution
     place, wanted = (0, parameters) if parameters is not None else (1, tokens)
     assert wanted is not None
@@ -122,7 +127,7 @@ class Optimum:
 
 
 def optimum(law: Law, flops: float) -> Optimum:
-    """Return the best model by a law for `flops` operations."""
+    """Return the model with the least loss, by a law, for `flops` training operations."""
     parameters, tokens = law.optimum(flops)
     loss = law.law.loss(parameters, tokens) if isinstance(law.law, Loss) else None
     outside = not FITTED[0] <= flops <= FITTED[1]
@@ -132,7 +137,8 @@ def optimum(law: Law, flops: float) -> Optimum:
 
 @dataclass(frozen=True)
 class Smaller:
-    """A model below the best size that is trained on more tokens to the same loss."""
+    """A model smaller than the best size for its loss, trained on more tokens to the same loss, so that using it is
+    cheaper."""
 
     parameters: float
     tokens: float

@@ -36,7 +36,7 @@ def best_seconds(run: Callable[[], object], device: torch.device, rounds: int = 
 
 
 def wait(device: torch.device) -> None:
-    """Wait for all work on a device to finish."""
+    """Wait for all work on a device to finish, before or after a timing."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
@@ -59,9 +59,9 @@ def read_bandwidth(device: torch.device | None = None, size: int = 0) -> float:
 
 @torch.inference_mode()
 def peak_flops(dtype: torch.dtype, device: torch.device | None = None, *, kernels: bool = False) -> float:
-    """Measure the floating-point operations per second of a square matrix product: the best of several calls, at the
-    largest size whose product is expected to take at most LONG seconds. `kernels`: also by our kernels, which
-    generation uses and training does not."""
+    """Measure the floating-point operations per second of a square matrix product in `dtype`: the best of several
+    calls, at the largest size whose product is expected to take at most 0.1 seconds. With `kernels`, Onward's own
+    kernels, which generation uses and training does not, are tried too."""
     device, best = device or torch.device("cpu"), 0.0
     for side in SIDES:
         a, b = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
@@ -78,7 +78,7 @@ NAMES = DTYPES | {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.f
 
 @dataclass(frozen=True)
 class Machine:
-    """The limits of a machine, and the shares of them that training, prefill and decoding reach."""
+    """The limits of a machine, and the shares of them that training, prefill and decoding are expected to reach."""
 
     name: str
     source: str  # where the figures come from
@@ -94,17 +94,19 @@ class Machine:
     step_seconds: float = 0.0  # measured time of one decoding step of the model with few keys; 0: not measured
 
     def peak(self, dtype: str) -> float:
-        """Return the operations per second in a dtype or precision, by its name, such as bf16."""
+        """Return the operations per second in a dtype or precision, by its name, such as bfloat16 or bf16."""
         return self.flops[dtype]
 
 
 def same_flops(bf16: float, fp32: float) -> dict[str, float]:
-    """Return the operations per second of each dtype and precision, by name, from those of bf16 and fp32."""
+    """Return the operations per second by name of dtype or precision, given `bf16` for all 16-bit ones and `fp32` for
+    fp32."""
     return {name: fp32 if dtype == torch.float32 else bf16 for name, dtype in NAMES.items()}
 
 
 def measured_machine(dtypes: Iterable[str], device: torch.device | None = None) -> Machine:
-    """Measure this machine, or a GPU of it, for about a second by matrix products in some dtypes and by reductions."""
+    """Measure the limits of this machine, or of a GPU, for about a second, by matrix products in `dtypes` (names of
+    dtypes or precisions) and by reductions."""
     device, name, memory = device or torch.device("cpu"), "this machine", memory_size()
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

@@ -77,8 +77,8 @@ class GenerationMemory:
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """The memory of training, in bytes. The peak is less than the sum, since activations are freed while gradients are
-    made."""
+    """The memory of training, in bytes. Its peak is less than the sum, since activations are freed while gradients are
+    computed."""
 
     weights: int
     gradients: int
@@ -115,8 +115,8 @@ def generation_memory(
 
 
 def hidden_matrices(config: DecoderConfig) -> Counter[tuple[int, ...]]:
-    """Count the elements of the matrices inside the blocks, which Muon trains, by shape; a shape and its transpose
-    count as the same."""
+    """Count, by shape, the elements of the matrices inside a decoder's blocks, which the optimizer Muon trains; a shape
+    and its transpose count as the same."""
     elements: Counter[tuple[int, ...]] = Counter()
     *blocks, _ = modules(config)
     for block, count in blocks:
@@ -157,8 +157,8 @@ def training_memory(
 
 
 def most(needed: Callable[[int], float], memory: float, limit: int) -> int:
-    """Find the greatest number from 0 to `limit` for which `needed(number)` is at most `memory`. `needed` must not
-    decrease."""
+    """Find the greatest number from 0 to `limit`, such as a batch size, for which `needed(number)` is at most `memory`.
+    `needed` must not decrease."""
     low, high = 0, limit + 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -18,8 +18,9 @@ from onward.planning.pieces import Group, groups, matrices_by_shape
 
 
 def narrowed(config: DecoderConfig, tensor: int) -> DecoderConfig:
-    """Return the decoder whose activations are those of one process of a tensor axis: it has its share of the heads and
-    of the feed-forward, and the full vocabulary. Key/value heads are repeated if there are fewer than processes."""
+    """Return a decoder with the activations of one of `tensor` processes that divide the layers: it has one process's
+    heads and feed-forward units, and the full vocabulary. Key/value heads are repeated if there are fewer than
+    processes."""
 
     def experts(part: Any) -> Any:
         if not isinstance(part, Experts):
@@ -48,8 +49,9 @@ def device_memory(
     recompute: bool = False,
     holes: float = HOLES,
 ) -> TrainingMemory:
-    """Compute the memory of training on the device of a mesh that holds most, with batches of `rows` windows per
-    device; options as in `training_memory`. Raises a UserError for a decoder that the mesh cannot divide."""
+    """Compute the memory of training on the device that needs the most in a mesh of devices, with batches of `rows`
+    windows of `length` tokens per device; options as in `training_memory`. Raises a UserError for a decoder that the
+    mesh cannot divide."""
     options: dict[str, Any] = {"precision": precision, "optimizer": optimizer, "recompute": recompute, "holes": holes}
     if mesh.count == 1:
         return training_memory(config, rows, length, loss, **options)
@@ -88,8 +90,8 @@ def device_memory(
 
 
 def orthogonalizing(of_decoder: list[Group], count: int) -> int:
-    """Compute the bytes that Muon needs for the matrices of one shape: those that a process orthogonalizes, and one of
-    each process."""
+    """Compute the most bytes that Muon needs to orthogonalize the matrices of one shape: those that one of `count`
+    processes orthogonalizes, and one result of each process. `of_decoder` are the decoder's parameters."""
     return max(
         ORTHOGONAL * -(-number // count) * math.prod(shape) + 2 * count * math.prod(shape)
         for shape, number in matrices_by_shape(of_decoder).items()
@@ -97,7 +99,8 @@ def orthogonalizing(of_decoder: list[Group], count: int) -> int:
 
 
 def with_buckets(dry: DryStep, config: DecoderConfig) -> DryStep:
-    """Make the gradients of a step of plain modules those of replicas, which are in buckets from its beginning on."""
+    """Return the memory of a dry step changed to that of a replica, whose gradients are allocated, in buckets, when the
+    step begins instead of during the backward."""
     made, total, order = (
         [4 * size(module) for module, _ in modules(config)],
         4 * parameters(config),
@@ -112,17 +115,18 @@ def with_buckets(dry: DryStep, config: DecoderConfig) -> DryStep:
 
 
 def kind_of_layers(config: DecoderConfig) -> list[int]:
-    """Return for each layer the number of its kind, in the order of `modules`."""
+    """Return for each layer the index in `modules(config)` of the block that stands for it."""
     numbers = {layer: i for i, layers in enumerate(kinds(config)) for layer in layers}
     return [numbers[layer] for layer in range(config.n_layers)]
 
 
 def with_gathers(dry: DryStep, part: DecoderConfig, of_decoder: list[Group], width: int) -> DryStep:
-    """Add the weights that shards gather to a step of plain modules, and the gradients that they reduce. `part` is the
-    decoder of that step, `width` the bytes of a gathered number of a block.
+    """Return the memory of a dry step of the decoder `part` changed to that of a shard: with the weights that it
+    gathers and the gradients that it reduces. `of_decoder` are the decoder's parameters, `width` the bytes of a
+    gathered element of a block.
 
-    The embedding, the last norm and the head are gathered in fp32 for the whole step. Of blocks two are there at a
-    time, and in the backward the fp32 gradients of one more, until they are summed.
+    The embedding, the last norm and the head are gathered in fp32 for the whole step. Of the blocks, two are gathered
+    at a time, and in the backward there are the fp32 gradients of one more, until they are summed.
     """
     *blocks, rest = of_decoder
     order = kind_of_layers(part)

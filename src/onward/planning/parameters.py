@@ -15,8 +15,8 @@ from onward.model.experts import ExpertsModule
 
 
 def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
-    """Build the modules of a decoder on the meta device: one block of each kind, then a decoder without blocks. Returns
-    each with its number of copies in the decoder."""
+    """Build the modules of a decoder on the meta device, without repetitions: one block for all layers with the same
+    components, then a decoder without blocks. Returns each with its number of copies in the decoder."""
     final_norm = config.final_norm or at(config.norm, config.n_layers - 1)
     with torch.device("meta"), SizeLimit(sys.maxsize):
         rest = Decoder(replace(config, n_layers=1, final_norm=final_norm))
@@ -26,7 +26,8 @@ def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
 
 
 def kinds(config: DecoderConfig) -> list[list[int]]:
-    """Group the layer numbers by kind of block (layers with the same parts), in the order of first appearance."""
+    """Group the layer numbers of a decoder by kind of block (layers with the same components), in the order of first
+    appearance."""
     slots, layers_of = (
         (config.block, config.attention, config.mlp, config.norm, config.position),
         dict[object, list[int]](),
@@ -37,7 +38,7 @@ def kinds(config: DecoderConfig) -> list[list[int]]:
 
 
 def size(module: nn.Module) -> int:
-    """Count the trainable parameters of a module: without the routing biases, which no gradient trains."""
+    """Count the trainable parameters of a module; routing biases of experts, which no gradient trains, are left out."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
@@ -47,19 +48,19 @@ def parameters(config: DecoderConfig) -> int:
 
 
 def active_parameters(config: DecoderConfig) -> int:
-    """Count the parameters that a token uses: all but those of the experts it is not assigned to."""
+    """Count the parameters that one token uses: all but those of the experts that the token is not assigned to."""
     return sum(count * (size(module) - idle(module)) for module, count in modules(config))
 
 
 def idle(module: nn.Module) -> int:
-    """Count the parameters of the experts that a token is not assigned to."""
+    """Count the parameters in a module of the experts that a token is not assigned to."""
     experts = [m for m in module.modules() if isinstance(m, ExpertsModule)]
     stacks = ((m.part, stack) for m in experts for stack in m.parameters(recurse=False))
     return sum(stack.numel() // part.count * (part.count - part.top_k) for part, stack in stacks)
 
 
 def biases(config: DecoderConfig) -> str:
-    """List the layers with a bias, such as `q, k, v, out, mlp, norms`; "none" without any."""
+    """List the layers of a decoder that have a bias, such as `q, k, v, out, mlp, norms`; "none" without any."""
     trained = [name for module, _ in modules(config) for name, p in module.named_parameters() if p.requires_grad]
     names = [name.split(".") for name in trained]
     owners = dict.fromkeys(owner(path) for *path, leaf in names if leaf.endswith("bias"))
@@ -67,8 +68,8 @@ def biases(config: DecoderConfig) -> str:
 
 
 def owner(path: list[str]) -> str:
-    """Return the name under which `biases` lists a bias, from the path of its module: all norms share a name, and so do
-    the projections of a feed-forward."""
+    """Return the name under which `biases` lists a bias, from the names on the path to its module: all norms share a
+    name, and so do the projections of a feed-forward."""
     if any(name.endswith("norm") for name in path):
         return "norms"
     return "mlp" if path[0] == "mlp" and path[-1] != "router" else path[-1]

@@ -18,8 +18,8 @@ from onward.planning.parameters import modules
 
 @dataclass(frozen=True)
 class Piece:
-    """A parameter in the processes of a mesh: what the tensor axis leaves of it to a process, and how the shard axis
-    divides that."""
+    """A parameter as the processes of a mesh divide it: its part in a process of the tensor axis, which is divided
+    again along the shard axis."""
 
     full_shape: tuple[int, ...]  # shape of the parameter
     shape: tuple[int, ...]  # shape of the part that is sharded
@@ -35,49 +35,50 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """The elements that all shards of it have."""
+        """The number of elements that all shards together have."""
         return math.prod(self.shape)
 
     @property
     def local(self) -> int:
-        """The elements that the first of the shards holds, which holds the most."""
+        """The number of elements of the first shard, which holds the most."""
         dim = shard_dim(self.shape, self.shards)
         return self.size // max(1, self.shape[dim]) * -(-self.shape[dim] // self.shards)
 
     @property
     def gathered(self) -> int:
-        """The elements that a gather of all shards takes, with those that fill up unequal shards."""
+        """The number of elements of a gather of all shards, with those that pad unequal shards."""
         return self.local * self.shards
 
 
 @dataclass(frozen=True)
 class Group:
-    """The parameters of modules that are gathered together: those of each block, and those of the rest of a decoder."""
+    """The parameters that FSDP gathers together: those of a block, or those of the rest of a decoder."""
 
     pieces: tuple[Piece, ...]
     count: int  # number of modules with these parameters
     is_block: bool
 
     def total(self, attribute: str, trained: bool = False) -> int:
-        """Sum an attribute over the pieces of one module, or over its `trained` pieces."""
+        """Sum an attribute of Piece, such as "local", over the parameters of one module; with `trained`, over the
+        trained ones."""
         return sum(getattr(piece, attribute) for piece in self.pieces if piece.trained or not trained)
 
     @property
     def matrices(self) -> int:
-        """The elements that a device holds of the matrices that Muon trains, in one module."""
+        """The number of elements, of the matrices of one block that Muon trains, that a device holds."""
         return sum(piece.local for piece in self.pieces if self.is_block and piece.trained and piece.matrix)
 
 
 def groups(config: DecoderConfig, mesh: Mesh) -> list[Group]:
-    """Return the groups of parameters of a decoder on a mesh: one for each kind of block, and that of the rest."""
+    """Return a decoder's parameters as a mesh divides them: a Group for each kind of block, and one for the rest."""
     all_modules = modules(config)
     rest, _ = all_modules[-1]
     return [Group(tuple(pieces_of(module, mesh)), count, module is not rest) for module, count in all_modules]
 
 
 def pieces_of(module: nn.Module, mesh: Mesh) -> Iterator[Piece]:
-    """Yield the pieces of a block's parameters, or of those of a decoder without blocks. Raises a UserError for a part
-    that the tensor axis cannot divide."""
+    """Yield how a mesh divides each parameter of a block, or of a decoder without blocks. Raises a UserError for a
+    module that the tensor axis cannot divide."""
     rules: dict[int, Rule | None] = {}
     for kind in ("attn", "mlp") if mesh.tensor > 1 else ():
         if branch := module._modules.get(kind):
@@ -93,8 +94,8 @@ def pieces_of(module: nn.Module, mesh: Mesh) -> Iterator[Piece]:
 
 
 def matrices_by_shape(of_decoder: list[Group]) -> Counter[tuple[int, ...]]:
-    """Count the parameters that Muon trains by shape, (O, I) or (X, O, I); a shape and its transpose count as the
-    same."""
+    """Count the matrices that Muon trains in a decoder by shape, (O, I) or, for stacks, (X, O, I); a shape and its
+    transpose count as the same."""
     alike = Counter[tuple[int, ...]]()
     for group in of_decoder:
         for piece in group.pieces if group.is_block else ():

@@ -17,8 +17,9 @@ from onward.planning.parameters import active_parameters, parameters
 
 
 def find(name: str, others: Iterable[str] = ()) -> tuple[Family, DecoderConfig]:
-    """Return the family and the decoder of a release, of a model's folder or GGUF file, or of a model on the hub, whose
-    config.json is downloaded. For any other name, raises a UserError that suggests a release or one of `others`."""
+    """Return the family and the configuration of a published release, of a model's folder or GGUF file, or of a model
+    on the hub, whose config.json is downloaded. For any other name, raises a UserError that suggests a release or one
+    of `others`."""
     path = Path(name)
     if name not in presets() and (path.exists() or len(path.parts) > 1):
         return open_source(locate(name, only="config")).family()
@@ -27,8 +28,8 @@ def find(name: str, others: Iterable[str] = ()) -> tuple[Family, DecoderConfig]:
 
 
 def decoder_of(name: str, others: Iterable[str] = ()) -> DecoderConfig:
-    """Return the decoder of a release, a folder, a config.json, a GGUF file or a model on the hub, without reading
-    weights. Raises a UserError as `find` does."""
+    """Return the configuration of a release, a folder, a config.json, a GGUF file or a model on the hub, without
+    reading weights. Raises a UserError as `find` does."""
     path = Path(name)
     if path.suffix in (".gguf", ".json") and not path.exists():
         raise UserError(f"there is no file {path}: name a model's GGUF file, its config.json or its folder")
@@ -38,7 +39,8 @@ def decoder_of(name: str, others: Iterable[str] = ()) -> DecoderConfig:
 
 
 def lineage(name: str) -> list[str]:
-    """List a release, its ancestor, and so on to the first release. A folder has no ancestors."""
+    """List a published release, the release that its design derives from, and so on to the first one. A folder stands
+    alone."""
     chain = [name]
     while chain[-1] in presets() and presets()[chain[-1]].ancestor:
         chain.append(presets()[chain[-1]].ancestor)
@@ -52,12 +54,12 @@ def step(before: str, after: str) -> dict[str, Any]:
 
 
 def steps(name: str) -> list[dict[str, Any]]:
-    """List the differences at each step of a release's lineage, as `step` returns them, the newest first."""
+    """List the differences at each step of a release's `lineage`, as `step` returns them, the newest first."""
     return [step(before, after) for after, before in pairwise(lineage(name))]
 
 
 def catalog() -> Iterator[dict[str, Any]]:
-    """Yield every family, as a JSON object with its releases and their sizes."""
+    """Yield every family of published models, as a JSON object with its releases and their sizes."""
     for name, module in sorted(modules().items()):
         entries = [
             {

@@ -39,7 +39,8 @@ MOST = 1 << 26  # weights of a layer that calibrates, which no cache of a proces
 
 @dataclass(frozen=True)
 class Generation:
-    """The times of one measured generation: the seconds from the start of the call to each new token of each prompt."""
+    """The result of one measured generation: for each prompt, the new tokens, and the seconds from the start of the
+    call to each of them."""
 
     tokens: list[list[int]]
     seconds: list[list[float]]
@@ -63,8 +64,8 @@ class Generation:
 
 
 def serve(engine: Engine, requests: Sequence[Request], limit: float = float("inf")) -> Generation:
-    """Run requests in an engine at the same time. After `limit` seconds they are canceled, once each has LEAST tokens
-    after its first. Raises the error of a request that failed."""
+    """Run requests in an engine at the same time, and return their tokens with times. After `limit` seconds they are
+    canceled, once each has four tokens after its first. Raises the error of a request that failed."""
     start, times = perf_counter(), {request: list[float]() for request in requests}
     for request in requests:
         engine.add(request)
@@ -79,7 +80,7 @@ def serve(engine: Engine, requests: Sequence[Request], limit: float = float("inf
 
 
 def weights(model: nn.Module) -> list[Tensor]:
-    """Return the weights of a model; quantized weights are buffers."""
+    """Return the tensors of a model that hold its weights: parameters, and buffers, which hold quantized weights."""
     return [*model.parameters(), *model.buffers()]
 
 
@@ -119,8 +120,9 @@ class Speed:
 def measure(
     model: Decoder, precision: Precision, batch: int, *, prompt: int, new: int, seconds: float, limits: Limits
 ) -> Speed:
-    """Measure greedy generation of `new` tokens for `batch` random prompts of `prompt` tokens: the median of up to
-    ROUNDS runs that take about `seconds` seconds in total, after one warm-up run."""
+    """Measure greedy generation of `new` tokens for `batch` random prompts of `prompt` tokens: the median of up to five
+    runs that take about `seconds` seconds in total, after one warm-up run. `precision` names the weights in the result;
+    `limits` are those of the machine, for the shares."""
     config = model.config
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(config.vocab_size, (batch, prompt), generator=generator).tolist()
@@ -149,7 +151,8 @@ def measure(
 
 
 def step_seconds(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
-    """Measure the seconds of a decoding step with few keys. `precision` of the weights is a dtype, int8 or int4.
+    """Measure the seconds of a decoding step of `rows` rows with few keys. `precision` of the weights is a dtype, int8
+    or int4.
 
     A large decoder is not run itself: the time is that of its linear layers, plus the time per layer and row of a
     decoder with tiny linear layers.
@@ -176,8 +179,8 @@ def trial(config: DecoderConfig, precision: str, rows: int, device: torch.device
 
 @torch.inference_mode()
 def linear_seconds(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
-    """Estimate the seconds of a decoder's linear layers in a decoding step of `rows` rows, from a measured linear layer
-    with as many weights as all of them, at most MOST."""
+    """Estimate the seconds of a decoder's linear layers in a decoding step of `rows` rows, from one measured linear
+    layer with as many weights as all of them, at most 67 million. `precision` is a dtype, int8 or int4."""
     weights, inputs = weight_flops(config) / 2, -(-config.d_model // 32) * 32
     outputs = min(int(weights), MOST) // inputs // 32 * 32
     dtype = DTYPES.get(precision, torch.bfloat16)

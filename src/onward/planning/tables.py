@@ -62,18 +62,20 @@ BYTES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 1 << 10, "mi": 
 
 
 def amount(text: str, name: str) -> float:
-    """Parse a number such as 1e9, 1.5B or 300M. Raises a UserError that names the option."""
+    """Parse a number such as 1e9, 1.5B or 300M. Raises a UserError, with the option `name`, for other texts."""
     return number_with(text, UNITS, f"{name} is {text!r}: write a positive number, such as 1e9, 1.5B or 300M")
 
 
 def byte_count(text: str, name: str) -> float:
-    """Parse bytes, or bytes per second, such as 24GiB, 80GB or 3.35TB/s. Raises a UserError that names the option."""
+    """Parse bytes, or bytes per second, such as 24GiB, 80GB or 3.35TB/s. Raises a UserError, with the option `name`,
+    for other texts."""
     plain = text.strip().lower().removesuffix("/s").removesuffix("b")
     return number_with(plain, BYTES, f"{name} is {text!r}: write a positive number of bytes, such as 24GiB or 80GB")
 
 
 def operations(text: str, name: str) -> float:
-    """Parse operations per second such as 989T, 989TFLOPS or 9.89e14. Raises a UserError that names the option."""
+    """Parse operations per second such as 989T, 989TFLOPS or 9.89e14. Raises a UserError, with the option `name`, for
+    other texts."""
     plain = re.sub("flop(s|/s)?$", "", text.strip().lower())
     return number_with(plain, UNITS, f"{name} is {text!r}: write operations per second, such as 989T or 9.89e14")
 

@@ -29,7 +29,7 @@ SUM, GATHER, SCATTER = "all-reduce", "all-gather", "reduce-scatter"
 
 @dataclass(frozen=True)
 class Collective:
-    """The collectives of one kind for one purpose in a step, as one device sees them."""
+    """The communication of one kind (such as all-reduces) for one purpose in a training step, as one device sees it."""
 
     axis: str  # mesh axis along which the devices communicate; "": all devices
     kind: str
@@ -40,7 +40,7 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """The bytes that a device sends in a ring."""
+        """The bytes that a device sends, with the ring algorithm."""
         return (2 if self.kind == SUM else 1) * (self.devices - 1) / self.devices * self.bytes
 
 
@@ -54,8 +54,8 @@ def collectives(
     optimizer: str = "adamw",
     recompute: bool = False,
 ) -> list[Collective]:
-    """List the collectives of a step in which each device trains on one batch of `rows` windows of `length` tokens.
-    Replicas sum gradients in buckets, which count as one call."""
+    """List the communication of a training step in which each device of a mesh trains on one batch of `rows` windows of
+    `length` tokens. Replicas sum gradients in buckets, which count as one call."""
     calls = [*of_shards(config, mesh, precision), *of_replicas(config, mesh)]
     if mesh.tensor > 1:
         calls += of_tensor(config, mesh, rows, length, precision, recompute)
@@ -66,8 +66,8 @@ def collectives(
 
 
 def of_shards(config: DecoderConfig, mesh: Mesh, precision: str) -> Iterator[Collective]:
-    """Yield the gathers of weights, those of a block in the forward and again in the backward, and the sums of their
-    gradients in fp32, of which each device keeps its part."""
+    """Yield the communication of shards (FSDP) in a step: gathers of weights, for blocks in the forward and again in
+    the backward, and sums of gradients in fp32, of which each device keeps its part."""
     make = partial(Collective, "shard")
     for group in groups(config, mesh):
         numbers, kind = group.count * group.total("gathered"), "blocks" if group.is_block else "embedding and head"
@@ -78,7 +78,7 @@ def of_shards(config: DecoderConfig, mesh: Mesh, precision: str) -> Iterator[Col
 
 
 def of_replicas(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
-    """Yield the sums of gradients in fp32 over the replicas of each part."""
+    """Yield the communication of replicas in a step: the sums of gradients in fp32."""
     of_decoder = groups(config, mesh)
     gradients = 4 * sum(group.count * group.total("local", trained=True) for group in of_decoder)
     calls = sum(group.count for group in of_decoder) if mesh.divides else 1
@@ -88,8 +88,8 @@ def of_replicas(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
 def of_tensor(
     config: DecoderConfig, mesh: Mesh, rows: int, length: int, precision: str, recompute: bool
 ) -> Iterator[Collective]:
-    """Yield the sums of the outputs of branches in the forward, of the gradients of their inputs, and of the gradients
-    of parameters that each device keeps undivided."""
+    """Yield the communication of the tensor axis in a step: sums of the outputs of attention and feed-forward, of the
+    gradients of their inputs, and of the gradients of parameters that each device keeps undivided."""
     make, n = partial(Collective, "tensor", SUM), mesh.tensor
     layers = branches_of(config, rows, length, precision)
     outputs = [size for layer in layers for size in layer.outputs]
@@ -111,8 +111,8 @@ def of_tensor(
 
 
 def of_norms(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Iterator[Collective]:
-    """Yield the gathers of queries and keys for norms that see all heads, and the sums of their gradients; `width` is
-    the bytes of one number for each token."""
+    """Yield the gathers of queries and keys for norms that see all heads, and the sums of their gradients. `width` is
+    the bytes of one element for each token, `again` the number of forwards in a step."""
     n, calls, numbers = mesh.tensor, 0, 0
     for layer in range(config.n_layers):
         part = at(config.attention, layer)
@@ -125,26 +125,28 @@ def of_norms(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Itera
 
 @dataclass
 class Branches:
-    """The bytes of the outputs and of the inputs of the attention and the feed-forward of a block, in their order, and
-    whether a recomputation ends before the last output, which no backward reads."""
+    """The bytes of the outputs and of the inputs of the attention and the feed-forward of a block, in their order.
+    `ends_early` says that a recomputation of the block stops before the last of these outputs, which no backward
+    reads."""
 
     outputs: list[int] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     ends_early: bool = False
 
     def note(self, module: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
-        """Note a branch; a forward hook."""
+        """Record the sizes of an attention or a feed-forward that has run; a forward hook."""
         self.outputs.append(output.nbytes)
         self.inputs.append(given[0].nbytes)
         self.ends_early = True
 
     def note_other(self, *_: object) -> None:
-        """Note another module of the block; a forward hook."""
+        """Record that another module of the block ran after the last branch; a forward hook."""
         self.ends_early = False
 
 
 def branches_of(config: DecoderConfig, rows: int, length: int, precision: str) -> list[Branches]:
-    """Return the branches of each layer, from a dry forward of two blocks of each kind."""
+    """Return the sizes of the attention and the feed-forward of each layer, from a forward in a dry run of two blocks
+    of each kind."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)
@@ -160,8 +162,8 @@ def branches_of(config: DecoderConfig, rows: int, length: int, precision: str) -
 
 
 def of_muon(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
-    """Yield the gathers of Muon in bf16: of each matrix's update from its parts, and of the orthogonalized matrices,
-    each of which one of all devices makes."""
+    """Yield the communication of Muon in a step, in bf16: gathers of each matrix's update from its parts, and of the
+    orthogonalized matrices, each of which one of all devices computes."""
     of_decoder, parts, calls = groups(config, mesh), Counter[str](), Counter[str]()
     for group in of_decoder:
         for piece in group.pieces if group.is_block else ():
@@ -179,8 +181,8 @@ def of_muon(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
 
 
 def of_numbers(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
-    """Yield the sums of the counts of targets, of the loss, of the norm of the gradient where it is divided, and of the
-    tokens of each expert."""
+    """Yield the sums of small numbers in a step: counts of targets, the loss, the norm of the gradient if it is
+    divided, and the tokens of each expert."""
     calls = 3 if mesh.divides else 2
     yield Collective("", SUM, "numbers of targets, loss, norm", mesh.count, calls, 8 * (calls + 1))
     counts = [part.count for part in mlps(config) if isinstance(part, Experts)]
@@ -188,11 +190,11 @@ def of_numbers(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
 
 
 def mlps(config: DecoderConfig) -> list[object]:
-    """Return the feed-forward of each layer that has one."""
+    """Return the feed-forward configuration of each layer that has a feed-forward."""
     layers = range(config.n_layers)
     return [at(config.mlp, layer) for layer in layers if not isinstance(at(config.block, layer), AttentionOnly)]
 
 
 def low_width(precision: str) -> int:
-    """Return the bytes of a number in the precision of matrix products."""
+    """Return the bytes of a number in the precision of matrix products, such as "bf16"."""
     return 4 if precision == "fp32" else 2
