@@ -16,7 +16,7 @@ from onward.model.decoder import Decoder
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """Tensors by name, each read when it is looked up, and not kept."""
+    """Tensors by name, each read by a function of `reads` whenever it is looked up, and not kept."""
 
     def __init__(self, reads: Mapping[str, Callable[[], Tensor]]) -> None:
         self.reads = reads
@@ -33,8 +33,8 @@ class LazyTensors(Mapping[str, Tensor]):
 
 class StoredWeights(Mapping[str, Tensor]):
     """The weights of a stored model, by the names of Decoder's parameters, on the CPU. Each is read when it is looked
-    up: memory-mapped if it needs no change, and otherwise together with the tensors that the files store as one with
-    it. Whether elements are finite is not checked."""
+    up: memory-mapped if it needs no change, and otherwise together with the weights that share its tensor in the files.
+    Whether elements are finite is not checked."""
 
     def __init__(self, outline: Outline, dtype: torch.dtype | None) -> None:
         self.family, self.config = outline.names, outline.config
@@ -48,7 +48,7 @@ class StoredWeights(Mapping[str, Tensor]):
         self.dtype, self.common = dtype, dtype or common_dtype({name: self.stored[name] for name in trained})
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype of a weight."""
+        """Return the dtype in which a weight is read, by its name."""
         if self.dtype or self.outlines[name].requires_grad:
             return self.common
         return FLOATS[self.stored[self.rows[name][0][0]].dtype]
@@ -75,8 +75,9 @@ class StoredWeights(Mapping[str, Tensor]):
 
 
 def load_outline(path: Path, dtype: torch.dtype | None = None) -> tuple[Decoder, StoredWeights, dict[str, Any]]:
-    """Return the decoder in a folder or a GGUF file on the meta device, its weights, and its config.json; reads headers
-    only. `dtype` as for `load_model`. Raises a UserError for quantized weights, and as `load_model` does."""
+    """Return the decoder in a folder or a GGUF file on the meta device, its weights to be read on request, and its
+    config.json; reads headers only. `dtype` as for `load_model`. Raises a UserError for quantized weights, and as
+    `load_model` does."""
     outline = open_source(path).outline()
     if any(tensor.quantized for tensor in outline.stored.values()):
         raise UserError(f"{path} has quantized weights, which processes cannot divide: use replicas only")

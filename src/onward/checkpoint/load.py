@@ -24,11 +24,12 @@ from onward.transforms.quantize import ALREADY, Precision, QuantizedLinear, choo
 
 
 class KeptLayers(UserWarning):
-    """Warning: linear layers cannot be quantized and stay as they are; the message gives their number."""
+    """Warning that linear layers cannot be quantized and keep their weights; the message gives their number."""
 
 
 def open_source(path: Path) -> ModelSource:
-    """Return the source of the model at a path: a GGUF file, or else a folder, which need not exist yet."""
+    """Return the source of the model at a path, from which it is read: a GGUF file, or else a folder, which need not
+    exist yet."""
     return GGUFFile(path) if is_gguf(path) else ModelFolder(path)
 
 
@@ -62,7 +63,7 @@ def load_source(
     allow_nonfinite: bool = False,
     quantize: str | None = None,
 ) -> tuple[Decoder, dict[str, Any]]:
-    """Load the decoder of a source and its config.json; see `load_model`. Raises a UserError as `load_model` does."""
+    """Load the decoder of an opened source, and its config.json. The arguments and errors are those of `load_model`."""
     try:
         outline = source.outline()
         model, stored, tied = outline.model, outline.stored, outline.config.tied

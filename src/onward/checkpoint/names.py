@@ -26,10 +26,11 @@ same: Change = lambda t: t
 def rows(
     family: Names, config: DecoderConfig, ours: Mapping[str, Any]
 ) -> Iterator[tuple[str | list[str], list[str], Change, Change]]:
-    """Yield the rows of a family's table for the tensors of a model: (their name or names, our names, function that
-    changes their tensor to ours, function that changes ours to theirs). `ours` are the model's tensors by our names.
+    """Yield the rows of a family's table of tensor names: (name or names in the files, Decoder's names, function that
+    changes the files' tensor to Decoder's, function that changes it back). `ours` are the model's tensors by Decoder's
+    names.
 
-    A tensor of ours without a row keeps its name.
+    A tensor without a row keeps its name.
     """
     named = set()
     for their, our, *fix in family.names(config):
@@ -46,8 +47,9 @@ def rows(
 def to_theirs(
     family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a family's files from tensors under our names, one by one. A quantized layer, given in place
-    of its weight, is packed. On the meta device the tensors have shapes only."""
+    """Yield (name, tensor) as a family's files store them, one by one, from `ours`, tensors by the names of Decoder's
+    parameters. A quantized layer, given in place of its weight, is packed. On the meta device the tensors have shapes
+    only."""
     for their, names, _, back in rows(family, config, ours):
         parts = [ours[name] for name in names]
         if quantized := [part for part in parts if isinstance(part, QuantizedLinear)]:
@@ -58,8 +60,8 @@ def to_theirs(
 
 
 def packable(family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]) -> bool:
-    """Return whether a family's files can store these quantized layers: each as a tensor of its own, or as rows of one
-    tensor together with layers of the same precision."""
+    """Return whether a family's files can store the quantized layers among `ours` (tensors by Decoder's names): each as
+    one tensor, or as rows of one tensor together with layers of the same precision."""
     for their, names, _, back in rows(family, config, ours):
         parts = [ours[name] for name in names]
         layers = [part for part in parts if isinstance(part, QuantizedLinear)]
@@ -76,8 +78,8 @@ def packable(family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | Q
 def layers_of(
     family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
 ) -> tuple[dict[str, Precision], list[str]]:
-    """Return the precisions of the quantized layers, by their names in a family's files, and the names of the other
-    linear layers."""
+    """Return the precisions of the quantized layers among `ours` (tensors by Decoder's names), by their names in a
+    family's files, and the names there of the other linear layers."""
     quantized, plain = dict[str, Precision](), list[str]()
     for their, names, _, _ in rows(family, config, ours):
         first, layers = (
@@ -92,7 +94,7 @@ def layers_of(
 
 
 def joined(tensors: list[Tensor]) -> Tensor:
-    """Concatenate tensors along their rows."""
+    """Concatenate tensors along their first dimension, the rows."""
     if tensors[0].is_meta:  # torch.cat on meta tensors takes a second of imports
         return tensors[0].new_empty(sum(tensor.size(0) for tensor in tensors), *tensors[0].shape[1:])
     return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
@@ -109,14 +111,14 @@ def to_ours(
     allow_nonfinite: bool,
     precisions: Mapping[str, Precision],
 ) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
-    """Read stored tensors, given under their names, as tensors under our names, contiguous as fused optimizers need
-    them. Also returns the integer codes and scales of the weights that `precisions` names or that are stored
-    quantized.
+    """Read stored tensors, given by their names in the files, as tensors by the names of Decoder's parameters,
+    contiguous as fused optimizers need them. Also returns the integer codes and scales of the weights that `precisions`
+    names or that are stored quantized.
 
     `model` has the expected tensors on the meta device. A tensor stays memory-mapped if it needs no change and has
     torch's alignment; others are copied in pieces. Without a `dtype`, trainable tensors get the dtype of the files (see
-    `common_dtype`), and other tensors, which are routing biases, keep theirs. Raises a UserError for a tensor that is
-    missing, unexpected, of another shape or dtype, or not finite.
+    `common_dtype`), and other tensors, which are routing biases, keep their own. Raises a UserError for a tensor that
+    is missing, unexpected, of another shape or dtype, or not finite.
     """
     wanted = dict(to_theirs(family, config, model))
     theirs = find(family, config, wanted, stored)
@@ -165,8 +167,8 @@ def to_ours(
 def stored_codes(
     stored: Callable[[int, int], tuple[Tensor, Tensor]], into: Change, outputs: int, device: torch.device
 ) -> Callable[[int, int], tuple[Tensor, Tensor]]:
-    """Return a function that reads codes and scales of rows (start, end) from stored integers and scales of `outputs`
-    rows, reordered by `into`."""
+    """Return a function that reads the codes and scales of rows (start, end) of a weight that is stored quantized.
+    `stored` reads integers and scales of rows, `outputs` is the number of rows, and `into` reorders them."""
     moved = None if into is same else [into(tensor) for tensor in stored(0, outputs)]
 
     def read(start: int, end: int) -> tuple[Tensor, Tensor]:
@@ -193,19 +195,20 @@ def checked_rows(
 
 
 def rows_of(tensor: Tensor, start: int, end: int) -> Tensor:
-    """Return rows `start` to `end` of a tensor in memory."""
+    """Return rows `start` to `end` of a tensor in memory; the counterpart of `checked_rows`, which reads rows from
+    disk."""
     return tensor[start:end]
 
 
 class ScratchBuffer:
-    """Memory for tensors that are copied again, reused for all of them: freed each time, it would fragment the memory
-    between the tensors that are kept."""
+    """Memory that is reused for temporary tensors, which are copied to their final place: freed each time, they would
+    fragment the memory between the tensors that are kept."""
 
     def __init__(self) -> None:
         self.bytes = torch.empty(0, dtype=torch.uint8)
 
     def empty(self, *shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return an uninitialized tensor in this memory; it overwrites the previous one."""
+        """Return an uninitialized tensor in the buffer's memory; it overwrites the previous one."""
         size = math.prod(shape) * dtype.itemsize
         if self.bytes.numel() < size:
             self.bytes = torch.empty(0)
@@ -213,16 +216,16 @@ class ScratchBuffer:
         return self.bytes[:size].view(dtype).view(shape)
 
     def holds(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is in this memory."""
+        """Return whether a tensor is in the buffer's memory."""
         return tensor.untyped_storage().data_ptr() == self.bytes.untyped_storage().data_ptr()
 
 
 class MixedDtypes(UserWarning):
-    """Warning: weights of different dtypes are loaded as one dtype."""
+    """Warning that stored weights of different dtypes are loaded as one dtype."""
 
 
 def common_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
-    """Return the dtype of most elements. Warns about tensors of other dtypes."""
+    """Return the dtype of most elements of the stored tensors. Warns if some tensors have other dtypes."""
     elements = Counter[str]()
     for tensor in stored.values():
         elements[tensor.dtype] += math.prod(tensor.shape)
@@ -239,11 +242,12 @@ def common_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
 
 
 class UntiedHead(UserWarning):
-    """Warning: config.json ties the head to the embedding, but their stored weights differ."""
+    """Warning that config.json ties the head to the embedding, although their stored weights differ."""
 
 
 def head_differs(family: Names, config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> bool:
-    """Return whether the files hold a head that differs from the embedding. Warns if they do."""
+    """Return whether the stored tensors include a head that differs from the embedding, although config.json ties both.
+    Warns if so."""
     outline = torch.empty(config.vocab_size, config.d_embed, device="meta")
     names = [str(their) for their, *_ in rows(family, config, {"embed.weight": outline, "head.weight": outline})]
     pair = [stored.get(name, stored.get(name.removeprefix(family.BASE))) for name in names]
@@ -259,7 +263,7 @@ def head_differs(family: Names, config: DecoderConfig, stored: Mapping[str, Stor
 
 
 def equal(one: StoredTensor, other: StoredTensor) -> bool:
-    """Return whether two matrices have the same shape and elements, compared in pieces."""
+    """Return whether two stored matrices have the same shape and elements, compared in pieces."""
     if one.shape != other.shape or len(one.shape) != 2 or not {one.dtype, other.dtype} <= FLOATS.keys():
         return False
     dtype = torch.promote_types(FLOATS[one.dtype], FLOATS[other.dtype])
@@ -269,7 +273,7 @@ def equal(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def mapped(source: StoredTensor, dtype: torch.dtype) -> Tensor | None:
-    """Return the memory-mapped tensor if it has the requested dtype and torch's alignment; else None."""
+    """Return a stored tensor memory-mapped if it has the requested dtype and torch's alignment; else None."""
     if source.mapped is None or dtype != FLOATS[source.dtype]:
         return None
     tensor = source.mapped()
@@ -283,8 +287,8 @@ def copied(
     device: torch.device,
     allow_nonfinite: bool,
 ) -> Tensor:
-    """Copy tensors of the same shape, given by name, in pieces into a stack allocated by `make`. Raises a UserError if
-    an element is not finite, unless `allow_nonfinite`."""
+    """Copy stored tensors of the same shape, given by name, in pieces into one stack, allocated by `make` (such as
+    torch.empty). Raises a UserError if an element is not finite, unless `allow_nonfinite`."""
     stack = make(len(sources), *next(iter(sources.values())).shape, dtype=dtype, device=device)
     for (name, source), tensor in zip(sources.items(), stack):
         step = max(1, COPY_BYTES // tensor[0].nbytes)
@@ -297,9 +301,9 @@ def copied(
 def find(
     family: Names, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """Return the stored tensors by the names in `wanted`, the expected tensors on the meta device; files may leave out
-    the family's base prefix. Raises a UserError for a tensor that is missing, unexpected, or of another shape or
-    dtype."""
+    """Return the stored tensors by the names in `wanted`, the expected tensors of the files on the meta device; files
+    may leave out the family's prefix of names. Raises a UserError for a tensor that is missing, unexpected, or of
+    another shape or dtype."""
     left, matched = dict(stored), {}
     for name, shape in ((name, list(tensor.shape)) for name, tensor in wanted.items()):
         short = name if name in left else name.removeprefix(family.BASE)
@@ -320,7 +324,7 @@ def find(
 
 
 def aligned(tensor: Tensor) -> bool:
-    """Return whether a tensor is contiguous and aligned as torch allocates it."""
+    """Return whether a tensor is contiguous and begins at a multiple of ALIGNMENT bytes, as torch allocates it."""
     return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
 
 

@@ -26,8 +26,8 @@ def packed_integers(
     name: str, packed: StoredTensor, scales: StoredTensor, shape: StoredTensor, config: Mapping[str, Any]
 ) -> StoredTensor:
     """Return the weight `name` (O, I), stored as packed integers (O, words), scales (O, G) and its shape (2,). Its rows
-    can be read dequantized, and also as integers and scales if Onward computes with this precision. Raises a UserError
-    if shapes or dtypes do not fit the `config` of the format."""
+    can be read dequantized, and also as integers and scales if Onward computes with this precision. `config` is the
+    quantization_config. Raises a UserError for unexpected shapes or dtypes."""
     check_format(config)
     size = shape.rows(0, 2).tolist() if (shape.dtype, shape.shape) == ("I64", [2]) else []
     outputs, inputs = size if len(size) == 2 and min(size) > 0 else (0, 0)
@@ -53,8 +53,8 @@ def packed_integers(
 
 
 def check_format(config: Mapping[str, Any]) -> None:
-    """Raise a UserError for formats of compressed-tensors other than symmetric packed integers; `config` is the
-    quantization_config."""
+    """Raise a UserError unless `config`, a quantization_config of compressed-tensors, describes symmetric packed
+    integers."""
     groups = config.get("config_groups")
     parts = list(groups.values()) if isinstance(groups, Mapping) else []
     weights = [part.get("weights") for part in parts if isinstance(part, Mapping)]
@@ -78,7 +78,7 @@ def refusal(name: str, packed: StoredTensor, scales: StoredTensor, kind: str) ->
 
 
 def unpacked(words: Tensor, bits: int, inputs: int) -> Tensor:
-    """Unpack int32 (O, words) to integers (O, I) of `bits` bits, in int8; I is `inputs`."""
+    """Unpack int32 `words` (O, words) to integers (O, I) of `bits` bits (4 or 8), in int8; I is `inputs`."""
     integers = words.contiguous().view(torch.uint8)
     if bits == 4:
         integers = torch.stack([integers & 15, integers >> 4], 2).flatten(1)
@@ -86,7 +86,7 @@ def unpacked(words: Tensor, bits: int, inputs: int) -> Tensor:
 
 
 def packed(integers: Tensor, bits: int) -> Tensor:
-    """Pack integers (O, I) of `bits` bits into int32 (O, words)."""
+    """Pack int8 integers (O, I) of `bits` bits (4 or 8) into int32 (O, words)."""
     words = math.ceil(integers.size(1) * bits / 32)
     codes = integers.new_zeros(len(integers), words * 32 // bits, dtype=torch.uint8)
     codes[:, : integers.size(1)] = integers.view(torch.uint8) + (1 << (bits - 1))
@@ -99,8 +99,8 @@ Change = Callable[[Tensor], Tensor]
 
 
 def moves_rows(change: Change, outputs: int) -> bool:
-    """Return whether `change`, applied to a weight of `outputs` rows, only reorders its rows. Such a change can be
-    applied to integers and scales."""
+    """Return whether the function `change`, applied to a weight of `outputs` rows, only reorders its rows, so that it
+    can be applied to integers and scales too."""
     indices = torch.arange(3 * outputs).view(outputs, 3)
     try:
         moved = change(indices)
@@ -110,8 +110,8 @@ def moves_rows(change: Change, outputs: int) -> bool:
 
 
 def packed_tensors(name: str, layers: Sequence[QuantizedLinear], change: Change) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors (`_packed`, `_scale`, `_shape`) that store quantized layers as the rows of one weight, after a
-    change that only reorders rows. On the meta device they have shapes only."""
+    """Yield (name, tensor) for the tensors `name`_packed, _scale and _shape that store quantized layers as the rows of
+    one weight, reordered by the function `change`. On the meta device they have shapes only."""
     bits, inputs = BITS[layers[0].precision], layers[0].in_features
     outputs = sum(layer.out_features for layer in layers)
     words, groups = math.ceil(inputs * bits / 32), layers[0].scales.view(layers[0].out_features, -1).size(1)
@@ -125,8 +125,8 @@ def packed_tensors(name: str, layers: Sequence[QuantizedLinear], change: Change)
 
 
 def quantization_config(precisions: Mapping[str, Precision], plain: Sequence[str]) -> dict[str, Any]:
-    """Return the quantization_config of config.json. `precisions` are by the names of layers in the files; `plain`
-    names the linear layers that are not quantized."""
+    """Return the quantization_config of config.json. `precisions` has the precision of each quantized layer, by its
+    name in the files; `plain` names the linear layers that are not quantized."""
     by_precision: dict[Precision, list[str]] = {}
     for name, precision in precisions.items():
         by_precision.setdefault(precision, []).append(name)

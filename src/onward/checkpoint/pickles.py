@@ -33,8 +33,9 @@ PICKLED = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
 
 @contextmanager
 def as_safetensors(folder: Path, parent: Path) -> Iterator[Path]:
-    """Convert a folder whose weights are pickles to a temporary folder in `parent`, which exists inside the context.
-    Raises a UserError if it has no pickles, or if they hold objects other than tensors."""
+    """Return a context that gives a temporary folder in `parent` with the model of `folder`, whose weights are
+    converted from pickles to safetensors. Raises a UserError if it has no pickles, or if they hold objects other than
+    tensors."""
     pickles = sorted(path for path in folder.iterdir() if PICKLED.fullmatch(path.name)) if folder.is_dir() else []
     if not pickles:
         raise UserError(f"{folder} has no pytorch_model.bin: leave out --from-bin, which is for such files")
@@ -68,8 +69,8 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the tensors of pickles into a folder: a safetensors file for each pickle, and an index. Returns the exit
-    status."""
+    """Run the conversion process: write the tensors of pickles into a folder, a safetensors file for each pickle and an
+    index. `argv` has the folder and then the pickles. Returns the exit status, 2 after an error."""
     out, files = Path(argv[0]), list(map(Path, argv[1:]))
     limit_memory(ROOM + 2 * max(path.stat().st_size for path in files))
     file_of = dict[str, str]()

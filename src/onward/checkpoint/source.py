@@ -23,8 +23,8 @@ from onward.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Outline:
-    """A stored model whose headers are read, but not its weights: its configuration, its tensors on disk, and the
-    decoder on the meta device."""
+    """A stored model of which only the headers have been read: its configuration, its tensors on disk, and the decoder
+    on the meta device."""
 
     hf: dict[str, Any]  # the model's config.json; for a GGUF file, the equivalent keys
     names: Names  # names of the tensors
@@ -42,26 +42,27 @@ class ModelSource(ABC):
 
     @abstractmethod
     def outline(self) -> Outline:
-        """Read the headers: return the decoder without weights, and its stored tensors."""
+        """Read the headers of the stored model: return the decoder without weights, and its tensors on disk."""
 
     @abstractmethod
     def family(self) -> tuple[Family, DecoderConfig]:
-        """Return the family and the configuration of the decoder; opens no file of weights."""
+        """Return the family of published models to which the stored model belongs, and the configuration of its
+        decoder; opens no file of weights."""
 
     @abstractmethod
     def stored(self) -> Mapping[str, StoredTensor]:
-        """Return the stored tensors by name. A quantized weight may be stored as more than one tensor."""
+        """Return the tensors on disk, by name. A quantized weight may be stored as more than one tensor."""
 
     @abstractmethod
     def tensor_types(self) -> list[str]:
-        """Return the type of each stored tensor, by the format's name for it."""
+        """Return the type of each stored tensor by its name in the format, such as BF16 or Q4_0."""
 
     @abstractmethod
     def tokenizer(self) -> Tokenizer | None:
-        """Read the tokenizer; None if there is none."""
+        """Read the tokenizer stored with the model; None if there is none."""
 
     def required_tokenizer(self) -> Tokenizer:
-        """Read the tokenizer. Raises a UserError if there is none."""
+        """Read the tokenizer stored with the model. Raises a UserError if there is none."""
         if (tokenizer := self.tokenizer()) is None:
             raise UserError(f"{self.path} has no tokenizer: name a file or folder that holds one")
         return tokenizer
@@ -71,8 +72,9 @@ ALLOCATIONS = torch.empty, torch.full, torch.ones, torch.zeros
 
 
 class SizeLimit(TorchFunctionMode):
-    """A context that limits the elements allocated by modules on the meta device. Raises a UserError if they allocate
-    far more than `elements`, the number in a checkpoint, or a tensor of an impossible size.
+    """A context that limits the elements that modules allocate on the meta device, against absurd sizes in a
+    config.json. Raises a UserError if they allocate far more than `elements`, the number in a checkpoint, or a tensor
+    of an impossible size.
 
     It also skips the initialization of weights, whose imports take a second.
     """
@@ -99,7 +101,7 @@ class SizeLimit(TorchFunctionMode):
 
 
 def allocated(config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> Decoder:
-    """Build the Decoder on the meta device. Raises a UserError if it has far more elements than the `stored`
-    tensors."""
+    """Build the Decoder of a configuration on the meta device. Raises a UserError if it has far more elements than the
+    `stored` tensors."""
     with torch.device("meta"), SizeLimit(sum(math.prod(tensor.shape) for tensor in stored.values())):
         return Decoder(config)

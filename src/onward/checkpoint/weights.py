@@ -31,7 +31,8 @@ ALIGNMENT = 64  # bytes, as torch allocates: without it matmuls round differentl
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor on disk that is read on request: its shape, its dtype, and functions that read its rows."""
+    """A tensor on disk that is read on request: its shape, its dtype, and functions that read some or all of its
+    rows."""
 
     shape: list[int]
     dtype: str  # name of the dtype in safetensors
@@ -41,7 +42,7 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """List the tensors of the model in a folder, by name; reads headers only.
+    """Return the tensors of the model in a folder, by name, to be read on request; reads headers only.
 
     Raises a UserError if a file is missing, cut off or not a safetensors file, or if the index contradicts its shards.
     """
@@ -65,14 +66,14 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 class SafetensorsFile:
-    """A safetensors file with two handles: one for tensors that stay memory-mapped, one for tensors that are copied.
-    The second is reopened after every COPY_BYTES, which releases the memory pages that it has touched."""
+    """A safetensors file opened twice: once for tensors that stay memory-mapped, once for tensors that are copied. The
+    second handle is reopened after every COPY_BYTES, which releases the memory pages that it has touched."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.lasting, self.passing, self.touched = path, open_file(path), open_file(path), 0
 
     def tensors(self) -> dict[str, StoredTensor]:
-        """Return the stored tensors of the file, by name."""
+        """Return the tensors of the file by name, to be read on request."""
         result = {}
         for name in self.lasting.keys():  # noqa: SIM118
             header = self.lasting.get_slice(name)
@@ -81,7 +82,7 @@ class SafetensorsFile:
         return result
 
     def rows(self, name: str, start: int, end: int) -> Tensor:
-        """Return rows `start` to `end` of a tensor. The caller must copy them before the next call."""
+        """Read rows `start` to `end` of the tensor `name`. The caller must copy them before the next call."""
         if self.touched >= COPY_BYTES:
             self.passing, self.touched = open_file(self.path), 0
         part: Tensor = self.passing.get_slice(name)[start:end]
@@ -90,8 +91,8 @@ class SafetensorsFile:
 
 
 def open_file(path: Path) -> Any:
-    """Open a safetensors file and check its header; return its handle of the library safetensors. Raises a UserError if
-    it is missing, cut off or in another format."""
+    """Open a safetensors file and check its header; return the handle of the library safetensors. Raises a UserError if
+    the file is missing, cut off or in another format."""
     try:
         return safe_open(path, framework="pt")
     except FileNotFoundError:
@@ -101,7 +102,8 @@ def open_file(path: Path) -> Any:
 
 
 def refuse_pickles(folder: Path) -> None:
-    """Raise a UserError if a folder holds weights as pickles only."""
+    """Raise a UserError if a folder, or the file at this path, holds weights as pickles only, which can run any
+    code."""
     if folder.is_dir() and not any((folder / name).exists() for name in (SINGLE, INDEX)):
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     else:
@@ -115,14 +117,14 @@ def refuse_pickles(folder: Path) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file, memory-mapped. Raises a UserError if it is missing, cut off or in another
-    format."""
+    """Read the tensors of a safetensors file by name, memory-mapped. Raises a UserError if it is missing, cut off or in
+    another format."""
     file = open_file(path)
     return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as one safetensors file, atomically."""
+    """Write tensors, given by name, as one safetensors file, atomically."""
     with atomic_write(path) as new:
         fill(new, tensors, tensors.items())
 
@@ -130,7 +132,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def fill(
     path: Path, outlines: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]], *, new: bool = True
 ) -> None:
-    """Write tensors one by one as a safetensors file; `outlines` has the shapes and dtypes of all, for the header.
+    """Write tensors one by one as a safetensors file; `outlines` has the shapes and dtypes of all tensors, for the
+    header.
 
     Tensors start at multiples of 64 bytes as far as their sizes allow, so that a reader can memory-map them. Without
     `new` the file exists with its header, and these tensors are written into it: several processes may do so.
@@ -152,8 +155,8 @@ def fill(
 
 
 def split(tensors: Mapping[str, Tensor], shard_bytes: float) -> dict[str, list[str]]:
-    """Distribute tensors over files, in order: return the tensor names of each file. No file exceeds `shard_bytes`
-    unless a single tensor does."""
+    """Distribute tensors over safetensors files, in order: return {file name: names of its tensors}. No file exceeds
+    `shard_bytes` unless a single tensor does."""
     shards: list[list[str]] = [[]]
     room = shard_bytes
     for name, tensor in tensors.items():

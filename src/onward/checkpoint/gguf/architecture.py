@@ -47,7 +47,7 @@ LAYER = {  # their name of each linear layer and norm -> ours
 
 @dataclass(frozen=True)
 class Architecture:
-    """An architecture of llama.cpp: translates between a GGUF file's keys and tensors and a decoder.
+    """An architecture of llama.cpp: translates between the metadata keys and tensors of a GGUF file and a decoder.
 
     `parts` reads the fields of DecoderConfig that are not sizes from the keys of a file; `keys` returns these keys for
     a decoder. The other fields describe how tensors are stored.
@@ -69,7 +69,8 @@ class Architecture:
     IGNORED = r"^rope_(freqs|factors_long|factors_short)\.weight$|\.rope_freqs$|\.attn_rot_embd\.weight$"
 
     def config(self, header: Header) -> DecoderConfig:
-        """Return the decoder that a file describes. Raises a UserError for a key that is missing or impossible."""
+        """Return the configuration of the decoder that a GGUF file describes. Raises a UserError for a metadata key
+        that is missing or impossible."""
         keys = Keys(header)
         try:
             sizes = sizes_of(keys)
@@ -85,7 +86,8 @@ class Architecture:
             raise UserError(f"{header.path} has keys that do not fit together ({error}): get the file again") from None
 
     def names(self, c: DecoderConfig) -> Iterator[Row]:
-        """Yield rows of tensor names (theirs, ours), in the form of `onward.families.Names`."""
+        """Yield rows (name in the GGUF file, name of Decoder's parameter, ...) for the tensors of a decoder with the
+        configuration `c`, in the form of `onward.families.Names`."""
         yield "token_embd.weight", "embed.weight"
         yield "position_embd.weight", "position.weight"
         yield from linear("token_embd_norm", "embed_norm")
@@ -110,16 +112,17 @@ class Architecture:
             yield f"{their}.ffn_gate_inp_shexp.weight", f"{our}.mlp.shared.share.weight", share
 
     def tensors(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, tensor) of a file's tensors, one by one, computed from the parameters of a decoder. On the meta
-        device they have shapes only."""
+        """Yield (name, tensor) for the tensors of a GGUF file, one by one, computed from the parameters of a decoder
+        (`ours`, by name). On the meta device they have shapes only."""
         yield from to_theirs(self, c, ours)
 
     def stored(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-        """Return the tensors of a file under the names and in the shapes that `names` expects."""
+        """Return the tensors of a GGUF file under the names and in the shapes that `names` expects; a subclass may join
+        tensors."""
         return dict(tensors)
 
     def projections(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
-        """Yield the rows of tensor names for queries, keys and values."""
+        """Yield the rows of `names` for the projections to queries, keys and values of a layer."""
         position = at(c.position, layer)
         if not isinstance(at(c.attention, layer), SelfAttention):
             return
@@ -132,8 +135,8 @@ class Architecture:
             yield from linear(f"blk.{layer}.attn_{name}", f"blocks.{layer}.attn.{name}", *fix)
 
     def head_norms(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
-        """Yield the rows of tensor names for norms of queries and keys with separate weights for each head, which a
-        file stores as one tensor (H, E)."""
+        """Yield the rows of `names` for the norms of queries and keys of a layer that have separate weights for each
+        head, which a file stores as one tensor (H, E)."""
         position = at(c.position, layer)
         into, back = same, same
         if self.interleaved and isinstance(position, Rotary):
@@ -145,8 +148,8 @@ class Architecture:
 
 
 def sizes_of(keys: Keys) -> Parts:
-    """Read the sizes of a decoder, as fields of DecoderConfig by name. Raises a UserError if they are missing,
-    contradict the tensors, or are not supported."""
+    """Read the sizes of a decoder from the metadata keys of a GGUF file, as fields of DecoderConfig by name. Raises a
+    UserError if they are missing, contradict the tensors, or are not supported."""
     embedding = keys.header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise UserError("the file has no matrix token_embd.weight: get it again")
@@ -172,26 +175,26 @@ def sizes_of(keys: Keys) -> Parts:
 
 
 def rms(keys: Keys, offset: float = 0.0) -> Parts:
-    """Read the RMSNorm of all layers from the keys of a file, as a field of DecoderConfig; `offset` is a field of
-    RMSNorm."""
+    """Return the RMSNorm of all layers, read from the metadata keys of a GGUF file, as {"norm": part} for
+    DecoderConfig; `offset` is a field of RMSNorm."""
     return {"norm": RMSNorm(eps=keys.number("attention.layer_norm_rms_epsilon"), offset=offset)}
 
 
 def layer_norm(keys: Keys, bias: bool = True) -> Parts:
-    """Read the LayerNorm of all layers from the keys of a file, as a field of DecoderConfig; `bias` is a field of
-    LayerNorm."""
+    """Return the LayerNorm of all layers, read from the metadata keys of a GGUF file, as {"norm": part} for
+    DecoderConfig; `bias` is a field of LayerNorm."""
     return {"norm": LayerNorm(keys.number("attention.layer_norm_epsilon"), bias)}
 
 
 def self_attention(keys: Keys, **changes: Any) -> SelfAttention:
-    """Return the attention of a file, with biases of queries, keys and values if the file has them; `changes` are its
-    other fields."""
+    """Return the attention part for a GGUF file, with biases of queries, keys and values if the file has them;
+    `changes` are other fields of SelfAttention."""
     return SelfAttention(bias=keys.has("blk.0.attn_q.bias") or keys.has("blk.0.attn_qkv.bias"), **changes)
 
 
 def experts(keys: Keys, renormalize: bool, **changes: Any) -> Experts:
-    """Read a mixture of experts with softmax routing; `renormalize` is a field of its routing, `changes` are other
-    fields of Experts."""
+    """Return the mixture of experts, with softmax routing, read from the metadata keys of a GGUF file; `renormalize` is
+    a field of the routing, `changes` are other fields of Experts."""
     router = SoftmaxRouting(renormalize=renormalize, scale=keys.number("expert_weights_scale", 1.0) or 1.0)
     count, used = keys.number("expert_count"), keys.number("expert_used_count")
     width = keys.number("expert_feed_forward_length", 0)
@@ -199,7 +202,7 @@ def experts(keys: Keys, renormalize: bool, **changes: Any) -> Experts:
 
 
 def expert_keys(c: DecoderConfig) -> dict[str, Any]:
-    """Return the keys of a file for a mixture of experts; {} if the decoder has none."""
+    """Return the metadata keys of a GGUF file for the mixture of experts of a decoder; {} if it has none."""
     part = at(c.mlp, 0)
     if not isinstance(part, Experts):
         return {}
@@ -209,8 +212,9 @@ def expert_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def windowed(keys: Keys, part: SelfAttention, period: int, n_layers: int, window: int) -> tuple[SelfAttention, ...]:
-    """Return the attention of each of `n_layers` layers: `part` with a sliding window, except in the last of each
-    `period` layers, or by the file's own pattern if it has one. Raises a UserError if the pattern lacks layers."""
+    """Return the attention of each of `n_layers` layers: `part` with a sliding window (`window` tokens unless the file
+    says otherwise), except in the last of each `period` layers, or by the file's own pattern if it has one. Raises a
+    UserError if the pattern lacks layers."""
     pattern = keys.get("attention.sliding_window_pattern", period)
     window = keys.number("attention.sliding_window", window)
     if isinstance(pattern, int):
@@ -221,7 +225,7 @@ def windowed(keys: Keys, part: SelfAttention, period: int, n_layers: int, window
 
 
 def window_keys(c: DecoderConfig) -> dict[str, Any]:
-    """Return the keys of a file for sliding windows; {} if the decoder has none."""
+    """Return the metadata keys of a GGUF file for the sliding windows of a decoder; {} if it has none."""
     windows = [at(c.attention, layer).window for layer in range(c.n_layers)]
     if not any(windows):
         return {}

@@ -62,7 +62,8 @@ def llama(keys: Keys, sizes: Parts) -> Parts:
 
 
 def plain(keys: Keys, sizes: Parts) -> Parts:
-    """Read the fields that Llama always has, without those that are optional in it."""
+    """Read the fields of DecoderConfig that every Llama decoder sets, from the metadata keys of a GGUF file; the
+    architectures that resemble Llama change some of them. `sizes` are the sizes read already."""
     return rms(keys) | {"position": rotary(keys, sizes), "attention": self_attention(keys), "mlp": Gated()}
 
 
@@ -89,9 +90,9 @@ def gemma(keys: Keys, sizes: Parts) -> Parts:
 
 
 def gemma_layers(keys: Keys, sizes: Parts, largest: int, period: int, window: int, **changes: Any) -> Parts:
-    """Read the fields of Gemma with norms after attention and feed-forward, and with windows in all but the last of
-    each `period` layers (`window`: the default length). A model of `largest` layers scales its attention scores by its
-    width."""
+    """Read the fields of DecoderConfig for a Gemma with norms after attention and feed-forward, and with windows in all
+    but the last of each `period` layers (`window`: the default length). A model of `largest` layers scales its
+    attention scores by its width; `changes` are other fields of SelfAttention."""
     plain = sizes["n_layers"] != largest
     part = self_attention(keys, scale=None if plain else (sizes["d_model"] // sizes["n_heads"]) ** -0.5, **changes)
     layers = windowed(keys, part, period, sizes["n_layers"], window)
@@ -154,7 +155,8 @@ def falcon_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def falcon_layer(c: DecoderConfig) -> dict[str, str]:
-    """Return the tensor names of a layer: with two norms, the norm before attention is the second."""
+    """Return the tensor names of a Falcon layer that differ from LAYER: with two norms, the norm before attention is
+    the second."""
     two = {"attn_norm": "mlp_norm", "attn_norm_2": "attn_norm", "ffn_norm": ""}
     return two if isinstance(c.block, Parallel) else {}
 
@@ -182,7 +184,7 @@ def mpt_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def same_epsilon(c: DecoderConfig) -> dict[str, Any]:
-    """Return the epsilon under the key of the other kind of norm, which the reference converter writes too."""
+    """Return the epsilon of the LayerNorm under the key for RMSNorm, which the reference converter writes too."""
     return {"attention.layer_norm_rms_epsilon": getattr(at(c.norm, 0), "eps", 0.0)}
 
 
@@ -293,7 +295,8 @@ ARCHITECTURES = {
 
 
 def architecture(header: Header) -> Architecture:
-    """Return the architecture of a file. Raises a UserError that suggests the nearest known name."""
+    """Return the architecture of a GGUF file, by the name in its header. Raises a UserError that suggests the nearest
+    known name."""
     name = header.architecture
     if name not in ARCHITECTURES:
         raise UserError(

@@ -19,8 +19,8 @@ Numbers = np.ndarray  # float32 (N, W)
 
 @dataclass(frozen=True)
 class BlockType:
-    """A tensor type of GGUF: how many numbers a block has, in how many bytes. `plain` is the dtype of a type that is
-    not quantized, in blocks of one number."""
+    """A tensor type of GGUF, such as Q4_0: its elements per block, and the bytes of a block. `plain` is the dtype of a
+    type that is not quantized, in blocks of one element."""
 
     name: str
     numbers: int
@@ -30,7 +30,7 @@ class BlockType:
     quantize: Callable[[Numbers], Bytes] | None = None
 
     def decode(self, raw: np.ndarray) -> Tensor:
-        """Convert the bytes of complete blocks to numbers (n,), in fp32 if the type is quantized."""
+        """Convert `raw`, the bytes of complete blocks, to numbers (n,), in fp32 if the type is quantized."""
         if self.plain is not None:
             return torch.from_numpy(raw).view(self.plain)
         assert self.dequantize is not None
@@ -46,17 +46,17 @@ class BlockType:
 
 
 def half(b: Bytes, start: int = 0) -> Numbers:
-    """Read the fp16 number in the two bytes from `start` on, as fp32 (N, 1)."""
+    """Read the fp16 number in the two bytes from `start` on of each block of `b` (N, bytes), as fp32 (N, 1)."""
     return b[:, start : start + 2].view(np.float16).astype(np.float32)
 
 
 def nibbles(b: Bytes) -> np.ndarray:
-    """Split bytes (..., n) into their low halves, followed by their high halves: (..., 2 n)."""
+    """Split bytes (..., n) into their low four bits, followed by their high four bits: (..., 2 n)."""
     return np.concatenate([b & 15, b >> 4], -1)
 
 
 def fifth(b: Bytes) -> np.ndarray:
-    """Unpack the fifth bits of 32 numbers, stored in four bytes, as 0 or 16: (N, 32)."""
+    """Unpack the fifth bits of the 32 numbers of each block, given as four bytes `b` (N, 4), as 0 or 16: (N, 32)."""
     return ((b.view(np.uint32) >> np.arange(32, dtype=np.uint32)) & 1).astype(np.uint8) << 4
 
 
@@ -81,7 +81,8 @@ def q5_1(b: Bytes) -> Numbers:
 
 
 def scales_and_minima(b: Bytes) -> tuple[Numbers, Numbers]:
-    """Read the scale and the minimum of each of the eight groups of 32 in a block of Q4_K or Q5_K, (N, 8, 1) each."""
+    """Read the scale and the minimum of each of the eight groups of 32 numbers in the Q4_K or Q5_K blocks `b` (N,
+    bytes), (N, 8, 1) each."""
     s = b[:, 4:16]
     low, mid, high = s[:, :4], s[:, 4:8], s[:, 8:]
     scales = np.concatenate([low & 63, (high & 15) | (low >> 6) << 4], 1).astype(np.float32)
@@ -119,7 +120,7 @@ def mxfp4(b: Bytes) -> Numbers:
 
 
 def over(x: Numbers, d: Numbers) -> Numbers:
-    """Compute x / d by the reciprocal, as llama.cpp does; 0 where d is 0."""
+    """Compute x / d by multiplication with the reciprocal, which rounds as llama.cpp does; 0 where d is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return x * np.where(d == 0, 0, 1 / d)
 

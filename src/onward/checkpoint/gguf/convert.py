@@ -44,8 +44,8 @@ Accept = Literal["gelu", "ramp", "window"]
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything about a GGUF file to be written except the numbers: its architecture, its keys, and the shapes and
-    types of its tensors."""
+    """The contents of a GGUF file to be written, except the numbers: its architecture, its metadata keys, and the
+    shapes and types of its tensors."""
 
     architecture: Architecture
     config: DecoderConfig
@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all tensors."""
+        """The number of bytes of all tensors in the file."""
         return sum(outline.nbytes for outline in self.outlines.values())
 
 
@@ -68,9 +68,9 @@ def plan(
     family: str = "",
     accept: Collection[Accept] = (),
 ) -> Plan:
-    """Plan the GGUF file of a model. `dtype` is a name in FILE_TYPES, by default the dtype of the model's weights;
-    `family` is the model_type whose architecture is tried first; `accept` names differences in ACCEPTABLE that
-    llama.cpp's computation may have.
+    """Plan the GGUF file of a model. `dtype` is a name in FILE_TYPES, such as Q8_0, by default the dtype of the model's
+    weights; `name` is the model's name in the file; `family` is the model_type whose architecture is tried first;
+    `accept` names differences in ACCEPTABLE that llama.cpp's computation may have.
 
     Raises a UserError if no architecture of llama.cpp computes the same as the model, or if llama.cpp does not support
     its tokenizer.
@@ -101,8 +101,8 @@ def plan(
 def matching(
     c: DecoderConfig, ours: Mapping[str, Tensor], name: str, family: str, accept: Collection[Accept] = ()
 ) -> Plan:
-    """Return the plan, in fp32, for the first architecture of llama.cpp that computes the same as a decoder with the
-    parameters `ours`, except for accepted differences. The architecture of `family`, a model_type, is tried first.
+    """Return the plan, in fp32, for the first architecture of llama.cpp that computes the same as a decoder `c` with
+    the parameters `ours`, except for accepted differences. The architecture of `family`, a model_type, is tried first.
     `name` is the model's name in the file.
 
     Raises a UserError that names the fields of the decoder that differ from the nearest architecture.
@@ -135,13 +135,13 @@ def matching(
 
 
 def accepted(difference: str) -> set[str]:
-    """Return the name in ACCEPTABLE of a difference, as a set; empty if it has none."""
+    """Return, as a set, the name in ACCEPTABLE of `difference`, a line of `differences`; empty if it has none."""
     return {name for name, known in ACCEPTABLE.items() if known.fullmatch(difference)}
 
 
 def outlined(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor], name: str) -> Plan:
-    """Return the plan of a decoder with the keys and names of an architecture, without a check that they fit. `name` is
-    the model's name in the file."""
+    """Return the plan of the GGUF file of a decoder `c` with the parameters `ours`, as architecture `kind`, without a
+    check that both compute the same. `name` is the model's name in the file."""
     constants = rope_tensors(c)
     tensors = {**constants, **dict(kind.tensors(c, parameters(kind, c, ours)))}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -150,19 +150,20 @@ def outlined(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor], n
 
 
 def parameters(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters that a file holds: with a copy of the embedding as head if the architecture needs one."""
+    """Return the parameters that a GGUF file holds: those of the decoder (`ours`), and a copy of the embedding as head
+    if the architecture needs one."""
     copied = {"head.weight": ours["embed.weight"]} if c.tied and kind.head == "required" else {}
     return {**ours, **copied}
 
 
 def infos(plan: Plan) -> dict[str, TensorInfo]:
-    """Return the names and locations of a plan's tensors, in the form in which a header lists them."""
+    """Return a TensorInfo for each tensor of a plan, as if its header had been read from a file."""
     return {name: TensorInfo(Path(), 0, outline.type, outline.shape) for name, outline in plan.outlines.items()}
 
 
 def size_label(outlines: Mapping[str, Outline]) -> str:
-    """Return the number of parameters as text, as the reference converter writes it; for a mixture of experts, experts
-    x parameters with one expert: 8x7.2B."""
+    """Return the number of parameters as text, as the reference converter writes it, such as 7.2B; for a mixture of
+    experts, the number of experts x the parameters with one expert: 8x7.2B."""
     experts = [own.shape[0] for name, own in outlines.items() if is_expert(name, own)]
     shares = (math.prod(own.shape) // (own.shape[0] if is_expert(name, own) else 1) for name, own in outlines.items())
     total = sum(shares)
@@ -178,8 +179,8 @@ def is_expert(name: str, outline: Outline) -> bool:
 
 
 def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:
-    """Return the keys of a file of this architecture for a decoder, except those of its tokenizer and its type. `name`
-    is the model's name."""
+    """Return the metadata keys of a GGUF file of architecture `kind` for a decoder, except those of its tokenizer and
+    its type. `name` is the model's name."""
     norm = at(c.norm, 0)
     own: dict[str, Any] = {
         "context_length": c.context_length,
@@ -202,8 +203,8 @@ def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def comparable(c: DecoderConfig) -> DecoderConfig:
-    """Return a decoder without the settings that do not change its output within its context: dropout, a window as long
-    as the context, a scale equal to the default, the backend of experts."""
+    """Return a decoder's configuration without the settings that do not change its output within its context: dropout,
+    a window as long as the context, a scale equal to the default, the backend of experts."""
 
     def scale(value: float | None, width: int) -> float | None:
         return None if value and abs(value * width**0.5 - 1) < TOLERANCE else value
@@ -243,8 +244,9 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
-    """List in words the fields that differ between a decoder (`ours`) and that of an architecture (`theirs`); parts by
-    layer, without repetition. `path` is the name of the compared field; "": both whole configurations."""
+    """List in words the fields that differ between the configuration of a decoder (`ours`) and that of an architecture
+    (`theirs`); parts by layer, without repetition. `path` is the name of the compared field; "": both whole
+    configurations."""
     if path == "":
         ours, theirs = fields.plain(ours), fields.plain(theirs)
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
@@ -263,7 +265,8 @@ def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
 
 
 def losses(model: Decoder, tokenizer: Tokenizer | None, plan: Plan) -> list[str]:
-    """Return a sentence for each piece of information that a GGUF file written by this plan does not hold."""
+    """Return a sentence for each piece of information about a model that is lost in the GGUF file of this plan, such as
+    rounded weights."""
     source = DTYPE_NAMES[model.embed.weight.dtype]
     rounded = Counter(own.type.name for own in plan.outlines.values() if own.type.name not in (source, "F32"))
     lost = [f"{counted(number, 'tensor')} rounded from {source} to {kind}" for kind, number in rounded.items()]
@@ -273,13 +276,14 @@ def losses(model: Decoder, tokenizer: Tokenizer | None, plan: Plan) -> list[str]
 
 
 def write_model(model: Decoder, plan: Plan, path: Path, progress: Callable[[int], object] = lambda done: None) -> None:
-    """Write a model as planned; `progress` is called with the number of bytes written so far."""
+    """Write a model to a GGUF file as planned; `progress` is called with the number of bytes written so far."""
     ours = parameters(plan.architecture, plan.config, dict(model.named_parameters()))
     write_gguf(path, plan.keys, plan.outlines, numbers(plan, ours), progress)
 
 
 def numbers(plan: Plan, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a file, one by one, from the model's parameters `ours`."""
+    """Yield (name, tensor) for the tensors of the planned file, one by one, from `ours`, the model's parameters by
+    name."""
     yield from plan.constants.items()
     shift = plan.architecture.shift
     for name, tensor in plan.architecture.tensors(plan.config, ours):

@@ -30,8 +30,8 @@ SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """The location of a tensor: its file, the offset of its first byte there, its type, and its shape in torch's
-    order."""
+    """The location of a tensor in a GGUF file: the file, the offset of its first byte, its type, and its shape in
+    torch's order."""
 
     path: Path
     offset: int
@@ -40,18 +40,18 @@ class TensorInfo:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of one row: all elements that share the index of the first dimension."""
+        """The number of bytes of one row, the elements with the same index in the first dimension."""
         return self.nbytes // self.shape[0]
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the tensor in its file."""
+        """The number of bytes of the tensor in its file."""
         return math.prod(self.shape) // self.type.numbers * self.type.bytes
 
 
 @dataclass(frozen=True)
 class Header:
-    """The keys and the tensors of a GGUF file, or of all files of a split model."""
+    """The header of a GGUF file, or of all files of a split model: its metadata keys and its tensors."""
 
     path: Path
     keys: Mapping[str, Any]
@@ -60,7 +60,7 @@ class Header:
 
     @cached_property
     def architecture(self) -> str:
-        """The name of the architecture in llama.cpp, such as llama. Raises a UserError if the file has none."""
+        """The name of the file's architecture in llama.cpp, such as llama. Raises a UserError if the file has none."""
         name = self.keys.get("general.architecture")
         if not isinstance(name, str):
             raise UserError(f"{self.path} has no general.architecture, the name of its kind of decoder: get it again")
@@ -113,13 +113,13 @@ def read_one(path: Path) -> Header:
 
 
 class Reader:
-    """Reads consecutive values of a mapped file; `at` is the offset of the next value."""
+    """Reads consecutive values of a memory-mapped GGUF file; `at` is the offset of the next value."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.at, self.size = path, data, 4, len(data)
 
     def broken(self, what: str) -> UserError:
-        """Return the UserError for a damaged file; `what` is the reason in parentheses."""
+        """Return the UserError for a damaged GGUF file; `what` is the reason in its message."""
         what = what.encode("unicode_escape").decode()  # damaged names hold anything
         return UserError(f"{self.path} is cut off or not a GGUF file ({what}): copy or download it again")
 
@@ -157,8 +157,8 @@ class Reader:
         return keys, tensors
 
     def outline(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Read the next entry in the list of tensors; return the tensor's name, shape, type code and offset. Raises a
-        UserError for an impossible shape."""
+        """Read the next entry in the file's list of tensors; return the tensor's name, shape, type code and offset.
+        Raises a UserError for an impossible shape."""
         name, count = self.text(), self.number("I")
         if count > MOST_DIMENSIONS:
             raise self.broken(f"tensor {name:.60} has {count} dimensions")
@@ -170,8 +170,8 @@ class Reader:
     def placed(
         self, name: str, shape: tuple[int, ...], code: int, offset: int, start: int, alignment: int
     ) -> TensorInfo:
-        """Return the location of a tensor. Raises a UserError if its bytes are not inside the file. `code` is its type,
-        `start` the offset of the file's tensor data."""
+        """Return the location of a tensor from its entry in the file's list: `code` is its type, and `offset` counts
+        from `start`, where the file's tensor data begins. Raises a UserError if its bytes are not inside the file."""
         if code not in TYPES:
             raise UserError(
                 f"{self.path}: tensor {shown(name)} has type {code}, which Onward does not know: get another file"
@@ -186,16 +186,16 @@ class Reader:
 
     def room(self, count: int, each: int, what: str) -> None:
         """Raise a UserError if the rest of the file cannot hold `count` values of at least `each` bytes. `what` names
-        them."""
+        the values in the message."""
         if count * each > self.size - self.at:
             raise self.broken(f"it announces {count:,} {what}")
 
     def number(self, kind: str) -> int:
-        """Read the next integer; `kind` is its format in Python's `struct`."""
+        """Read the next value of the file as an integer; `kind` is its format in Python's `struct`."""
         return int(self.scalar(kind))
 
     def scalar(self, kind: str) -> Any:
-        """Read the next value; `kind` is its format in Python's `struct`."""
+        """Read the next value of the file, a number or a boolean; `kind` is its format in Python's `struct`."""
         size = struct.calcsize(f"<{kind}")
         self.room(1, size, "value")
         (value,) = struct.unpack_from(f"<{kind}", self.data, self.at)
@@ -203,15 +203,15 @@ class Reader:
         return value
 
     def text(self) -> str:
-        """Read the next text; bytes that are not UTF-8 become U+FFFD."""
+        """Read the next text of the file; bytes that are not UTF-8 become U+FFFD."""
         length = self.number("Q")
         self.room(length, 1, "bytes of a text")
         self.at += length
         return self.data[self.at - length : self.at].decode("utf-8", "replace")
 
     def value(self, kind: int, name: str) -> Any:
-        """Read the value of the key `name`, of the type code `kind`: a float as the shortest number that rounds to it,
-        an array as a list. Raises a UserError for an unknown type code."""
+        """Read the value of the metadata key `name` by its type code `kind`: a float as the shortest number that rounds
+        to it, an array as a list. Raises a UserError for an unknown type code."""
         if kind == STRING:
             return self.text()
         if kind == ARRAY:
@@ -222,7 +222,7 @@ class Reader:
         return float(str(np.float32(value))) if SCALARS[kind] == "f" else value
 
     def array(self, name: str) -> list[Any]:
-        """Read the array that is the value of the key `name`. Raises a UserError for an unknown type code."""
+        """Read the array that is the value of the metadata key `name`. Raises a UserError for an unknown type code."""
         kind, count = self.number("I"), self.number("Q")
         if kind == STRING:
             return self.texts(count)
@@ -234,8 +234,8 @@ class Reader:
         return np.frombuffer(self.data, dtype, count, self.at - count * dtype.itemsize).tolist()
 
     def texts(self, count: int) -> list[str]:
-        """Read `count` consecutive texts. This loop takes most of the time of a large vocabulary. Raises a UserError if
-        the file is cut off."""
+        """Read the next `count` texts of the file. This loop takes most of the time of reading a large vocabulary.
+        Raises a UserError if the file is cut off."""
         self.room(count, 8, "texts")
         data, at, size = self.data, self.at, self.size
         length_of: Callable[[Any, int], tuple[int]] = struct.Struct("<Q").unpack_from
@@ -253,8 +253,8 @@ class Reader:
 
 
 class Keys(Mapping[str, Any]):
-    """The keys that belong to a file's architecture, without the architecture's name as prefix; `has` looks up a
-    tensor."""
+    """The metadata keys of a GGUF file that belong to its architecture, without the architecture's name as prefix;
+    `has` looks up a tensor."""
 
     def __init__(self, header: Header) -> None:
         self.header, self.prefix = header, f"{header.architecture}."
@@ -269,8 +269,8 @@ class Keys(Mapping[str, Any]):
         return sum(1 for _ in self)
 
     def number(self, key: str, default: Any = None) -> Any:
-        """Return the number under a key; a list with a value per layer counts if all its values are equal. Raises a
-        UserError if the key is missing or not a number."""
+        """Return the number under a metadata key; a list with a value per layer counts if all its values are equal.
+        Raises a UserError if the key is missing and there is no default, or if the value is not a number."""
         value = self.get(key, default)
         if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]

@@ -22,7 +22,8 @@ QUANTIZED = torch.bfloat16  # the dtype of dequantized weights, unless another i
 
 
 def stored_tensors(tensors: Mapping[str, TensorInfo], shift: float = 0.0) -> dict[str, StoredTensor]:
-    """Return the stored tensors of a file, by name. `shift` is added to the weights of norms, in fp32.
+    """Return the tensors of a GGUF file, by name, to be read on request. `shift` is added to the weights of norms, in
+    fp32.
 
     All get the dtype of most elements of matrices, since GGUF keeps norms and biases in fp32 in every file. Raises a
     UserError if a tensor has a type that Onward does not read.
@@ -46,7 +47,7 @@ def stored_tensors(tensors: Mapping[str, TensorInfo], shift: float = 0.0) -> dic
 
 
 def is_norm(name: str) -> bool:
-    """Return whether a tensor is the weight of a norm, by its name."""
+    """Return whether a tensor of a GGUF file is the weight of a norm, by its name."""
     return name.endswith("norm.weight")
 
 
@@ -57,7 +58,7 @@ def open_map(path: Path) -> mmap.mmap:
 
 
 def mapped(info: TensorInfo, map_of: Callable[[Path], mmap.mmap]) -> Tensor:
-    """Return a tensor that is not quantized, memory-mapped; `map_of` maps its file."""
+    """Return a tensor that is not quantized, as a view of its memory-mapped file; `map_of` maps a file."""
     assert info.type.plain is not None
     numbers = math.prod(info.shape)
     return torch.frombuffer(map_of(info.path), dtype=info.type.plain, count=numbers, offset=info.offset).view(

@@ -19,7 +19,7 @@ DEPTHS = "num_hidden_layers", "n_layers", "n_layer", "num_layers"  # names of th
 
 
 class ModelFolder(ModelSource):
-    """A model in a Hugging Face folder, as a ModelSource."""
+    """A Hugging Face folder (config.json and safetensors files) as a source of a model."""
 
     def outline(self) -> Outline:
         """Return the decoder without weights, and its stored tensors; formats that Onward does not compute with are
@@ -70,6 +70,6 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_depth(layers: float, stored: Mapping[str, StoredTensor]) -> None:
-    """Raise a UserError if there are fewer stored tensors than `layers`."""
+    """Raise a UserError if `layers`, the number of layers in config.json, exceeds the number of stored tensors."""
     if layers > len(stored):
         raise UserError(f"config.json asks for {layers} layers, and the files hold only {len(stored)} tensors")

@@ -26,8 +26,8 @@ from onward.transforms.quantize import QuantizedLinear
 
 
 class OwnLayout(UserWarning):
-    """Warning: a quantized model whose family cannot store packed integers is written with Onward's own names, which no
-    other program reads."""
+    """Warning that a quantized model whose family cannot store packed integers is written under Onward's own tensor
+    names, which no other program reads."""
 
 
 def label_keys(model: Decoder) -> dict[str, Any]:
@@ -43,7 +43,8 @@ def label_keys(model: Decoder) -> dict[str, Any]:
 
 
 def save_model(model: Decoder, folder: Path, extra: HF | None = None, shard_bytes: float = math.inf) -> None:
-    """Write config.json and the weights of a model, see `save_weights`; quantized layers in the format of `packed.py`.
+    """Write config.json and the weights of a model to a folder, see `save_weights`; quantized layers in the format of
+    `packed.py`.
 
     A quantized head is a separate weight, so the saved config.json does not tie it to the embedding.
     """
@@ -104,7 +105,8 @@ def save_weights(
 def described(
     config: DecoderConfig, meta: Mapping[str, Tensor | QuantizedLinear], extra: HF, dtype: torch.dtype
 ) -> tuple[dict[str, Any], Family]:
-    """Return config.json for weights of a dtype, given on the meta device, and the family that it names."""
+    """Return the config.json for weights with the dtype `dtype` (`meta`: the weights on the meta device), and the
+    family of models that it names. `extra` is as in `save_weights`."""
     hf = describe(config, extra, lambda kind: packable(kind, config, meta))
     name = str(dtype).removeprefix("torch.")
     return hf | {key: name for key in ("dtype", "torch_dtype") if key == "dtype" or key in hf}, family(hf["model_type"])

@@ -36,7 +36,7 @@ MAGNITUDE = "lora_magnitude_vector"
 
 @dataclass(frozen=True)
 class AdaptedWeight:
-    """A weight in the family's files that can have an adapter, and the weights of Decoder that it joins along its
+    """A weight in the family's files that can have a LoRA adapter, and the weights of Decoder that it joins along its
     rows."""
 
     module: str  # name of the module that holds the adapter's tensors
@@ -49,9 +49,9 @@ class AdaptedWeight:
 
 
 def adapted_weights(kind: Family, model: Decoder, targets: Mapping[str, Target]) -> Iterator[AdaptedWeight]:
-    """Yield the weights in the family's files that hold the weights of a model, by the family's table; weights without
-    a row keep our names. Parameters of one module keep the order of the module. `targets` are the model's adaptable
-    weights by name."""
+    """Yield the weights in a family's files that hold the adaptable weights of a model, by the family's table of names;
+    weights without a row keep Decoder's names. Parameters of one module keep the order of the module. `targets` are the
+    model's adaptable weights by name."""
     known = {name if target.weight.ndim == 3 else f"{name}.weight": name for name, target in targets.items()}
     named, table = set(), list(kind.names(model.config))
     mixtures = any(isinstance(their, list) for their, *_ in table)
@@ -92,8 +92,8 @@ def adapted_weights(kind: Family, model: Decoder, targets: Mapping[str, Target])
 
 
 def tensor_names(chosen: Sequence[AdaptedWeight]) -> dict[str, AdaptedWeight]:
-    """Return adapted weights by the module name in their tensors. PEFT wraps adapted parameters of the same module
-    around each other, so each wrapping adds `.base_layer` to the name."""
+    """Return the adapted weights by the module name in their tensors in PEFT's file. PEFT wraps adapted parameters of
+    the same module around each other, so each wrapping adds `.base_layer` to the name."""
     adapted, around = dict[str, AdaptedWeight](), Counter[str]()
     for stored in reversed(chosen):
         adapted[stored.module + ".base_layer" * around[stored.module]] = stored
@@ -103,7 +103,8 @@ def tensor_names(chosen: Sequence[AdaptedWeight]) -> dict[str, AdaptedWeight]:
 
 @dataclass(frozen=True)
 class Joined:
-    """The adapter of an AdaptedWeight in the form in which PEFT stores it."""
+    """The adapter of a weight in the family's files as PEFT stores it, joined from the adapters of Decoder's
+    weights."""
 
     a: Tensor
     b: Tensor
@@ -113,8 +114,8 @@ class Joined:
 
 
 def joined(stored: AdaptedWeight, adapters: Mapping[str, Adapter], targets: Mapping[str, Target]) -> Joined:
-    """Join the adapters of our weights to the adapter of the stored weight. If they have different A, the ranks add
-    up: the new A stacks them, and B is block-diagonal."""
+    """Join the adapters of Decoder's weights (`adapters`, by name) to the adapter of the weight `stored` in the
+    family's files. If they have different A, the ranks add up: the new A stacks them, and B is block-diagonal."""
     factors = {our: adapters[our].factors() for our in stored.ours if our in adapters}
     present = [adapters[our] for our in factors]
     every = [a.detach() for a, _ in factors.values()]
@@ -145,9 +146,9 @@ def split(
     targets: Mapping[str, Target],
     subtracted: bool,
 ) -> list[Adapter]:
-    """Split the adapter of the stored weight, with the tensors `given`, into the adapters of our weights that it
-    joins. If a part of the weight is `subtracted`, which is the second half of the rank, a weight that joins no others
-    keeps it apart. Raises a ValueError for a tensor that does not fit."""
+    """Split a PEFT adapter of the weight `stored` in the family's files, with the tensors `given`, into adapters of the
+    weights of Decoder that it joins. With `subtracted`, the second half of the rank is the part subtracted from the
+    base; a weight that joins no others keeps it apart. Raises a ValueError for a tensor that does not fit."""
     first = targets[stored.ours[0]]
     leaves = EMBEDDING if isinstance(first.module, nn.Embedding) else LAYER
     a, b = (given[leaf.removesuffix(".weight")] for leaf in leaves)
@@ -196,9 +197,9 @@ def split(
 def initial_factors(
     stored: AdaptedWeight, targets: Mapping[str, Target], kind: str, rank: int, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute A (R, I) and B (O, R) from which PEFT initialized an adapter of `rank` R by `kind` (pissa or olora), in
-    the row order of the family: PEFT subtracts scaling B A from the base. Raises a ValueError for weights of which the
-    factors are unknown, such as stacks."""
+    """Compute A (R, I) and B (O, R) with which PEFT initialized an adapter of `rank` R by `kind` (pissa or olora), in
+    the row order of the family's files: PEFT subtracts scaling B A from the base. Raises a ValueError for weights of
+    which the factors are unknown, such as stacks of experts."""
     modules = [targets[our].module for our in stored.ours]
     if stored.stack or stored.expert is not None or any(isinstance(module, QuantizedLinear) for module in modules):
         raise ValueError(f"init_lora_weights is {kind}, which is for layers with plain weights: merge it in PEFT")
@@ -211,8 +212,8 @@ def initial_factors(
 
 
 def stacked(weight: Tensor, by_expert: Mapping[int, Adapter]) -> Adapter:
-    """Build the adapter of a stack (X, O, I) from the adapters of its matrices, by expert; matrices without an adapter
-    get zeros. Raises a ValueError if their ranks or scalings differ, and for DoRA."""
+    """Build the adapter of a stack of experts' matrices (X, O, I) from the adapters of single matrices, by expert;
+    matrices without an adapter get zeros. Raises a ValueError if their ranks or scalings differ, and for DoRA."""
     first = next(iter(by_expert.values()))
     if any((a.a.shape, a.scaling) != (first.a.shape, first.scaling) for a in by_expert.values()):
         raise ValueError("their ranks or factors differ, and a stack needs equal ones")

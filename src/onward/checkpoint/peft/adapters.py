@@ -77,9 +77,9 @@ def load_with_adapters(
     allow_nonfinite: bool = False,
     quantize: str | None = None,
 ) -> tuple[Decoder, dict[str, Any], ModelSource]:
-    """Load the decoder in a folder with adapters, each named after its folder; the first is in use. If the folder
-    itself holds an adapter, its base is loaded with it. Also returns the base's config.json, and the source of the
-    tokenizer.
+    """Load the decoder in a folder with adapters, each named after its folder; the first adapter is in use. If the
+    folder itself holds an adapter, its base is loaded with it. Also returns the base's config.json, and the source of
+    the tokenizer.
 
     Arguments as for `load_model`. Raises a UserError for an adapter of another base.
     """
@@ -99,7 +99,8 @@ def load_with_adapters(
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """The content of the files in an adapter's folder, to be written: tensors, configuration and base."""
+    """The content of the files in an adapter's folder, to be written: its tensors, adapter_config.json and
+    base.json."""
 
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any]
@@ -107,13 +108,14 @@ class AdapterFiles:
 
 
 def save_adapter(model: Decoder, folder: Path, hf: HF, base: BaseModel, name: str = "default") -> None:
-    """Write the adapters of the name `name`, and all fully trained modules, as a PEFT folder. `hf` is the base's
-    config.json."""
+    """Write the adapter `name` of a model, and all fully trained modules, as a PEFT folder. `hf` is the base's
+    config.json, `base` identifies the base."""
     write_adapter(folder, adapter_files(model, hf, base, name))
 
 
 def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default") -> AdapterFiles:
-    """Collect the adapters of the name `name`, and all fully trained modules, under PEFT's names.
+    """Collect the tensors of the adapter `name` of a model, and of all fully trained modules, under PEFT's names. `hf`
+    is the base's config.json, `base` identifies the base.
 
     If the weights of a fused projection have adapters with different A, their ranks are added. Raises a UserError for
     adapters that PEFT cannot name in this family.
@@ -157,13 +159,14 @@ def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default"
 
 
 def embedding(kind: Family, model: Decoder) -> str:
-    """Return the family's name of the module of the embedding."""
+    """Return the name of the embedding's module in the files of the family `kind`."""
     names = (their for their, our, *_ in kind.names(model.config) if our == "embed.weight" and isinstance(their, str))
     return next(names, "embed.weight").removesuffix(".weight")
 
 
 def full_parameters(kind: Family, model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Yield the fully trained parameters, under the family's names; of a fused one of which a part is trained, all."""
+    """Yield (name in the family's files, tensor) for each fully trained parameter; if a part of a fused tensor is
+    trained, the whole fused tensor."""
     every = dict(model.named_parameters())
     trained = {n: p for n, p in every.items() if p.requires_grad and "_lora." not in n}
     for their, our, *fix in kind.names(model.config):
@@ -183,9 +186,9 @@ def peft_config(
     full: list[str],
     base: str,
 ) -> dict[str, Any]:
-    """Return the content of adapter_config.json. `ranks` and `alphas` are by the names of modules and of other
-    parameters, `modules` are the names of modules among them, `full` names the fully trained modules, and `base` the
-    base model. If there are other parameters, PEFT accepts no dropout."""
+    """Return the content of adapter_config.json. `ranks` and `alphas` are by the names of adapted modules and
+    parameters, `modules` are the modules among these names, `full` names the fully trained modules, and `base` the base
+    model. If parameters are adapted, PEFT accepts no dropout."""
     parameters = sorted(ranks.keys() - modules)
     rank = Counter(ranks.values()).most_common(1)[0][0] if ranks else 8
     alpha = Counter(alphas.values()).most_common(1)[0][0] if alphas else 8
@@ -210,7 +213,7 @@ def peft_config(
 
 
 def write_adapter(folder: Path, files: AdapterFiles) -> None:
-    """Write the files of an adapter; all are flushed before the first is renamed to its final name."""
+    """Write the files of an adapter into a folder; all are flushed before the first is renamed to its final name."""
     with ExitStack() as stack:
         temporary = {name: stack.enter_context(atomic_write(folder / name)) for name in ADAPTER_FILES}
         fill(temporary[TENSORS], files.tensors, files.tensors.items())
@@ -221,8 +224,8 @@ def write_adapter(folder: Path, files: AdapterFiles) -> None:
 
 
 def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") -> None:
-    """Add the adapters in a PEFT folder to a model, in place, under the name `name`, and use them; all other parameters
-    are frozen.
+    """Add the adapter in a PEFT folder to a model, in place, under the name `name`, and use it; all other parameters
+    are frozen. `hf` is the model's config.json.
 
     Raises a UserError for a tensor that does not fit the model, or for an option of PEFT that Onward does not support.
     """
@@ -281,8 +284,9 @@ def load_rows(
     name: str,
     folder: Path,
 ) -> None:
-    """Add the trained embeddings of an adapter, `rows`, to a model. `module` is the family's name of the embedding.
-    Raises a UserError if rows are not those of the embedding, or do not fit the tokens."""
+    """Add the trained embeddings of an adapter, `rows` (tensors by name) for the token ids `tokens`, to a model as part
+    of the adapter `name`. `module` is the family's name of the embedding; `folder` is named in errors. Raises a
+    UserError if rows do not belong to the embedding, or do not fit the tokens."""
     given = [*tokens.values()] if isinstance(tokens, Mapping) else [tokens or ()]
     tensor = rows.get(f"{module}.{ROWS}")
     if tensor is None or len(rows) > 1 or any(other != given[0] for other in given):
@@ -297,8 +301,8 @@ def load_rows(
 
 
 def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor], dict[str, Tensor]]:
-    """Read the tensors in an adapter's file as three tables: those of adapters, by module and kind; those of fully
-    trained modules, by name; and those of the base, which PEFT includes if embeddings are adapted."""
+    """Read the tensors in an adapter's file as three tables: tensors of adapters, by module and kind; tensors of fully
+    trained modules, by name; and weights of the base, which PEFT includes if embeddings are adapted, by name."""
     parts: dict[str, dict[str, Tensor]] = {}
     full, bases = {}, {}
     leaves = (*LAYER, *EMBEDDING, MAGNITUDE, f"{MAGNITUDE}.weight")
@@ -319,8 +323,8 @@ def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str
 
 
 def check_alone(model: Decoder, full: Mapping[str, Tensor], folder: Path) -> None:
-    """Raise a UserError, which names `folder`, if the fully trained tensors `full` of an adapter, or those already in
-    the model, would change the base of other adapters."""
+    """Raise a UserError, which names `folder`, if a model has adapters already and the new adapter has fully trained
+    tensors (`full`), or the model has some: these would change the base of the other adapter."""
     others = [name for name, p in model.named_parameters() if p.requires_grad and "_lora." not in name]
     if adapter_names(model) and (full or others):
         what = f"{folder} has" if full else "the adapter that is loaded has"
@@ -331,7 +335,7 @@ def check_alone(model: Decoder, full: Mapping[str, Tensor], folder: Path) -> Non
 
 def check_base_layers(model: Decoder, kind: Family, bases: dict[str, Tensor], folder: Path) -> None:
     """Raise a UserError, which names `folder`, if weights of the base in an adapter's file (`bases`, by the family's
-    names) differ from the model's by more than rounding."""
+    names) differ from the model's weights by more than rounding."""
     for their, our, part in by_our_names(model, kind, bases, folder):
         weight = model.get_parameter(our).detach().float()
         if not torch.allclose(part.float(), weight, rtol=1e-2, atol=1e-2 * weight.abs().mean().item()):
@@ -341,9 +345,9 @@ def check_base_layers(model: Decoder, kind: Family, bases: dict[str, Tensor], fo
 def by_our_names(
     model: Decoder, kind: Family, tensors: dict[str, Tensor], folder: Path
 ) -> Iterator[tuple[str, str, Tensor]]:
-    """Remove the tensors that hold parameters of a model from `tensors`, a dict by the family's names; yield for each
-    parameter the family's name, our name and its tensor. Raises a UserError, which names `folder`, for a tensor of
-    another shape."""
+    """Remove the tensors that hold parameters of a model from `tensors`, a dict by the family's names; yield (family's
+    name, Decoder's name, tensor) for each parameter. Raises a UserError, which names `folder`, for a tensor of another
+    shape."""
     own = dict(model.named_parameters(remove_duplicate=False))
     rows = [(their, [our] if isinstance(our, str) else our, fix) for their, our, *fix in kind.names(model.config)]
     rows += [(name, [name], []) for name in own]
@@ -361,8 +365,8 @@ def by_our_names(
 
 
 def load_full(model: Decoder, kind: Family, full: dict[str, Tensor], folder: Path) -> None:
-    """Copy the tensors of fully trained modules, `full` by the family's names, into a model, and make them trainable.
-    Raises a UserError, which names `folder`, if the model lacks one of them."""
+    """Copy the tensors of fully trained modules, `full` by the family's names, into a model, and make these parameters
+    trainable. Raises a UserError, which names `folder`, if the model lacks one of them."""
     for _, our, part in by_our_names(model, kind, full, folder):
         if model.config.tied and our in ("embed.weight", "head.weight"):
             untie(model)

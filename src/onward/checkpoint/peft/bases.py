@@ -20,7 +20,8 @@ CONFIG, BASE = "adapter_config.json", "base.json"
 
 @dataclass(frozen=True)
 class BaseModel:
-    """The content of base.json: the folder and the checksum of an adapter's base, and facts that PEFT's files lack."""
+    """The content of base.json in an adapter's folder: the folder and the checksum of its base model, and facts that
+    PEFT's files lack."""
 
     folder: str  # folder of the base when the adapter was saved
     checksum: str  # checksum of the base's weights, see `weights_checksum`; "": unknown
@@ -46,8 +47,8 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_of(folder: Path) -> BaseModel:
-    """Read base.json, or else the base's name in adapter_config.json, in the folder of an adapter. Raises a UserError
-    if the folder holds no adapter."""
+    """Read base.json in the folder of an adapter or, if it is missing, the base's name in adapter_config.json. Raises a
+    UserError if the folder holds no adapter."""
     if (folder / BASE).exists():
         record = read_json(folder / BASE)
         labels = tuple(map(str, record.get("labels") or ()))
@@ -58,7 +59,7 @@ def base_of(folder: Path) -> BaseModel:
 
 
 def base_folder(adapter_folder: Path) -> Path:
-    """Return the folder of the base that an adapter names. Raises a UserError if it does not exist."""
+    """Return the folder of the base model that an adapter names. Raises a UserError if it does not exist."""
     base = base_of(adapter_folder).folder
     try:
         return locate(base, "")
@@ -76,7 +77,7 @@ def check_adapter_folder(folder: Path) -> None:
 
 
 def check_base(adapter_folder: Path, base: Path) -> None:
-    """Raise a UserError if the weights in the folder `base` do not have the checksum of the base for which an adapter
+    """Raise a UserError if the weights in the folder `base` do not have the checksum of the model for which an adapter
     was trained."""
     wanted = base_of(adapter_folder)
     if wanted.checksum and (actual := weights_checksum(base)) != wanted.checksum:

@@ -25,7 +25,7 @@ CHANGED_BASE = "pissa", "olora"  # initializations that subtract a product compu
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """The keys of adapter_config.json that Onward reads, with PEFT's defaults."""
+    """The keys of PEFT's adapter_config.json that Onward reads, with PEFT's defaults."""
 
     r: Size = 8
     lora_alpha: Alpha = 8.0
@@ -40,17 +40,17 @@ class LoraConfig:
     trainable_token_indices: tuple[SizeOrZero, ...] | Mapping[str, Sequence[SizeOrZero]] | None = None
 
     def rank_of(self, name: str) -> int:
-        """Return the rank of the module or parameter `name`."""
+        """Return the rank of the adapter of the module or parameter `name`."""
         return next((rank for key, rank in (self.rank_pattern or {}).items() if matches(key, name)), self.r)
 
     def alpha_of(self, name: str) -> float:
-        """Return the alpha of the module or parameter `name`."""
+        """Return the alpha of the adapter of the module or parameter `name`."""
         return next((alpha for key, alpha in (self.alpha_pattern or {}).items() if matches(key, name)), self.lora_alpha)
 
 
 def lora_config(values: Mapping[str, Any], path: Path) -> LoraConfig:
-    """Parse the values of an adapter_config.json. Raises a UserError for a key that Onward does not support, or a value
-    of a wrong type."""
+    """Parse the values of an adapter_config.json; `path` is named in errors. Raises a UserError for a key that Onward
+    does not support, or a value of a wrong type."""
     if values.get("peft_type") != "LORA":
         raise UserError(f"{path.parent} is a {values.get('peft_type')} adapter: Onward reads LORA")
     known = field_types(LoraConfig)

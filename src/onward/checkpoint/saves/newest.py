@@ -25,7 +25,7 @@ from onward.model.decoder import Decoder
 
 @dataclass(frozen=True)
 class SavedState(TrainerState):
-    """The trainer state and the model read from a save, with the messages about damaged saves."""
+    """The trainer state and the model read from a checkpoint, with messages about damaged checkpoints."""
 
     folder: Path  # folder of the save
     model: Decoder  # the model with the trained weights, not their average
@@ -40,12 +40,12 @@ def newest_state(
     *,
     lazy: bool = False,
 ) -> SavedState:
-    """Read the newest undamaged save of a run, and put its model into the run folder.
+    """Read the newest undamaged checkpoint of a run, to resume from it, and put its model into the run folder.
 
-    Newer damaged saves are renamed, each with a message; so is the save of the step `spoiled`, if there is a save
-    before it. Raises a UserError if no save is undamaged. If saves hold adapters only, `base` makes the model to which
-    they are added. A `lazy` state reads a tensor when it is looked up, and has its model on the meta
-    device.
+    Newer damaged checkpoints are renamed, each with a message; so is the checkpoint of the step `spoiled`, after which
+    training failed, if there is an earlier one. Raises a UserError if no checkpoint is undamaged. If checkpoints hold
+    adapters only, `base` makes the model to which they are added. A `lazy` state reads a tensor when it is looked up,
+    and has its model on the meta device.
     """
     damages: dict[Path, str] = {}
     for folder in reversed(known := saves(run)):
@@ -93,8 +93,9 @@ def lazy_state(
     progress: dict[str, Any],
     messages: list[str],
 ) -> SavedState:
-    """Return the state of a save whose tensors are read when they are looked up, with the model on the meta device.
-    `tensors` are those of its state, memory-mapped; `dtype` is that of the weights among them."""
+    """Return the state of a checkpoint whose tensors are read when they are looked up, with the model on the meta
+    device. `tensors` are those of the state's file, memory-mapped; `dtype` is that of the weights among them, None
+    without any."""
     model, weights, _ = load_outline(folder)
     reads: dict[str, Callable[[], Tensor]] = {name: partial(tensors.__getitem__, name) for name in tensors}
     for name, parameter in model.named_parameters():

@@ -36,14 +36,15 @@ from onward.parallel.parts import gathered_parameters
 
 @dataclass(frozen=True)
 class Best:
-    """The content of best.json: the step and validation loss of the best save."""
+    """The content of best.json: the step and validation loss of the best checkpoint."""
 
     step: int
     validation_loss: float
 
 
 class Saver:
-    """Writes the saves of a run in its own thread; keeps the last `keep` saves (at least 1) and the best save.
+    """Writes the checkpoints of a run in a separate thread; keeps the last `keep` of them (at least 1) and the best
+    one.
 
     Disk errors are never raised and leave no partial file: `pop_failure` returns them, and the next save tries again.
     The run folder must exist and have one Saver, which removes the temporary files of killed processes.
@@ -100,7 +101,8 @@ class Saver:
         self.submit(task, f"saving step {step}")
 
     def best(self, step: int, loss: float) -> None:
-        """Record a step and its validation loss as the best, if the step is saved and its loss is the lowest so far."""
+        """Record a step and its validation loss as the best in best.json, if the step has a checkpoint and its loss is
+        the lowest so far."""
 
         def task() -> None:
             known = self.known_best()
@@ -110,7 +112,7 @@ class Saver:
         self.submit(task, f"recording step {step} as the best")
 
     def known_best(self) -> dict[str, Any]:
-        """Read the step and validation loss of the best save; {} if none is recorded or its folder is missing."""
+        """Read the step and validation loss of the best checkpoint; {} if none is recorded or its folder is missing."""
         try:
             best = fields.build(Best, read_json(self.run / "checkpoints" / "best.json"))
             return fields.plain(best) if self.folder(best.step).exists() else {}
@@ -118,21 +120,22 @@ class Saver:
             return {}
 
     def finish(self) -> None:
-        """Wait until the last write has finished."""
+        """Wait until the last submitted write has finished."""
         if self.pending:
             self.pending.result()
 
     def pop_failure(self) -> UserError | None:
-        """Return the first error since the previous call; None if every write succeeded."""
+        """Return the first error of writing since the previous call; None if every write succeeded."""
         failure, self.failure = self.failure, None
         return failure
 
     def folder(self, step: int) -> Path:
-        """Return the folder of the save of a step."""
+        """Return the folder of the checkpoint of a step."""
         return self.run / "checkpoints" / f"step-{step:07d}"
 
     def submit(self, task: Callable[[], None], what: str) -> None:
-        """Run a task in the thread, and then delete old saves. `what` names the file in an error."""
+        """Run a task, such as writing a checkpoint, in the thread, and then delete old checkpoints. `what` describes
+        the task in an error, such as "saving step 100"."""
 
         def attempt() -> None:
             failed = f"{what} in {self.run} failed"
@@ -150,11 +153,11 @@ class Saver:
         self.pending = self.thread.submit(attempt)
 
     def fail(self, sentence: str) -> None:
-        """Record a failed save with this message, unless an earlier failure is recorded, which caused this one."""
+        """Record a failed write with this message, unless an earlier failure is recorded, which caused this one."""
         self.failure = self.failure or UserError(sentence)
 
     def drop(self) -> None:
-        """Delete all saves but the last `keep` and the best."""
+        """Delete all checkpoints but the last `keep` and the best."""
         best = self.known_best().get("step")
         for old in saves(self.run)[: -self.keep]:
             if step_of(old) != best:

@@ -27,7 +27,8 @@ NUMBERS = count()  # numbers of saves, equal in all processes
 
 
 class Writers(Protocol):
-    """The processes that write a save together, and the store by which they agree."""
+    """The interface of the processes that write a checkpoint together: the rank of this process, their number, and the
+    store by which they agree."""
 
     @property
     def rank(self) -> int: ...
@@ -38,7 +39,8 @@ class Writers(Protocol):
 
 
 def agree(writers: Writers, folder: Path) -> bool:
-    """Return in all processes whether the first one sees no such folder."""
+    """Return in all processes the first one's answer: whether the folder of the checkpoint does not exist yet, so that
+    it has to be written."""
     key, store = f"needed/{next(NUMBERS)}", writers.store
     assert store is not None
     if not writers.rank:
@@ -47,8 +49,8 @@ def agree(writers: Writers, folder: Path) -> bool:
 
 
 class SharedSave:
-    """The part of a save that this process writes. All processes construct it together; `write` may then be called in a
-    thread. Arguments as of `folder.write_save`."""
+    """The part of a checkpoint that this process writes, if several processes write it together. All processes
+    construct it at the same time; `write` may then be called in a thread. Arguments as of `folder.write_save`."""
 
     def __init__(
         self,
@@ -93,8 +95,8 @@ class SharedSave:
         return dict(to_theirs(self.kind, self.config, self.weights))
 
     def write(self) -> None:
-        """Write this process's part. The first process waits for the others and completes the save; the others wait
-        until it has. Raises a UserError if a process cannot write."""
+        """Write this process's part of the checkpoint. The first process waits for the others and completes the folder;
+        the others wait until it has. Raises a UserError in the first process if a process cannot write."""
         store = self.writers.store
         assert store is not None
         if self.writers.rank:
@@ -127,7 +129,7 @@ class SharedSave:
             store.set(f"{self.key}/done", "")
 
     def write_own(self, new: Path) -> None:
-        """Write the tensors that this process has kept into the files of the save."""
+        """Write the tensors that this process has kept into the files in `new`, the folder of the checkpoint."""
         fill(new / SINGLE, self.model, to_theirs(self.kind, self.config, self.own_weights), new=False)
         fill(new / STATE, self.state, self.own_state.items(), new=False)
         for name in SINGLE, STATE:
@@ -135,5 +137,5 @@ class SharedSave:
 
 
 def outlines(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors of the same shapes and dtypes on the meta device."""
+    """Return tensors of the same names, shapes and dtypes on the meta device, without data."""
     return {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in tensors.items()}

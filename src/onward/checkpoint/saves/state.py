@@ -39,8 +39,8 @@ class TrainerState:
 def training_tensors(
     model: Decoder, optimizers: Sequence[Optimizer], average: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Collect the tensors of a TrainerState, not copied. `average` are the moving averages, by the names of
-    parameters."""
+    """Collect the tensors of a TrainerState from a model and its optimizers, not copied. `average` are the moving
+    averages of the weights, by the names of parameters."""
     weights = {f"weight/{name}": p for name, p in model.named_parameters() if p.requires_grad}
     buffers = {f"{BUFFER}{name}": buffer for name, buffer in model.named_buffers() if "_lora." in name}
     averages = {f"average/{name}": tensor for name, tensor in (average or {}).items()}
@@ -102,5 +102,5 @@ def optimizer_tensors(model: Decoder, optimizers: Sequence[Optimizer]) -> dict[s
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors to the CPU, whole."""
+    """Copy tensors to the CPU; a tensor that is divided over processes (DTensor) is gathered first."""
     return {name: gathered(tensor).to("cpu", copy=True) for name, tensor in tensors.items()}
