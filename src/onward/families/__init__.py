@@ -57,7 +57,7 @@ Row = tuple[str | list[str], str | list[str]] | tuple[str | list[str], str | lis
 
 
 class Names(Protocol):
-    """The mapping between the tensor names in the files of a format and ours."""
+    """The mapping between the tensor names in the files of a format and the names in Onward's Decoder."""
 
     @property
     def BASE(self) -> str:
@@ -68,30 +68,31 @@ class Names(Protocol):
         """A regular expression for the names of tensors that are not read; "" for none."""
 
     def names(self, config: DecoderConfig) -> Iterator[Row]:
-        """Yield the rows of the mapping: (their name or names, our name or names) and, if the values differ, a pair of
-        functions that convert values to ours and to theirs."""
+        """Yield the rows of the mapping: (name or names in files, name or names in Onward) and, if the values differ, a
+        pair of functions that convert values to Onward's and to the files'."""
 
 
 class Family(Names, Protocol):
-    """A published family of decoders: a module of this folder that translates between its config.json and a
-    DecoderConfig."""
+    """A published family of decoders, such as Llama: a module of this folder that translates between config.json files
+    of transformers and DecoderConfig."""
 
     ARCHITECTURES: dict[str, str]  # model_type -> class name in transformers
     PRESETS: dict[str, HF | DecoderConfig]  # config of each release, by name
     ANCESTORS: dict[str, str]  # prefix of a release's name -> the preset that it derives from
 
     def config(self, hf: HF) -> DecoderConfig:
-        """Return the decoder that a config.json describes; missing keys get the defaults of transformers."""
+        """Return the decoder that `hf`, the content of a config.json, describes; missing keys get the defaults of
+        transformers."""
 
     def to_hf(self, config: DecoderConfig) -> dict[str, Any]:
-        """Return the keys of config.json for a decoder. Raises Inexpressible if the family cannot describe the
-        decoder."""
+        """Return the keys of the config.json that describes a decoder. Raises Inexpressible if the family cannot
+        describe it."""
 
 
 @cache
 def modules() -> dict[str, Any]:
-    """Import every family module of this folder; return the modules by name in the order in which `express` tries them:
-    the most widely supported formats first and `onward`, which expresses every decoder, last."""
+    """Import every family module of this folder; return the modules by name, in the order in which `express` tries them
+    to save a model: the most widely supported formats first and `onward`, which expresses every decoder, last."""
     names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
     order = {name: place for place, name in enumerate((*FIRST, *sorted({*names} - {*FIRST, "onward"}), "onward"))}
     return {name: importlib.import_module(f"{__name__}.{name}") for name in sorted(names, key=order.__getitem__)}
@@ -114,7 +115,7 @@ class Preset:
 
     @property
     def config(self) -> DecoderConfig:
-        """The decoder of the release."""
+        """The configuration of the release's decoder."""
         if isinstance(self.published, DecoderConfig):
             return self.published
         return cast(DecoderConfig, modules()[self.family].config(self.published))
@@ -122,7 +123,7 @@ class Preset:
 
 @cache
 def presets() -> dict[str, Preset]:
-    """Return every known release, by name."""
+    """Return every published release that Onward knows, by name."""
     result = {}
     for family, module in modules().items():
         for name, published in module.PRESETS.items():
@@ -133,16 +134,16 @@ def presets() -> dict[str, Preset]:
 
 
 def preset(name: str, others: Iterable[str] = ()) -> Preset:
-    """Return the preset with this name. Raises a UserError that names the nearest known name, among presets and the
-    names in `others`."""
+    """Return the published release with this name. Raises a UserError that suggests the nearest name, among releases
+    and the names in `others`."""
     if name not in presets():
         raise UserError(f"{name!r} is not a preset that Onward knows: {nearest(name, [*others, *presets()])}")
     return presets()[name]
 
 
 def family(model_type: str) -> Family:
-    """Return the family of a model_type, the key of config.json. Raises a UserError that names the nearest known
-    one."""
+    """Return the family with this model_type, a value in config.json. Raises a UserError that suggests the nearest
+    known one."""
     if model_type not in families():
         raise UserError(
             f"model_type {model_type!r} is not a family that Onward knows, and docs/families.md shows how to add one: "
@@ -152,7 +153,7 @@ def family(model_type: str) -> Family:
 
 
 def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
-    """Return the family and the decoder that a config.json describes.
+    """Return the family and the decoder that `hf`, the content of a config.json, describes.
 
     Raises a UserError that names the file (`where`), its keys and values that are invalid, and the values that are
     allowed. A warning names keys that the family did not read, unless they are known to be harmless.
@@ -171,7 +172,8 @@ def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
 
 
 def decoder_of(kind: Family, hf: HF) -> DecoderConfig:
-    """Return the decoder of a family that a config.json describes. Raises a UserError if a value is invalid."""
+    """Return the decoder of the family `kind` that `hf`, the content of a config.json, describes. Raises a UserError if
+    a value is invalid."""
     try:
         return fields.build(DecoderConfig, fields.plain(kind.config(hf)))
     except UserError:
@@ -182,8 +184,8 @@ def decoder_of(kind: Family, hf: HF) -> DecoderConfig:
 
 
 def refusal(kind: Family, hf: HF, error: UserError, where: str) -> str:
-    """Return the error message for a config.json that a family refuses, with the keys of the config.json in place of
-    the fields of DecoderConfig that `error` names. `where` is the file."""
+    """Return the message to the user for a config.json, `hf` from the file `where`, whose reading by the family `kind`
+    raised `error`: it names the keys of the config.json in place of the fields of DecoderConfig that `error` names."""
     message = str(error)
     if message.startswith("config.json"):  # which names the key
         return where + message.removeprefix("config.json")
@@ -197,8 +199,8 @@ def refusal(kind: Family, hf: HF, error: UserError, where: str) -> str:
 
 
 def blame(kind: Family, hf: HF, message: str) -> dict[str, Any]:
-    """Find the keys of a config.json that cause this error message; return them with their values, keys of inner tables
-    as `outer.inner`.
+    """Find the keys of a config.json (`hf`) that make the family `kind` raise a UserError with this message; return
+    them with their values, keys of inner tables as `outer.inner`.
 
     A key is a cause if reading succeeds without it. Keys whose removal changes the message are added if the message
     contains their value; they stand alone if no removal succeeds. At most three keys are returned.
@@ -219,7 +221,8 @@ def blame(kind: Family, hf: HF, message: str) -> dict[str, Any]:
 
 
 def mentions(message: str, value: Any) -> bool:
-    """Return whether a message contains the notation of a value, not as a part of another number or word."""
+    """Return whether a message contains the Python notation of a value, other than as a part of another number or
+    word."""
     return re.search(rf"(?<![\w.]){re.escape(repr(value))}(?![\w.])", message) is not None
 
 
@@ -235,8 +238,8 @@ def variants(hf: HF, prefix: str = "") -> Iterator[tuple[str, Any, HF]]:
 
 
 def only(hf: HF, **known: Any) -> None:
-    """Raise a UserError if a config.json has another value for one of the keys `known` than the given one, the only
-    value that Onward supports."""
+    """Raise a UserError if a config.json has another value for one of the keys in `known` than the given value, the
+    only one that Onward supports."""
     for key, value in known.items():
         if hf.get(key, value) != value:
             raise UserError(f"config.json has {key} {hf[key]!r}: Onward supports only {value!r}")
@@ -253,20 +256,21 @@ def require(part: object, kind: type[P], other: type[Q], /) -> P | Q: ...
 @overload
 def require(part: object, kind: type[P], other: type[Q], third: type[R], /) -> P | Q | R: ...
 def require(part: object, /, *kinds: type[Part]) -> Part:
-    """Return the part if it is of one of these kinds. Raises Inexpressible for any other, and for a tuple of parts."""
+    """Return `part`, a component of a decoder such as its norm, if it is of one of these kinds. Raises Inexpressible
+    for any other, and for a tuple of components, one per layer."""
     if isinstance(part, kinds):
         return part
     raise Inexpressible(f"{type(part).__name__} is not {' or '.join(kind.__name__ for kind in kinds)}")
 
 
 def activation(mlp: object) -> str:
-    """Return the name that config.json uses for the activation function of a feed-forward part."""
+    """Return the name that config.json uses for the activation function of a feed-forward."""
     return THEIRS[require(mlp, Plain, Gated, Experts).act]
 
 
 def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, Any] | None:
-    """Return `original`, updated with a family's keys for this decoder; None if the family cannot express the decoder:
-    `to_hf` refuses it, or `config` reads the keys back as another decoder."""
+    """Return `original`, keys of a config.json, updated with the family's keys for a decoder; None if the family cannot
+    express the decoder: its `to_hf` refuses it, or its `config` reads another decoder from these keys."""
     try:
         hf = {**original, **family.to_hf(config)}
     except Inexpressible:
@@ -278,7 +282,7 @@ def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, An
 
 
 def express(config: DecoderConfig, accepts: Callable[[Family], bool] = lambda family: True) -> dict[str, Any]:
-    """Return the config.json of a decoder, written by the first family that can describe all of it and for which
+    """Return the config.json of a decoder in the format of the first family that can describe all of it and for which
     `accepts` is true."""
     for model_type, candidate in families().items():
         hf = keys_of(candidate, config, {"model_type": model_type})
@@ -288,15 +292,17 @@ def express(config: DecoderConfig, accepts: Callable[[Family], bool] = lambda fa
 
 
 def linear(their: str, our: str | list[str], *fix: Fix) -> Iterator[Row]:
-    """Yield the rows of the name mapping for the weight and the bias of a linear layer; `fix` converts their values."""
+    """Yield the rows of the name mapping for the weight and the bias of a linear layer, named `their` in files and
+    `our` (several if files fuse them) in Onward. `fix` is a pair of functions that convert values to Onward's and
+    back."""
     for leaf in ("weight", "bias"):
         ours = [f"{o}.{leaf}" for o in our] if isinstance(our, list) else f"{our}.{leaf}"
         yield (f"{their}.{leaf}", ours, fix[0]) if fix else (f"{their}.{leaf}", ours)
 
 
 def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
-    """Return the functions that reorder the rows of q and k projections whose rotary positions pair element 2 i with 2
-    i + 1 (GPT-J, RoFormer), to our pairs i and i + rope_dim / 2, and back.
+    """Return two functions on q and k projections whose rotary positions pair element 2 i with 2 i + 1 (GPT-J,
+    RoFormer): one reorders the rows to Onward's pairs i and i + rope_dim / 2, the other reorders them back.
 
     The `rope_dim` rotated elements of each head begin at element `start`. Weights are (H * d_head, D), biases (H *
     d_head). The attention scores stay the same.
@@ -316,7 +322,7 @@ def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
 
 
 def with_defaults(hf: HF, defaults: HF) -> HF:
-    """Return the keys of a config.json, supplemented by transformers' defaults for missing keys."""
+    """Return `hf`, the keys of a config.json, with `defaults`, those of transformers, for missing keys."""
     return ChainMap(hf, defaults)  # type: ignore[arg-type]  # it is only read
 
 

@@ -10,13 +10,13 @@ FUSED = {"gate": ("gate_up_proj", "gate", "up"), "down": ("down_proj", "down")} 
 
 
 def stack_module(matrices: list[str]) -> str:
-    """Return the name of the module in which transformers 5 stacks these matrices of experts, given their names in
-    files."""
+    """Return the name of the module in which transformers 5 stacks the matrices of experts, given their names in files,
+    one per expert."""
     return matrices[0].partition(".experts.")[0].replace(".block_sparse_moe", ".mlp") + ".experts"
 
 
 def experts(their: str, our: str, count: int, names: tuple[str, str, str] = LLAMA) -> Iterator[Row]:
-    """Yield the rows of the name mapping for `count` experts. `their` and `our` are the names of the module; `names`
-    are the published names of an expert's gate, up and down projections."""
+    """Yield the rows of the name mapping for `count` experts. `their` and `our` are the names of the module in files
+    and in Onward; `names` are the names in files of an expert's gate, up and down projections."""
     for name, stack in zip(names, ("gate", "up", "down")):
         yield [f"{their}.{expert}.{name}.weight" for expert in range(count)], f"{our}.{stack}"

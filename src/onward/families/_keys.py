@@ -23,7 +23,7 @@ HARMLESS = re.compile(
 
 
 class Keys(Mapping[str, Any]):
-    """A config.json that records which of its keys have been read."""
+    """The content of a config.json that records which of its keys a family has read."""
 
     def __init__(self, hf: Mapping[str, Any]) -> None:
         self.hf, self.seen = hf, set[str]()
@@ -48,4 +48,4 @@ class Keys(Mapping[str, Any]):
 
 
 class UnreadKeys(UserWarning):
-    """Warns of keys of a published config.json that were not read."""
+    """Warns of keys of a published config.json that Onward does not read."""

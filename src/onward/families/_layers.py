@@ -11,8 +11,9 @@ LOCAL, FULL = "sliding_attention", "full_attention"
 
 
 def windowed_layers(hf: HF, default: Sequence[bool]) -> list[bool]:
-    """Return whether each layer attends to a window: from the key `layer_types` or, without this key, `default`. Raises
-    a UserError for other types of layers, and if some are missing."""
+    """Return for each layer whether it attends to a sliding window: by the key `layer_types` of a config.json or,
+    without this key, by `default`. Raises a UserError for other types of layers, and if the number of layers is
+    wrong."""
     types = hf.get("layer_types") or [LOCAL if local else FULL for local in default]
     if len(types) != len(default) or not {*types} <= {LOCAL, FULL}:
         raise UserError(f"config.json has layer_types {types}: Onward reads {LOCAL} and {FULL}, one for each layer")
@@ -20,8 +21,9 @@ def windowed_layers(hf: HF, default: Sequence[bool]) -> list[bool]:
 
 
 def windows(hf: HF, layers: int, window: int | None, local: Callable[[int], bool]) -> list[int]:
-    """Return the window of each layer, 0 for none. Layers have one (`window` tokens) that the key `layer_types` says
-    or, without this key, for which `local` is true."""
+    """Return the tokens of the attention window of each of `layers` layers, 0 for none. A layer has a window of
+    `window` tokens if the key `layer_types` of a config.json says so or, without this key, if `local(layer)` is
+    true."""
     has_window = windowed_layers(hf, [local(layer) for layer in range(layers)])
     return [window or 0 if one else 0 for one in has_window]
 

@@ -22,7 +22,7 @@ KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 def rotary(hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1.0) -> Rotary:
-    """Read the rotary positions of a config.json. `context` is its context length; `theta` and `fraction`, the rotated
+    """Read the rotary positions of a config.json. `context` is the context length; `theta` and `fraction`, the rotated
     fraction of a head, are the family's defaults."""
     keys = {
         "rope_theta": hf.get("rope_theta", theta),
@@ -65,7 +65,8 @@ def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | N
 
 
 def rope(part: object) -> dict[str, Any]:
-    """Return the keys of a config.json that describe rotary positions; {} for any other position part."""
+    """Return the keys of a config.json that describe rotary positions. Raises Inexpressible for any other position
+    component."""
     position = require(part, Rotary)
     scaled: dict[str, Any] = {}
     match position.scaling:

@@ -103,14 +103,16 @@ def names(c: DecoderConfig) -> Iterator[Row]:
 
 
 def apart(t: Tensor) -> Tensor:
-    """Separate the even from the odd rows of each expert: (X, 2 F, ...) -> (2 X, F, ...)."""
+    """Separate the interleaved rows of the gate (even) and of the up projection (odd) of X experts: (X, 2 F, ...) -> (2
+    X, F, ...)."""
     import torch
 
     return torch.cat([t[:, ::2], t[:, 1::2]])
 
 
 def woven(t: Tensor) -> Tensor:
-    """Interleave the rows of gate and up again: the reverse of `apart`."""
+    """Interleave the rows of the gate and the up projection of experts again, the reverse of `apart`: (2 X, F, ...) ->
+    (X, 2 F, ...)."""
     import torch
 
     return torch.stack(t.chunk(2), 2).flatten(1, 2)

@@ -26,13 +26,14 @@ SIZES = {
 
 
 def shape(d_model: int, d_ff: int, n_layers: int, n_heads: int, n_kv_heads: int) -> dict[str, Any]:
-    """Return the sizes of a preset under their keys of config.json."""
+    """Return sizes of a decoder under their keys in config.json."""
     given = {"d_model": d_model, "d_ff": d_ff, "n_layers": n_layers, "n_heads": n_heads, "n_kv_heads": n_kv_heads}
     return {SIZES[our][0]: size for our, size in given.items()}
 
 
 def stretched(factor: float) -> dict[str, Any]:
-    """Return the keys of config.json for the context of Llama 3.1 and later, extended by `factor`."""
+    """Return the keys of config.json for the context of Llama 3.1 and later, 131,072 tokens, whose rotary positions are
+    scaled by `factor`."""
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return {"max_position_embeddings": 131_072, "rope_scaling": scaling | {"original_max_position_embeddings": 8192}}
 

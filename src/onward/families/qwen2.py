@@ -50,16 +50,16 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def windowed(hf: HF, part: SelfAttention, layers: int) -> SelfAttention | tuple[SelfAttention, ...]:
-    """Return the attention of each layer, a tuple of `layers`: `part`, with a window in some layers if the config.json
-    uses windows, by default from layer `max_window_layers` on."""
+    """Return `part` for each of `layers` layers, with a window in some of them if the config.json uses windows: in
+    those that the key `layer_types` names, by default in those from `max_window_layers` on."""
     return spread(hf, part, layers, lambda layer: layer >= hf.get("max_window_layers", 28))
 
 
 def spread(
     hf: HF, part: SelfAttention, layers: int, local: Callable[[int], bool]
 ) -> SelfAttention | tuple[SelfAttention, ...]:
-    """Return the attention of each layer, a tuple of `layers`: `part`, with a window in some layers if the config.json
-    uses windows, by default in those for which `local` is true."""
+    """Return `part` for each of `layers` layers, with a window in some of them if the config.json uses windows: in
+    those that the key `layer_types` names, by default in those for which `local(layer)` is true."""
     window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None
     return tuple(replace(part, window=size) for size in windows(hf, layers, window, local))
 
