@@ -189,7 +189,8 @@ __all__ = [
 
 @cache
 def modules() -> dict[str, str]:
-    """Return the module in which each public name of the package is defined."""
+    """Return the module that defines each public name of the package, by the name; read from the imports in this
+    file."""
     import ast
     from pathlib import Path
 

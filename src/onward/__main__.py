@@ -21,7 +21,7 @@ def main() -> int:
 
 
 def end(*_: object) -> None:
-    """End the process at once with status 130, as a signal handler: neither imports nor Python's exit expect a
+    """End the process at once with status 130; the handler of Ctrl-C, since neither imports nor Python's exit expect a
     KeyboardInterrupt."""
     os.write(2, b"\nonward: interrupted\n")
     os._exit(130)

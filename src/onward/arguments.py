@@ -22,7 +22,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The least and the greatest number that a field or an argument may have: `eps: Annotated[float, Range(0, 1)]`.
+    """The least and the greatest number that a field or an argument may have, as part of its type annotation: `eps:
+    Annotated[float, Range(0, 1)]`.
 
     In a tuple of numbers it applies to each. None is allowed where the type allows it.
     """
@@ -31,7 +32,7 @@ class Range:
     most: float
 
     def holds(self, number: Any) -> bool:
-        """Return whether a number is between the bounds, both included; NaN is not."""
+        """Return whether a number is in the range, bounds included; False for NaN."""
         return bool(self.least <= number <= self.most)
 
     def __str__(self) -> str:
@@ -55,18 +56,18 @@ def shown(value: Any) -> str:
 
 
 def spelled(kind: Any) -> str:
-    """Format a type as Python code without the names of modules: `Sequence[int] | None`."""
+    """Format a type annotation as Python code without the names of modules: `Sequence[int] | None`."""
     return re.sub(r"(?:[A-Za-z_]\w*\.)+", "", inspect.formatannotation(kind))
 
 
 def ranges(kind: Any) -> list[Range]:
-    """Return the Range annotations of a type, including those of the types inside it."""
+    """Return the Range annotations of the type annotation `kind`, including those of the types inside it."""
     limits = [limit for limit in kind.__metadata__ if isinstance(limit, Range)] if hasattr(kind, "__metadata__") else []
     return limits + [limit for inner in get_args(kind) for limit in ranges(inner)]
 
 
 def holds_only_ints(kind: Any) -> bool:
-    """Return whether all numbers that a type allows are integers."""
+    """Return whether all numbers that the type annotation `kind` allows are integers."""
     args = get_args(kind)
     return all(map(holds_only_ints, args)) if args else kind is not float
 
@@ -102,7 +103,8 @@ def fits(kind: Any, value: Any) -> bool:
 
 @functools.cache
 def alternatives(kind: Any) -> set[Any]:
-    """Return the classes of a type: `{int, NoneType}` for `int | None`."""
+    """Return the classes that the type annotation `kind` allows, without their arguments: `{int, NoneType}` for `int |
+    None`."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return {one for arg in args for one in alternatives(arg)}
@@ -110,8 +112,9 @@ def alternatives(kind: Any) -> set[Any]:
 
 
 def as_declared(kind: Any, value: Any) -> Any:
-    """Convert a value to the annotated type if nothing is lost: a float without fraction to int where only an int is
-    declared, a list to a tuple, a scalar of numpy or torch to a number. Any other value is returned unchanged."""
+    """Convert a value to the annotated type `kind` if nothing is lost: a float without fraction to int where only an
+    int is declared, a list to a tuple, a scalar of numpy or torch to a number. Any other value is returned
+    unchanged."""
     plain = alternatives(kind)
     if type(value) in plain:
         return value
@@ -126,8 +129,8 @@ def as_declared(kind: Any, value: Any) -> Any:
 
 
 def check(types: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values by name, converted by `as_declared` to their types, given by name too. Raises a UserError for
-    the first value that does not have its type; `prefix` precedes its name in the message."""
+    """Return `values`, arguments or fields by name, converted by `as_declared` to their annotated types in `types`.
+    Raises a UserError for the first value that does not have its type; `prefix` precedes its name in the message."""
     read = dict(values)
     for name in types.keys() & values.keys():
         read[name] = as_declared(types[name], values[name])
@@ -187,8 +190,8 @@ def types(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def checked(function: F) -> F:
-    """Decorate a function: each call checks the arguments against the annotations and raises a UserError that names a
-    wrong one.
+    """Decorate a public function: each call checks the arguments against the annotations and raises a UserError that
+    names a wrong argument.
 
     Costs some microseconds per call, so not for functions that are called for each token or each step.
     """
@@ -203,8 +206,8 @@ def checked(function: F) -> F:
 
 
 def explained(function: F) -> F:
-    """Decorate a function: if a call fails, check its arguments, and the fields of dataclasses among them, and raise a
-    UserError if one of them is wrong.
+    """Decorate a public function: only if a call fails, check its arguments, and the fields of dataclasses among them,
+    and raise a UserError if one of them is wrong.
 
     Costs a tenth of a microsecond per call. For functions that change nothing before they fail.
     """

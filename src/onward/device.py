@@ -10,8 +10,8 @@ from onward.errors import UserError
 
 
 def choose_device(name: str | torch.device | None = None) -> torch.device:
-    """Return the device with this name; for None and `auto`, the first available of CUDA, Apple's MPS and the CPU.
-    Raises a UserError if this machine lacks the device."""
+    """Return the device with this name, such as "cuda:1"; for None and "auto", the first available of CUDA, Apple's MPS
+    and the CPU. Raises a UserError if this machine lacks the device."""
     if name is None or name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     device = known_device(name)
@@ -28,7 +28,8 @@ def choose_device(name: str | torch.device | None = None) -> torch.device:
 
 
 def known_device(name: str | torch.device) -> torch.device:
-    """Return the device with this name, which this machine may lack. Raises a UserError for an unknown name."""
+    """Return the device with this name, such as "cuda:1", without a check that this machine has it. Raises a UserError
+    for an unknown name."""
     try:
         return torch.device(name)
     except (RuntimeError, TypeError):
@@ -36,6 +37,7 @@ def known_device(name: str | torch.device) -> torch.device:
 
 
 def tensor_on(device: torch.device, values: Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
-    """Copy numbers from the host to a tensor on a device. On CUDA the copy is asynchronous, from pinned memory."""
+    """Copy `values`, numbers or nested lists of numbers, to a tensor on a device. On CUDA the copy is asynchronous,
+    from pinned memory."""
     tensor = torch.tensor(values, dtype=dtype)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

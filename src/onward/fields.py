@@ -63,13 +63,13 @@ class Part:
 
     @classmethod
     def shorthand(cls, value: Any) -> Any:
-        """Return the table of a part for a value that stands for one, such as 16 for lora(rank=16); None for other
-        values. A type of part may override this method; by default no value stands for a part."""
+        """Expand a value that stands for a part, such as 16 for lora(rank=16), to the table of the part; None for other
+        values. A direct subclass may override this method; by default no value stands for a part."""
         return None
 
     @classmethod
     def choices(cls) -> dict[str, type[Any]]:
-        """Return the choices of this type of part that are offered to users, by kind."""
+        """Return the choices (subclasses with a kind) of this type of part that are offered to users, by kind."""
         return {kind: choice for kind, choice in cls.kinds.items() if not choice.internal}
 
 
@@ -77,14 +77,15 @@ type_hints = functools.cache(get_type_hints)  # take a millisecond for each clas
 
 
 def hints(cls: type) -> dict[str, Any]:
-    """Return the type, without its range, of every field of a dataclass that its constructor takes."""
+    """Return the type of each field of a dataclass that its constructor takes, without its Range annotation, by
+    name."""
     types_ = type_hints(cls)
     return {f.name: types_[f.name] for f in dataclasses.fields(cls) if f.init}
 
 
 def read_docs(cls: type) -> dict[str, str]:
-    """Return the documentation of each field of a dataclass: the comment at the end of the field's line in the
-    source."""
+    """Return the documentation of each field of a dataclass by name, for `--help`: the comment at the end of the
+    field's line in the source."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
@@ -100,8 +101,8 @@ docs: abc.Callable[[type], dict[str, str]] = functools.cache(read_docs)
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """Make an instance of the dataclass `cls` from plain values, such as those of JSON. Raises a UserError for an
-    unknown or missing field and a value of the wrong type; `where` precedes its name."""
+    """Make an instance of the dataclass `cls` from plain values by name, such as those of JSON. Raises a UserError for
+    an unknown or missing field and a value of the wrong type; `where` precedes the name of the field in its message."""
     known, prefix = hints(cls), f"{where}." if where else ""
     for name in values:
         if name not in known:
@@ -128,8 +129,8 @@ def plain(value: Any) -> Any:
 
 
 def kind_of(part: Part) -> dict[str, str]:
-    """Return the entries of a part's table that identify it: its `kind` and, for a user's part, the module to `import`
-    before it can be read."""
+    """Return the entries of a part's table (its JSON) that identify its class: its `kind` and, for a class of the
+    user's, the module to `import` before the table can be read."""
     module = type(part).__module__
     known = module == "__main__" or module.startswith(f"{__package__}.")
     return {"kind": part.kind} if known else {"kind": part.kind, "import": module}
@@ -195,9 +196,9 @@ def convert(kind: Any, value: Any, where: str) -> Any:
 
 
 def part(slot: type[P], value: Any, where: str) -> P:
-    """Make a part of the type `slot` from its text (`rotary(theta=5e5)`), its table (`{"kind": "rotary", "theta":
-    5e5}`) or a shorthand of its type. Errors begin with `where`. Raises a UserError for an unknown kind, and for fields
-    that do not fit."""
+    """Make a part (a choice among the subclasses of `slot`) from its text, such as `rotary(theta=5e5)`, its table, such
+    as `{"kind": "rotary", "theta": 5e5}`, or a shorthand. Raises a UserError that begins with `where` for an unknown
+    kind, and for fields that do not fit."""
     value = slot.shorthand(value) or (parse(value, where) if isinstance(value, str) else value)
     if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
         raise UserError(f"{where} is {shown(value)}: {nearest('', slot.choices())}")
@@ -215,8 +216,8 @@ def part(slot: type[P], value: Any, where: str) -> P:
 
 
 def part_choices(kind: Any) -> list[type[Part]]:
-    """Return the choices for a field whose type `kind` is a type of part, or a tuple of parts; none for any other
-    type."""
+    """Return the classes to choose from for a field whose annotation `kind` is a type of part, such as Norm, or a tuple
+    of parts; [] for any other annotation."""
     types_ = [a for a in (kind, *get_args(kind)) if isinstance(a, type) and issubclass(a, Part)]
     return [choice for slot in types_ for choice in slot.choices().values()]
 
@@ -252,14 +253,15 @@ def import_options(modules: abc.Iterable[str]) -> str:
 
 
 def trusted(modules: abc.Iterable[str]) -> str:
-    """Return the advice for an error message where a folder needs user's modules that are not imported. They are never
-    imported automatically: a folder must not run code unless the user asks for it."""
+    """Return the advice for the error message where a folder needs modules of the user's that are not imported. They
+    are never imported automatically: a folder must not run code unless the user asks for it."""
     return f"if you trust its code, give{import_options(modules)} (in Python, import it first)"
 
 
 def parse(text: str, where: str) -> Any:
-    """Parse text in Python's notation to plain values; names and calls become tables with a `kind`, and weighted sums
-    of them a table of the kind "sum". Errors begin with `where`. Raises a UserError for any other notation."""
+    """Parse text in Python's notation to plain values: names and calls such as `rms(eps=1e-6)` become tables with a
+    `kind`, and weighted sums of them a table of the kind "sum". Raises a UserError that begins with `where` for any
+    other notation."""
 
     def read(node: ast.expr) -> Any:
         match node:
@@ -315,12 +317,13 @@ def notation(value: Any) -> str:
 
 
 def inside(value: Any) -> str:
-    """Format a field of a part or an element of a tuple; texts that are no names are in quotes."""
+    """Format a field of a part or an element of a tuple for `notation`; texts that are not Python names are in
+    quotes."""
     return repr(value) if isinstance(value, str) and not value.isidentifier() else notation(value)
 
 
 def weighted(weight: float, part: Any) -> str:
-    """Format a term of a sum of parts: 0.2 * sft; sft for the weight 1."""
+    """Format a term of a weighted sum of parts: `0.2 * sft`; `sft` for the weight 1."""
     return notation(part) if weight == 1 else f"{repr(weight).removesuffix('.0')} * {notation(part)}"
 
 
@@ -330,7 +333,7 @@ def decimal(number: float, digits: int) -> str:
 
 
 def text(value: Any) -> str:
-    """Format a value for people: numbers with separators, booleans as yes and no, None as ""."""
+    """Format a value for people: numbers with thousands separators, booleans as yes and no, None as ""."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
@@ -344,7 +347,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def changed_fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that differ from their defaults."""
+    """Return the fields of a dataclass instance that differ from their defaults, by name."""
     changed = {}
     for f in dataclasses.fields(value):
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
@@ -354,12 +357,13 @@ def changed_fields(value: Any) -> dict[str, Any]:
 
 
 def only_in_python(kind: Any) -> bool:
-    """Return whether values of this type are functions, which can be set from Python, but not written as text."""
+    """Return whether values of the annotated type `kind` are functions, which can be set from Python, but not written
+    as text."""
     return get_origin(kind) is abc.Callable or any(map(only_in_python, get_args(kind)))
 
 
 def describe(kind: Any) -> str:
-    """Return the name of a type for messages and `--help`."""
+    """Describe the annotated type `kind` in words for messages and `--help`, such as "a whole number or none"."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return " or ".join("none" if a is type(None) else describe(a) for a in args)

@@ -17,8 +17,8 @@ PART = ".part"  # suffix of the temporary folders in which files are written, or
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write a file or a folder to, which atomically replaces `path` when the block ends
-    without an error.
+    """Return a context that gives a temporary path to write a file or a folder to, which atomically replaces `path`
+    when the context ends without an error.
 
     The content is flushed to disk first. A folder `path` must not exist yet. A disk error is raised as a UserError, and
     `path` then keeps its content.
@@ -48,7 +48,8 @@ def remove_atomically(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary folders that killed processes have left in a folder."""
+    """Remove from a folder the temporary folders that `atomic_write` and `remove_atomically` leave if their process is
+    killed."""
     for left in folder.glob(f".*{PART}"):
         shutil.rmtree(left, ignore_errors=True)
 
@@ -88,7 +89,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_text(text: str, name: str, instead: str) -> None:
-    """Raise a UserError if a text argument is the path of an existing file, which the caller may have confused with its
-    content. `name` is that of the argument; `instead` tells how to give the content."""
+    """Raise a UserError if `text` is the path of an existing file, which the caller may have confused with its content.
+    `name` is the name of the argument; `instead` tells how to give the content, with {!r} for the path."""
     if "\n" not in text and os.path.isfile(text):
         raise UserError(f"{name} is {text!r}, the name of a file and not the text in it: {instead.format(text)}")

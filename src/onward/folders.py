@@ -47,17 +47,17 @@ def load(
     rope: str | None = None,
     allow_nonfinite: bool = False,
 ) -> LanguageModel:
-    """Return the model in a Hugging Face folder, or of this name on the Hugging Face hub (org/name, org/name@revision,
-    hf://org/name), by default in the dtype of its files and on the fastest device there is.
+    """Return the model in a Hugging Face folder or a GGUF file, or of this name on the Hugging Face hub (org/name,
+    org/name@revision, hf://org/name), by default in the dtype of its files and on the fastest device there is.
 
-    An existing path is read. Else the model's files are downloaded to the cache of `huggingface_hub`, unless they are
-    in it; `revision` is a branch, a tag or a commit, by default main. `quantize` keeps the weights of linear layers as
-    int8, or as int4 in groups of 32; a warning gives the number of layers that cannot be quantized. A folder saved from
-    such a model stays quantized. Weights that are NaN or infinite are a UserError unless `allow_nonfinite`.
+    An existing path is read. Otherwise the model's files are downloaded to the cache of `huggingface_hub`, unless it
+    has them; `revision` is a branch, a tag or a commit, by default main. `quantize` keeps the weights of linear layers
+    as int8, or as int4 in groups of 32; a warning gives the number of layers that cannot be quantized. A folder saved
+    from such a model stays quantized. Weights that are NaN or infinite are a UserError unless `allow_nonfinite`.
 
-    `adapter_folder` is the folder of an adapter of this model, as PEFT or `save_adapter` writes it, or a list of them.
-    Each adapter is named after its folder; the first is used unless a request chooses another. A `model` that is itself
-    an adapter is loaded on the base that it names. An adapter of another base is a UserError.
+    `adapter_folder` is the folder of an adapter of this model, as PEFT or `save_adapter` writes it, or a list of
+    folders. Each adapter is named after its folder; the first is used unless a request chooses another. A `model` that
+    is itself an adapter is loaded on the base that it names. An adapter of another base is a UserError.
 
     `rope` extends the context of a model with rotary positions by a scaling and a factor: "yarn:2", "linear:2",
     "dynamic:2", "llama3:8".
@@ -88,10 +88,11 @@ def save(
     """Write a model and its tokenizer as a Hugging Face folder, its weights in files of at most `shard_bytes`; or, to a
     path that ends in .gguf, as a GGUF file.
 
-    Quantized layers are written in the format pack-quantized of compressed-tensors, and loaded as they were.
+    Quantized layers are written in the format pack-quantized of compressed-tensors, and stay quantized when loaded.
     `dtype` is that of the weights in a GGUF file, by default that of the model. Raises a UserError, before any file is
-    written, if no architecture of llama.cpp computes this model. `accept` names differences that a GGUF file may have:
-    gelu (its tanh form in place of the exact one), ramp (YaRN's, in whole pairs), window (none).
+    written, if no architecture of llama.cpp computes this model. `accept` names differences that llama.cpp's
+    computation may have: "gelu" (the tanh form in place of the exact one), "ramp" (YaRN's, rounded to whole pairs),
+    "window" (no sliding window).
     """
     if names := adapter_names(lm.model):
         raise UserError(f"this model has the adapter {names[0]}: call merge_lora first, or save_adapter")
@@ -113,7 +114,7 @@ def save(
 
 @checked
 def save_adapter(lm: LanguageModel, folder: str | Path, base: str | Path, *, name: str = "default") -> None:
-    """Write the adapters called `name`, and fully trained modules, as a PEFT folder.
+    """Write the adapter `name` of a model, and its fully trained modules, as a PEFT folder.
 
     `base` is the folder that the model was loaded from; its checksum is kept with the adapter. Raises a UserError if
     `base` holds no model.

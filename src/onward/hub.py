@@ -59,9 +59,9 @@ class HubName:
 
     @classmethod
     def of(cls, text: str, revision: str = "") -> HubName | None:
-        """Parse the name of a model: org/name, name, org/name@revision, or these after hf:// or as the address of the
-        model's page; None if the text is no such name. `revision` is main by default. Raises a UserError if both give a
-        revision."""
+        """Parse the name of a model on the hub: org/name, name, org/name@revision, or these after hf:// or as the
+        address of the model's page; None if the text is not such a name. `revision` is used if the text has none, by
+        default main. Raises a UserError if both give different revisions."""
         address = ADDRESS.fullmatch(text)
         match = NAME.fullmatch(address[1] if address else text)
         if not match or len(match[1]) > 96 or re.search(r"--|\.\.|\.git$|[.-]$|/[.-]", match[1]):
@@ -89,8 +89,8 @@ def locate(
 ) -> Path:
     """Return the path of a model: `name` itself if it exists, else the folder in the cache of `huggingface_hub` to
     which the model of this name is downloaded, in its `revision` (a branch, tag or commit; "": main). `only` restricts
-    the download, by default to all files that a model needs; "pickles" takes .bin weights in place of safetensors.
-    `say` is called with a message before a download.
+    the download; "" takes all files that a model needs, "pickles" takes .bin weights in place of safetensors. `say` is
+    called with a message before a download.
 
     An existing path takes precedence over a name on the hub; hf://NAME is always a name on the hub. Raises a UserError
     if there is no such model.
@@ -122,10 +122,10 @@ ADVICE = "name the folder of a model, such as runs/mybook, or a model on the Hug
 
 
 def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> Path:
-    """Download the files of a model that match `files`, unless they are in the cache; return their folder. The hub
-    resolves the revision to a commit; if the files are in the cache, it gets no other request. `local` says that the
-    name could also have been a folder, for error messages. Raises a UserError if the model is missing, gated, or cannot
-    be downloaded."""
+    """Download the files of a model on the hub that match `files`, unless they are in the cache; return their folder.
+    The hub resolves the revision to a commit; if the files are in the cache, it gets no other request. `local` says
+    that the name could also have been a folder, for error messages; `say` is called with messages. Raises a UserError
+    if the model is missing, gated, or cannot be downloaded."""
     begun = False
     try:
         with time_limits():
@@ -143,8 +143,8 @@ def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> P
 
 
 def download(model: HubName, commit: str, paths: Iterable[str], missing: Mapping[str, RepoFile]) -> Path:
-    """Download files of a model's commit, of which `missing` are not in the cache; return their folder. A file whose
-    content differs from the hub's checksum is deleted, and a UserError raised.
+    """Download the files `paths` of a model's commit, of which `missing` are not in the cache; return their folder. A
+    file whose content differs from the hub's checksum is deleted, and a UserError raised.
 
     Each file is compared once; a list in the cache names the files that are still to be compared, also after an
     interrupted download.
@@ -165,8 +165,8 @@ def download(model: HubName, commit: str, paths: Iterable[str], missing: Mapping
 
 
 def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
-    """Resolve a model's revision to a commit; return its hash, and whether only the cache was consulted: if
-    HF_HUB_OFFLINE is set, or if the hub fails, which `say` reports."""
+    """Resolve a model's revision to a commit; return (hash of the commit, whether only the cache was consulted). Only
+    the cache is consulted if HF_HUB_OFFLINE is set, or if the hub fails, which `say` reports."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RevisionResolutionError
 
@@ -220,8 +220,8 @@ def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> 
 
 
 def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list[str]:
-    """Return the weight files that the index of a model's weights at a commit names; downloads the index. `entries` are
-    the files of the model on the hub."""
+    """Return the weight files of a model at a commit that the index of its shards names; downloads the index if it is
+    not in the cache. `entries` are the files of the model on the hub."""
     index = cached(model.name, INDEX, commit)
     if not index:
         index = str(download(model, commit, [INDEX], {INDEX: entries[INDEX]}) / INDEX)
@@ -231,7 +231,7 @@ def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list
 
 def check(model: HubName, paths: Collection[str], there: Collection[str], files: re.Pattern[str]) -> None:
     """Raise a UserError if the files of a model on the hub are not a model that Onward reads. `paths` are the files to
-    download, `there` all files of the model, `files` the pattern of the wanted ones."""
+    download, `there` all files of the model, `files` the pattern of the wanted files."""
     endings = {Path(path).suffix for path in there}
     if "config.json" not in paths:
         kind = "an adapter" if "adapter_config.json" in there else "GGUF files" if ".gguf" in endings else "other files"
@@ -245,7 +245,8 @@ def check(model: HubName, paths: Collection[str], there: Collection[str], files:
 
 
 def announce(model: HubName, missing: Mapping[str, RepoFile], say: Say) -> None:
-    """Report the size of a download before it starts, with a warning if the weights are larger than the memory."""
+    """Report the size of a download, the files `missing` from the cache, by `say` before it starts, with a warning if
+    the weights are larger than the machine's memory."""
     from huggingface_hub import constants
 
     weights = sum(entry.size for path, entry in missing.items() if path.endswith((".safetensors", ".bin")))
@@ -257,7 +258,7 @@ def announce(model: HubName, missing: Mapping[str, RepoFile], say: Say) -> None:
 
 
 def size_of(count: int) -> str:
-    """Format a number of bytes for people: 2.2 GB."""
+    """Format `count`, a number of bytes, for people: 2.2 GB."""
     for unit, factor in ("GB", 1e9), ("MB", 1e6), ("kB", 1e3):
         if count >= factor:
             return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:,.0f} {unit}"
@@ -334,8 +335,8 @@ def cached_models() -> list[CachedRepoInfo]:
 
 
 def cached_names() -> list[str]:
-    """Return the names of the models in the cache, read from the names of its folders, since a complete scan of the
-    cache takes long."""
+    """Return the names of the models in the cache of `huggingface_hub`, read from the names of its folders, since a
+    complete scan of the cache takes long."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE)

@@ -17,9 +17,9 @@ CHECKSUM = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 @contextmanager
 def time_limits() -> Iterator[None]:
-    """Limit the time that requests to the hub wait, inside the `with` block: HF_HUB_ETAG_TIMEOUT for an answer,
-    HF_HUB_DOWNLOAD_TIMEOUT for the next bytes of a file. Without limits, some requests of `huggingface_hub` wait for
-    a minute or for ever."""
+    """Return a context that limits the time that requests to the hub wait: HF_HUB_ETAG_TIMEOUT for an answer,
+    HF_HUB_DOWNLOAD_TIMEOUT for the next bytes of a file. Without limits, some requests of `huggingface_hub` wait for a
+    minute or for ever."""
     from huggingface_hub import constants, get_session
 
     def limit(request: Any) -> None:
@@ -40,7 +40,7 @@ def time_limits() -> Iterator[None]:
 
 
 def cached(name: str, path: str, commit: str) -> str:
-    """Return the path in the cache of a model's file at a commit; "" if it is not in the cache."""
+    """Return the path in the cache of the file `path` of the model `name` at a commit; "" if it is not in the cache."""
     from huggingface_hub import try_to_load_from_cache
 
     file = try_to_load_from_cache(name, path, revision=commit)
@@ -48,16 +48,16 @@ def cached(name: str, path: str, commit: str) -> str:
 
 
 def unverified(name: str, commit: str) -> Path:
-    """Return the path of the list of a commit's downloaded files that have not been compared with the hub's checksums
-    yet. The list may not exist."""
+    """Return the path of a JSON list in the cache: the downloaded files of a model's commit that have not been compared
+    with the hub's checksums yet. It may not exist."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", f"unverified-{commit}.json")
 
 
 def discard_wrong(name: str, commit: str) -> list[str]:
-    """Compare the files in the list `unverified` of a commit with the hub's checksums, and delete those that differ;
-    return their paths."""
+    """Compare the downloaded files of a model's commit that the list `unverified` names with the hub's checksums, and
+    delete the files that differ; return their paths."""
     note, wrong = unverified(name, commit), list[str]()
     if not note.exists():
         return wrong

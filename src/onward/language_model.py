@@ -43,7 +43,7 @@ UNCHANGED = GenerationOptions(temperature=1.0)  # the model's own probabilities
 
 
 class EngineKeywords(TypedDict, total=False):
-    """The keyword arguments of `LanguageModel.engine`."""
+    """The keyword arguments of `LanguageModel.engine`, as types for `Unpack`."""
 
     slide: bool
     draft: LanguageModel | None
@@ -55,7 +55,7 @@ class EngineKeywords(TypedDict, total=False):
 
 
 class GenerationKeywords(OptionKeywords, EngineKeywords, total=False):
-    """The keyword arguments of the methods that generate."""
+    """The keyword arguments of the methods of LanguageModel that generate, as types for `Unpack`."""
 
     options: GenerationOptions
 
@@ -84,11 +84,11 @@ class LanguageModel(TextModel):
         """Return the scores of tasks, such as `"cloze:book.txt, arithmetic(digits=2)"`; see `evaluation.tasks`.
 
         Up to `limit` questions of each task are asked, after the same `examples` solved ones; with `chat` as a
-        conversation, by the chat template. Of questions with choices the likeliest one counts; other answers are
-        written, as the task says. `run_code` allows tasks that run programs which the model writes. Results in `kept`
-        (`evaluation.kept.kept_for`) are used, and new ones added to it. `progress` is called with the task, the number
-        of choices or answers that are done, and of all. Raises a UserError for an unknown task, and for a file that
-        cannot be read.
+        conversation, by the chat template. Of a question's choices the model takes the likeliest; without choices it
+        writes an answer, as the task says. `run_code` allows tasks that run programs which the model writes. Results in
+        `kept`, stored by earlier evaluations (`evaluation.kept.kept_for`), are used, and new ones added. `progress` is
+        called with the task, the number of choices or answers that are done, and of all. Raises a UserError for an
+        unknown task, and for a file that cannot be read.
         """
         chosen = tasks_of(tasks) if isinstance(tasks, str) else tasks
         for task in chosen:
@@ -137,7 +137,8 @@ class LanguageModel(TextModel):
         n: int | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> str | list[str] | list[list[str]]:
-        """Return the text that continues a prompt, for a list of prompts a list, with n > 1 a list of n for each.
+        """Return the text that continues a prompt; for a list of prompts a list of texts, and with n > 1 a list of n
+        texts for each prompt.
 
         Arguments as of `complete`. If an answer failed, its error is raised once the other answers are done.
         """
@@ -228,9 +229,9 @@ class LanguageModel(TextModel):
         """Return the assistant's answer to messages, such as `[{"role": "user", "content": "Hello"}]`, or to one user
         message given as text.
 
-        The chat template that came with the tokenizer turns them into tokens, see `text.chat`; `variables` are values
-        for the template (as `{"enable_thinking": False}`). Other arguments as of `stream`. With `rows=1` and `cache=`
-        the same BlockManager in each call, tokens that the cache holds are not computed again.
+        The chat template that came with the tokenizer turns the messages into tokens, see `text.chat`; `variables` are
+        values for the template (as `{"enable_thinking": False}`). Other arguments as of `stream`. With `rows=1` and the
+        same BlockManager as `cache` in each call, tokens that the cache holds are not computed again.
         """
         return "".join(self.stream_chat(messages, max_new_tokens, variables=variables, **keywords))
 
@@ -303,12 +304,12 @@ class LanguageModel(TextModel):
         prompt_cache: str | Path | None = None,
         prefill_budget: int | None = None,
     ) -> Engine:
-        """Return an engine for this model and tokenizer; `slide`, `rows`, `cache` and `prefill_budget` as of
-        `generation.engine.Engine`.
+        """Return an engine, which computes many requests together, for this model and tokenizer; `slide`, `rows`,
+        `cache` and `prefill_budget` as of `generation.engine.Engine`.
 
         For speculative decoding, `draft` is a smaller model with the same vocabulary, or `lookup` the number of tokens
         to propose from earlier text. `prompt_cache` is a folder that keeps the keys and values of prompts. Raises a
-        UserError for a draft with another vocabulary, and if both are given.
+        UserError for a draft with another vocabulary, and if `draft` and `lookup` are both given.
         """
         tokenizer = self.text()
         if draft is not None and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():
@@ -331,22 +332,22 @@ class LanguageModel(TextModel):
         )
 
     def engine_for(self, answers: int, options: Mapping[str, object]) -> Engine:
-        """Make an engine with these options for `answers` answers: if neither rows nor a cache are given, it has no
-        more rows than answers."""
+        """Make an engine for `answers` answers; `options` are keyword arguments of `engine`. If neither rows nor a
+        cache are given, the engine has no more rows than answers."""
         rows = None if options.get("cache") else max(1, min(answers, ROWS))
         return self.engine(**cast(EngineKeywords, {"rows": rows, **options}))
 
     @checked
     def submit(self, engine: Engine, prompts: Sequence[Prompt], options: GenerationOptions) -> dict[Request, Answer]:
-        """Add n requests for each prompt to an engine of this model; return the Answer of each request, whose text
-        grows as the engine steps."""
+        """Add options.n requests for each prompt to an engine of this model; return the Answer of each request, whose
+        text grows as the engine steps."""
         return submit(engine, self.text(), prompts, options)
 
     def search_arguments(
         self, prompt: str | Sequence[Prompt], options: GenerationOptions
     ) -> tuple[list[list[int]], dict[str, Any]]:
-        """Return prompts as token ids, and the arguments by name that both searches take. Raises a UserError for
-        options that a search does not take."""
+        """Prepare a beam search or a contrastive search: return the prompts as token ids, and the arguments by name
+        that both searches take. Raises a UserError for options that a search does not support."""
         for name in "stop", "include_stop", "stop_when", "logprobs", *FORMS:
             if getattr(options, name) != getattr(GenerationOptions, name):
                 raise UserError(f"{name} is given, but a search does not support it: leave it out")
@@ -361,7 +362,7 @@ class LanguageModel(TextModel):
         }
 
     def search_result(self, before: list[int], tokens: list[int], finished: bool, *scores: float) -> SearchResult:
-        """Make the result of a search from the tokens `before` (the prompt) and the new `tokens`; `finished`: a stop
-        token ended them."""
+        """Make the SearchResult of a prompt (`before`) and the new `tokens`; `finished` says that a stop token ended
+        them, and `scores` are the score and the log-probability of a beam search."""
         text = continued(self.text(), before, tokens)
         return SearchResult(text, tokens, "stop" if finished else "length", *scores)

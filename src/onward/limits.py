@@ -13,8 +13,8 @@ CONTAINER = Path("/sys/fs/cgroup/memory.max")  # of a container; "max": no limit
 
 
 def limit_memory(more: int) -> None:
-    """Limit this process to allocating `more` further bytes before a MemoryError is raised; without effect outside of
-    Linux."""
+    """Limit this process to allocating `more` further bytes, after which a MemoryError is raised; without effect
+    outside of Linux."""
     if STATM.exists():
         most = int(STATM.read_text().split()[0]) * resource.getpagesize() + more
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -32,10 +32,10 @@ def memory_size() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep up to 2 GiB of freed memory for its next allocations, where the C library is glibc.
+    """Let this process keep up to 2 GiB of freed memory for its next allocations, if the C library is glibc.
 
-    The memory of activations is freed in each training step: given back to the system, it comes back page by page, and
-    a page fault costs more than computing its numbers.
+    Each training step frees the memory of its activations. If it returned to the system, the next step would get it
+    back page by page, and a page fault costs more than computing the numbers of the page.
     """
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         for option in TRIM_THRESHOLD, MMAP_THRESHOLD:
@@ -43,5 +43,5 @@ def keep_freed_memory() -> None:
 
 
 def in_bytes(size: int) -> str:
-    """Format bytes in MB or GB."""
+    """Format a number of bytes in MB or GB: 2.2 GB."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"

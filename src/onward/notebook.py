@@ -20,7 +20,7 @@ def in_notebook() -> bool:
 
 
 class DisplayedLine:
-    """A line in the output of a notebook's cell that can be replaced."""
+    """A line in the output of a notebook's cell that can be replaced, to show progress."""
 
     def __init__(self) -> None:
         self.handle: Any = None  # of IPython's display, which exists in a notebook alone

@@ -81,8 +81,8 @@ OTHERWISE = {  # further meanings, for commands without the first
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message for an unknown name: "did you mean X?" or, if nothing is near and few names
-    are known, "choose from ..."."""
+    """Return the end of an error message for an unknown name: "did you mean X?" or, if no known name is close, "choose
+    from ..." with all known names."""
     known = sorted(known)
     like = partial(difflib.get_close_matches, name, n=1, cutoff=0.5 if len(known) <= 50 else 0)
     close = same_meaning(name, known) or same_beginning(name, known) or like(known)
@@ -90,8 +90,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def same_meaning(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known names that mean the same as an unknown one, best first: a synonym (--lr), the end of a dotted
-    name (--model.window for --model.attention.window) or its beginning (--temp)."""
+    """Return the known names that mean the same as the unknown `name`, best first: a synonym (--learning-rate for
+    --lr), a name with the same last component (--model.attention.window for --model.window) or with `name` as its
+    beginning (--temperature for --temp)."""
     *path, last = parts(name)
     meanings = [last, SYNONYMS.get(last, last), *OTHERWISE.get(last, ())]
 
@@ -108,14 +109,14 @@ def same_meaning(name: str, known: Iterable[str]) -> list[str]:
 
 
 def has_meaning(name: str) -> bool:
-    """Return whether a name is in the list of synonyms, so that known names of similar spelling are not suggested for
-    it."""
+    """Return whether an unknown name is in the list of synonyms, so that known names of similar spelling are not
+    suggested for it."""
     return parts(name)[-1] in SYNONYMS.keys() | OTHERWISE.keys()
 
 
 def same_beginning(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known names that begin with the unknown one or with which it begins, ignoring separators: the longest
-    common beginning first, then the shortest name: gemma-2-2b for gemma2, gpt2 for gpt2-small."""
+    """Return the known names that begin with the unknown `name`, or with which it begins, ignoring separators:
+    gemma-2-2b for gemma2, gpt2 for gpt2-small. The longest common beginning comes first, then the shortest name."""
     plain = lambda text: re.sub(r"[^a-z0-9]", "", text.lower())
     typed = plain(name)
     shared = {candidate: min(typed, plain(candidate), key=len) for candidate in known}

@@ -52,8 +52,8 @@ class TextModel:
 
     @checked
     def score(self, text: str) -> Score:
-        """Return the log-probability of each token of a text, and of the whole text; see `evaluation.text`. Raises a
-        UserError if the text is the path of a file."""
+        """Return the log-probability of each token of a text under the model, and of the whole text; see
+        `evaluation.text`. Raises a UserError if the text is the path of a file."""
         check_text(text, "text", READ)
         return score_text(self.model, self.text(), text)
 
@@ -65,11 +65,12 @@ class TextModel:
         *,
         n_bytes: int | None = None,
     ) -> Evaluation:
-        """Compute loss, perplexity and bits per byte over documents, or over token ids (T,), of any length.
+        """Compute loss, perplexity and bits per byte of the model over documents, or over token ids (T,), of any
+        length.
 
         A Path stands for the documents of a file or folder, as in `onward.train`; a str is a document itself, and a
-        UserError if it names a file. The window moves on by `stride` tokens, by default the context length; see
-        `evaluation.score`. `n_bytes` is the length of the text of token ids, by default counted from them.
+        UserError if it names a file. The window advances by `stride` tokens, 0 meaning the context length; see
+        `evaluation.score`. `n_bytes` is the length in bytes of the text of token ids, by default counted from them.
         """
         if isinstance(text, np.ndarray | Tokens):
             return evaluate_tokens(self.model, self.text(), text, stride, n_bytes)
@@ -77,8 +78,8 @@ class TextModel:
 
     @checked
     def classify(self, texts: Sequence[str | tuple[str, str]]) -> list[dict[str, float]]:
-        """Return the probabilities of each text or pair of texts, by the label of the class. The model must have been
-        trained with `--method classify`."""
+        """Return the probabilities of the classes for each text or pair of texts, as {label: probability}. The model
+        must have been trained with `--method classify`."""
         encoder = Encoder(self.text())
         pairs = [(one,) if isinstance(one, str) else one for one in texts]
         for one in (text for pair in pairs for text in pair):
@@ -88,8 +89,8 @@ class TextModel:
 
     @checked
     def rewards(self, prompt: str | Sequence[Message], answers: Sequence[str]) -> list[float]:
-        """Return the reward of each answer to a prompt, which is a text or a list of messages. The model must have been
-        trained with `--method reward`."""
+        """Return the reward that the model gives to each answer to a prompt, which is a text or a list of messages. The
+        model must have been trained with `--method reward`."""
         encoder = Encoder(self.text())
         replies = answers if isinstance(prompt, str) else [[{"role": "assistant", "content": one}] for one in answers]
         sequences = [encoder.answer(prompt, one).until_trained() for one in replies]
@@ -108,7 +109,7 @@ class TextModel:
         return allowed
 
     def text(self) -> Tokenizer:
-        """Return the tokenizer. Raises a UserError if the model has none."""
+        """Return the tokenizer of the model. Raises a UserError if the model has none."""
         if self.tokenizer is None:
             raise UserError("this model came without a tokenizer.json, which text needs: put one into its folder")
         return self.tokenizer

@@ -11,9 +11,10 @@ def fastest(
     limit: float = math.inf,
     clock: Callable[[], float] = perf_counter,
 ) -> str:
-    """Return the name of the candidate (a function by its name) whose fastest call took the least time.
+    """Return the name of the candidate function whose fastest call took the least time.
 
-    Each is called once to warm up, then in turns, `rounds` times, or once if `limit` seconds of `clock` have passed.
+    Each is called once to warm up, then `rounds` times in turns; no new turn begins once `limit` seconds of `clock`
+    have passed, but each is timed at least once.
     """
     best, began = dict.fromkeys(candidates, math.inf), clock()
     for turn in range(rounds + 1):
