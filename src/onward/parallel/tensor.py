@@ -115,8 +115,8 @@ def rule_of(branch: nn.Module, name: str, n: int) -> Rule:
 
 
 class Copy(torch.autograd.Function):
-    """The autograd function of the input of a divided branch: the identity, whose gradient is summed over the
-    processes."""
+    """The autograd function of the input of a divided attention or feed-forward: the identity, whose gradient is summed
+    over the processes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -129,8 +129,8 @@ class Copy(torch.autograd.Function):
 
 
 class Sum(torch.autograd.Function):
-    """The autograd function of the output of a divided branch: the sum over the processes; the gradient is passed on
-    unchanged."""
+    """The autograd function of the output of a divided attention or feed-forward: the sum over the processes; the
+    gradient is passed on unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -246,7 +246,7 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
 
 def rules_of(name: str, branch: nn.Module, n: int) -> dict[tuple[nn.Module, str], Rule | None]:
     """Return how n processes divide each parameter of a branch (attention or feed-forward), by module and name: a Rule,
-    or None if each process keeps the whole parameter. Raises a UserError, with the branch's `name`, for a part or a
+    or None if each process keeps the whole parameter. Raises a UserError, with the branch's `name`, for a module or a
     parameter that is unknown here."""
     if type(branch) not in TABLE or (isinstance(branch, SelfAttentionModule) and isinstance(branch.out, nn.Identity)):
         raise UserError(f"{name}, a {type(branch).__name__}, has no rule for tensor parallelism: use tensor=1")

@@ -112,7 +112,7 @@ class Shortened(TorchFunctionMode):
 
 
 def kinds_of_layers(config: DecoderConfig) -> list[int]:
-    """Return, for each layer, the number of the first layer that has the same parts."""
+    """Return, for each layer of a decoder, the number of the first layer that has the same components."""
     parts = [tuple(at(getattr(config, name), layer) for name in LAYERED) for layer in range(config.n_layers)]
     return [parts.index(layer) for layer in parts]
 

@@ -73,9 +73,9 @@ class Law:
         return self.law.optimum(flops)
 
     def range(self, flops: float) -> tuple[float, float] | None:
-        """Compute the smallest and the largest best size for `flops`, where the exponent takes the ends of its interval
-        and the law still passes through the best size at the middle of the fitted runs. None if no interval was
-        published."""
+        """Compute the range of the best size for `flops` operations, (smallest, largest): the exponent takes the ends
+        of its published interval, and the law still passes through the best size at the middle of the fitted runs. None
+        if no interval was published."""
         if self.exponents is None:
             return None
         middle = self.optimum(MIDDLE)[0]

@@ -140,7 +140,7 @@ class Branches:
         self.ends_early = True
 
     def note_other(self, *_: object) -> None:
-        """Record that another module of the block ran after the last branch; a forward hook."""
+        """Record that another module of the block ran after the attention or the feed-forward; a forward hook."""
         self.ends_early = False
 
 

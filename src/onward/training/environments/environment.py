@@ -18,10 +18,11 @@ Replier = Callable[[Sequence[Completion]], Sequence[str | None]]
 
 
 class Environment(Part):
-    """The type of environments of reinforcement with several turns. A model writes a turn, which ends with an end
-    token; the environment replies; the model goes on, until there is no reply. Tokens of replies are not trained.
+    """The base class of environments, for reinforcement with several turns. A model writes a turn, which ends with an
+    end token; the environment replies; the model goes on, until there is no reply. Tokens of replies are not trained.
 
-    A subclass with a kind (`class Mine(Talk, kind="mine")`) defines `reply`."""
+    A subclass with a kind (`class Mine(Talk, kind="mine")`) defines `reply`.
+    """
 
     @classmethod
     def shorthand(cls, value: Any) -> Mapping[str, Any] | None:

@@ -89,10 +89,10 @@ def weights_folder(config: RunConfig) -> Path:
 
 
 def with_merged_base(config: RunConfig, folder: Path) -> RunConfig:
-    """Return the configuration of a run in `folder`, whose base is never an adapter to merge. If the run trains new
-    adapters on a base that is an adapter, and `config.first` is not "frozen", the adapter is merged into its model in
-    fp32, and the result is written into the folder as the new base. Raises a UserError for an option `first` without
-    such a base."""
+    """Return the configuration of a run in `folder`, in which the base may be replaced: if the run trains new adapters
+    on a base that is an adapter, and `config.first` is not "frozen", that adapter is merged into its model in fp32, and
+    the result is written into the folder as the new base. Raises a UserError for an option `first` without such a
+    base."""
     if not isinstance(config, FinetuneConfig) or not config.adapters or not config.base:
         return config
     first = locate(config.base)

@@ -101,7 +101,7 @@ def turn_of(
     one: ModelCompletion, sampling: Sampling, most: int, length: int, ends: Collection[int], seed: int
 ) -> Request:
     """Return the engine's request for the next turn of the completion `one`, which may have `most` tokens in all;
-    prompt and completion have at most `length`. The turn ends with a token of `ends`."""
+    prompt and completion together have at most `length`. The turn ends with a token of `ends`."""
     prompt = [*one.prompt, *one.tokens]
     room = min(most - len(one.tokens), max(1, length - len(prompt)))
     return Request(prompt, sampling, room, stop=ends.__contains__, seed=seed, num_logprobs=0)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IPO(ComparedPairs, kind="ipo"):
-    """Identity preference optimization (Azar et al. 2023, equation 17), with mean margins, as its authors computed
-    it."""
+    """Identity preference optimization (Azar et al. 2023, equation 17), with log-ratios averaged over tokens, as its
+    authors computed it."""
 
     formula: ClassVar[str] = "(m - 1 / (2 beta))^2, m of mean log-ratios"
 

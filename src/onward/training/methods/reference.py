@@ -27,13 +27,13 @@ class ReferenceModel(Part):
 
 @dataclass(frozen=True)
 class Online(ReferenceModel, kind="online"):
-    """The model at the start, computed in each step."""
+    """A reference that is the model at the start of the run; its log-probabilities are computed in each step."""
 
 
 @dataclass(frozen=True)
 class Kept(ReferenceModel, kind="kept"):
-    """The model at the start, whose log-probabilities are computed once, before training, and stored with the
-    examples."""
+    """A reference that is the model at the start of the run; its log-probabilities are computed once, before training,
+    and stored with the examples."""
 
 
 @dataclass(frozen=True)

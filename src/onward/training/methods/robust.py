@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Robust(ComparedPairs, kind="robust"):
-    """The loss of unswapped pairs in expectation, where a share e of the pairs is swapped (Ray Chowdhury et al. 2024,
-    equation 11)."""
+    """Robust DPO, for data in which a share e of the pairs has its answers swapped (Ray Chowdhury et al. 2024, equation
+    11): in expectation, the loss of DPO on the correct pairs."""
 
     formula: ClassVar[str] = "(-(1 - e) log s(beta m) + e log s(-beta m)) / (1 - 2 e)"
 

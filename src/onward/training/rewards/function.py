@@ -19,8 +19,8 @@ class Function(Reward, kind="function"):
     as FILE.py:FUNCTION.
 
     Other fields of the records are given by name, as lists, where the function has a parameter of that name or
-    **kwargs. It may be asynchronous. It runs in a process, which is ended after `seconds`; a second call that takes as
-    long ends the run.
+    **kwargs. The function may be asynchronous. It runs in a process of its own, which is ended after `seconds`; a
+    second call that takes as long ends the run.
     """
 
     file: str  # a Python file, which Onward executes

@@ -65,7 +65,7 @@ class AskedModel(Reward, kind=""):
 @dataclass(frozen=True)
 class Judge(AskedModel, kind="judge"):
     """A tenth of the grade from 0 to 10 that a model on a server gives to a completion: the first such number in its
-    reply, after its thoughts."""
+    reply, after its reasoning."""
 
     needed: ClassVar[tuple[str, ...]] = ("completion",)
 

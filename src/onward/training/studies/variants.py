@@ -43,8 +43,8 @@ Measure = Literal["loss", "bits_per_byte"]
 
 @dataclass(frozen=True)
 class Variant:
-    """A named configuration to compare with others, which differ in some options. Its `out` is the folder of all
-    variants, and its `seed` the seed of the first run."""
+    """A named configuration to compare with others, which differ in some options. `config.out` is the folder of all
+    variants, and `config.seed` the seed of the first run."""
 
     name: str
     config: RunConfig
