@@ -41,8 +41,8 @@ class Range:
 
 
 class OutOfRange(UserError):
-    """Raised if a number is outside the range of its field or argument, as its annotation `Annotated[..., Range(...)]`
-    says."""
+    """Raised if a number is outside the Range that the annotation of its field or argument gives, `Annotated[...,
+    Range(...)]`."""
 
     def __init__(self, name: str, value: Any, kind: Any) -> None:
         self.value = value
@@ -73,8 +73,8 @@ def holds_only_ints(kind: Any) -> bool:
 
 
 def fits(kind: Any, value: Any) -> bool:
-    """Return whether a value has the annotated type `kind` and is in its range. An int is also a float, a bool is
-    neither, and a str is not a sequence."""
+    """Return whether a value has the annotated type `kind` and is in its Range, if it has one. An int is also a float,
+    a bool is neither, and a str is not a sequence."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return fits(args[0], value) and all(limit.holds(value) for limit in kind.__metadata__)

@@ -248,7 +248,7 @@ def flag(name: str) -> str:
 
 
 def import_options(modules: abc.Iterable[str]) -> str:
-    """Return the options with which a command imports these modules, each after a space: ` --import MODULE`."""
+    """Return the command line options that import these modules, each after a space: ` --import MODULE`."""
     return "".join(f" --import {quote(module)}" for module in modules)
 
 

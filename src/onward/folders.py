@@ -159,7 +159,8 @@ def train(
     on_event: Callable[[Event], object] | None = None,
     **config: Unpack[RunKeywords],
 ) -> LanguageModel:
-    """Train a fresh model on texts into the run folder `out`, and return it.
+    """Train a fresh model on the texts in `sources` (files, folders, or the names of corpora) into the run folder
+    `out`, and return it.
 
     `config` are the fields of RunConfig, such as tokenizer="char", steps=100 or model={"n_layers": 2}; `on_event` is
     called with a Step after each step and with a Validation after each validation; by default it shows the progress on
@@ -176,10 +177,11 @@ def finetune(
     on_event: Callable[[Event], object] | None = None,
     **config: Unpack[FinetuneKeywords],
 ) -> LanguageModel:
-    """Train the model in the folder `base` on examples into the run folder `out`, and return it.
+    """Train the model in the folder `base` on the examples in `sources` (such as .jsonl files) into the run folder
+    `out`, and return it.
 
     `config` are the fields of FinetuneConfig, such as method="sft", template="chatml" or epochs=3, and those of the
-    method, such as method="dpo", beta=0.2; see `train`.
+    method, such as method="dpo", beta=0.2; `on_event` is that of `train`.
     """
     return trained(FinetuneConfig, sources, out, on_event, with_method({"base": str(base), **config}))
 

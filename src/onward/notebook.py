@@ -26,7 +26,7 @@ class DisplayedLine:
         self.handle: Any = None  # of IPython's display, which exists in a notebook alone
 
     def show(self, line: str) -> None:
-        """Show this line in place of the previous one."""
+        """Show a line in place of the previous one."""
         data = {"text/plain": line}
         if self.handle is None:
             self.handle = import_module("IPython.display").display(data, raw=True, display_id=True)

@@ -38,7 +38,8 @@ class TokenSequence:
     unread: int = 0  # number of final tokens that the model never reads, such as an answer that a reward uses
 
     def until_trained(self) -> Sequence[int]:
-        """Return the tokens up to the last trained token."""
+        """Return the tokens up to the last trained token, after which a reward model or a classifier gives its
+        output."""
         return self.tokens[: len(self.trained) - [*reversed(self.trained)].index(True)]
 
 
@@ -101,7 +102,7 @@ class Encoder:
 
     def prompt(self, prompt: str | Sequence[Message], tools: Any = None) -> list[int]:
         """Return the tokens of a prompt, a text or messages, as in generation; `tools` are for the chat template.
-        Raises a UserError for messages without a chat template, and for any other value."""
+        Raises a UserError for messages if there is no chat template, and for a value that is neither."""
         if isinstance(prompt, str):
             check_text(prompt, "prompt")
             return self.tokenizer.encode(prompt)

@@ -182,7 +182,7 @@ def wanted(label: Any) -> float:
 
 def other_prompts(prompts: Sequence[Any]) -> list[int | None]:
     """Return, for each prompt, the index of the nearest earlier prompt that differs from it and is of the same kind (a
-    text, or messages), with wrap-around; None if there is none."""
+    text, or messages), wrapping around at the start; None if there is none."""
     partners: list[int | None] = [None] * len(prompts)
     for texts in (True, False):
         indices = [i for i, prompt in enumerate(prompts) if isinstance(prompt, str) == texts]
@@ -235,6 +235,7 @@ def has(values: Mapping[str, Any], *names: str) -> bool:
 
 
 def missing(values: Mapping[str, Any], wanted: str) -> UserError:
-    """Return the error for a record without a field that the method needs; `wanted` are these fields in words."""
+    """Return the UserError for a record (`values`) without a field that the training method needs; `wanted` are the
+    needed fields in words."""
     given = [repr(name) for name, value in values.items() if value is not None]
     return UserError(f"it has {', '.join(given) or 'no fields'}, and needs {wanted}")

@@ -31,7 +31,7 @@ csv.field_size_limit(1 << 26)
 
 @dataclass(frozen=True)
 class Record:
-    """A row of a table: its values by column, and its place for messages, such as `data.jsonl line 3`."""
+    """A row of a table: its values by column, and its location for messages, such as "data.jsonl line 3"."""
 
     values: Mapping[str, Any]
     place: str  # location for messages: data.jsonl line 3

@@ -32,7 +32,7 @@ PASSAGE_CHARS = 1 << 18  # characters encoded at a time
 
 @dataclass(frozen=True)
 class Span:
-    """The tokens [first, last) of a shard, read from its memory-mapped files when needed."""
+    """The tokens [first, last) of a shard (a file of token ids), read from its memory-mapped files when needed."""
 
     ids: Callable[[], np.ndarray]  # the token ids of the shard
     ends: Callable[[], np.ndarray]  # the index after each document's last token, ascending
@@ -105,7 +105,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of token ids, with its numbers and checksums, as listed in data.json."""
+    """A file of token ids, with its counts and checksums, as listed in data.json."""
 
     file: str  # file of the token ids
     tokens: Annotated[int, Range(0, MOST)]  # number of token ids
@@ -116,7 +116,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """A source of a preparation, with its numbers and its shards, as listed in data.json."""
+    """A source of prepared tokens, with its counts and its shards (files of token ids), as listed in data.json."""
 
     name: str  # name of the source, as given
     documents: Annotated[int, Range(0, MOST)]  # number of documents
@@ -128,7 +128,7 @@ class SourceRecord:
 
 @dataclass(frozen=True)
 class Sample:
-    """The beginning of a document, as shown in data.json."""
+    """The beginning of a document of the prepared texts, as shown in data.json."""
 
     file: str = ""
     text: str = ""
@@ -136,14 +136,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Longest(Sample):
-    """The longest document of a preparation, as listed in data.json."""
+    """The longest document of the prepared texts, as listed in data.json."""
 
     tokens: Annotated[int, Range(0, MOST)] = 0
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """The number of documents dropped for one reason, as listed in data.json."""
+    """The number of documents dropped for one reason, such as a filter, and some of them, as listed in data.json."""
 
     documents: Annotated[int, Range(0, MOST)]
     samples: tuple[Sample, ...]
@@ -151,7 +151,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Report:
-    """Figures of a preparation over all sources, as stored in data.json."""
+    """Counts of the prepared texts over all sources, as stored in data.json."""
 
     documents: Annotated[int, Range(0, MOST)]
     tokens: Annotated[int, Range(0, MOST)]
@@ -164,7 +164,8 @@ class Report:
 
 @dataclass(frozen=True)
 class Index:
-    """The content of data.json: the dtype of ids, the sources, a report and the settings."""
+    """The content of data.json, the index of a folder of prepared tokens: the dtype of ids, the sources, a report and
+    the settings."""
 
     dtype: Literal["uint16", "uint32"]  # dtype of the token ids
     sources: tuple[Mapping[str, Any], ...]  # the `SourceRecord` and provenance of each source
@@ -174,7 +175,7 @@ class Index:
 
 @dataclass(frozen=True)
 class TokenData:
-    """A prepared folder, opened: its index, and the tokens of each source."""
+    """A folder of prepared tokens, opened: its index, and the tokens of each source."""
 
     sources: tuple[Tokens, ...]
     records: tuple[SourceRecord, ...]  # records of the sources

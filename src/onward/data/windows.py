@@ -42,7 +42,7 @@ class Batch:
 
     @cached_property
     def num_targets(self) -> int:
-        """The number of targets that are not IGNORE_INDEX."""
+        """The number of targets in the batch that are not IGNORE_INDEX."""
         return int((self.targets != IGNORE_INDEX).sum())
 
     @property
@@ -73,7 +73,7 @@ class TrainingWindows(Protocol):
 
 
 class HeldOutWindows(TrainingWindows, Protocol):
-    """The interface of validation data: windows of tokens, or rows of examples."""
+    """The interface of validation data: windows of tokens, or rows of examples, with their number of tokens."""
 
     @property
     def num_tokens(self) -> int:

@@ -14,7 +14,7 @@ from onward.text.tokenizer import Tokenizer
 
 
 class GeneratedAnswer(NamedTuple):
-    """An answer that a model wrote."""
+    """An answer that a model wrote, as text and as token ids."""
 
     text: str
     tokens: list[int]  # without the stop token, but including the tokens of a stop text

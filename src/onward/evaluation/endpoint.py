@@ -54,7 +54,7 @@ def chat(url: str, model: str, text: str, key_env: str, seconds: float) -> str:
 
 
 class NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A handler of urllib that follows no redirection, which would send the key to another server."""
+    """A handler of urllib that follows no redirection, since a redirection would send the API key to another server."""
 
     def redirect_request(self, *args: Any) -> None:
         return None

@@ -145,13 +145,13 @@ def pair_after(prompt: Sequence[int], full: Sequence[int]) -> Pair:
 
 
 def longest(tokenizer: Tokenizer, answers: Sequence[str]) -> int:
-    """Return the number of tokens of the longest answer."""
+    """Return the number of tokens of the longest answer, each with a space in front."""
     return max(len(tokenizer.encode(f" {answer}", special=False)) for answer in answers)
 
 
 def ranked(counts: tuple[int, ...], table: dict[str, tuple[float, ...]], top: int) -> Alternatives:
-    """Return the `top` answers of a table (probabilities by answer) by their highest probability, the likeliest with
-    all examples first."""
+    """Return the `top` answers of `table`, {answer: its probability with each number of examples}, by their highest
+    probability; the likeliest with all examples comes first."""
     best = sorted(table, key=lambda answer: -max(table[answer]))[:top]
     best.sort(key=lambda answer: -table[answer][-1])
     return Alternatives(counts, tuple(best), tuple(table[answer] for answer in best))

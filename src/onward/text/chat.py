@@ -35,7 +35,7 @@ ASSISTANT = ("assistant", "model")  # roles of the assistant
 
 
 class NoTemplate(UserWarning):
-    """Warns that a model has no chat template."""
+    """Warning that a model has no chat template, so that messages become `User: ...` and `Assistant: ...`."""
 
 
 class Chat:
@@ -246,12 +246,12 @@ def plain_copy(value: Any) -> Any:
 
 @lru_cache(maxsize=2)
 def chat_of(tokenizer: Tokenizer) -> Chat:
-    """Return the Chat of a tokenizer; it is made once per tokenizer."""
+    """Return the Chat of a tokenizer; the Chats of the last two tokenizers are cached."""
     return Chat(tokenizer)
 
 
 def template_error(error: Exception) -> UserError:
-    """Return the UserError for an exception that a template raised, with its message."""
+    """Return the UserError for an exception that a chat template raised, with the exception's message."""
     line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
     reason = " ".join(str(error).split()) or type(error).__name__
     return UserError(f"the chat template cannot be used for this{line}: {reason}")

@@ -56,7 +56,7 @@ class Budget:
     deadline: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
 
     def spend(self) -> None:
-        """Count one step. Raises a TemplateError if no step or no time is left."""
+        """Count one step, such as an iteration of a loop. Raises a TemplateError if no step or no time is left."""
         self.steps -= 1
         if self.steps < 0 or time.monotonic() > self.deadline:
             raise jinja2.TemplateError(f"it runs for more than {MAX_STEPS:,} steps or {MAX_SECONDS:.0f} seconds")
@@ -112,7 +112,8 @@ class Generator(CodeGenerator):
 
 
 class Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with limits and masked strings, in which templates are compiled."""
+    """Jinja's sandbox for chat templates, with limits of steps and lengths, and with strings that carry masks
+    (MaskedString)."""
 
     code_generator_class = Generator
     intercepted_binops = frozenset(["+", "*", "**", "%"])

@@ -89,7 +89,7 @@ class Tokenizer:
 
     @checked
     def save(self, folder: str | Path) -> None:
-        """Write tokenizer.json, and the tokenizer_config.json from which transformers loads it."""
+        """Write tokenizer.json to a folder, and the tokenizer_config.json from which transformers loads it."""
         folder = Path(folder)
         with atomic_write(folder / "tokenizer.json") as new:
             self.inner.save(str(new))
@@ -124,7 +124,7 @@ class Tokenizer:
 
     @checked
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """Encode each text, on all cores, without control tokens."""
+        """Encode each text to token ids, on all cores, without control tokens."""
         cut = [self.pieces(utf8(text)) for text in texts]
         pieces_of_all = [piece for pieces in cut for piece in pieces]
         encodings = iter(self.encoded(self.inner.encode_batch_fast, pieces_of_all, add_special_tokens=False))
@@ -187,7 +187,8 @@ class Tokenizer:
 
     @checked
     def textless(self, size: int) -> list[int]:
-        """Return the ids below `size` that have no token: padding and unused ids of the vocabulary."""
+        """Return the ids below `size` that have no token, padding and unused ids of the vocabulary, which must not be
+        generated."""
         return [i for i in range(size) if self.inner.id_to_token(i) is None]
 
 

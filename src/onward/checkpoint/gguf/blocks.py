@@ -38,7 +38,7 @@ class BlockType:
             return torch.from_numpy(self.dequantize(raw.reshape(-1, self.bytes))).flatten()
 
     def encode(self, tensor: Tensor) -> np.ndarray:
-        """Convert a tensor of complete blocks to bytes, rounded as llama.cpp does."""
+        """Convert a tensor of complete blocks to the bytes of this type, rounded as llama.cpp does."""
         if self.plain is not None:
             return tensor.to(self.plain).contiguous().view(-1).view(torch.uint8).numpy()
         assert self.quantize is not None

@@ -99,7 +99,7 @@ def read_header(path: Path) -> Header:
 
 
 def read_one(path: Path) -> Header:
-    """Read the header of a single file. Raises a UserError as `read_header` does."""
+    """Read the header of a single GGUF file. Raises a UserError as `read_header` does."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             reader = Reader(path, data)
@@ -124,8 +124,8 @@ class Reader:
         return UserError(f"{self.path} is cut off or not a GGUF file ({what}): copy or download it again")
 
     def header(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
-        """Read the keys and the tensors of the file. Raises a UserError if the file is not GGUF of a version and byte
-        order that Onward reads, or is damaged."""
+        """Read the metadata keys and the locations of the tensors. Raises a UserError if the file is not GGUF of a
+        version and byte order that Onward reads, or is damaged."""
         if self.data[:4] != MAGIC:
             raise self.broken(f"it begins with {bytes(self.data[:4])!r}")
         version = self.number("I")
@@ -281,5 +281,5 @@ class Keys(Mapping[str, Any]):
         return value
 
     def has(self, name: str) -> bool:
-        """Return whether the file has a tensor of this name."""
+        """Return whether the GGUF file has a tensor of this name."""
         return name in self.header.tensors

@@ -67,7 +67,8 @@ def mapped(info: TensorInfo, map_of: Callable[[Path], mmap.mmap]) -> Tensor:
 
 
 def rows(info: TensorInfo, add: float, start: int, end: int) -> Tensor:
-    """Read rows `start` to `end` of a tensor and dequantize them to fp32; `add` is added to each element."""
+    """Read rows `start` to `end` of a tensor of a GGUF file and dequantize them to fp32; `add` is added to each
+    element."""
     if len(info.shape) < 2:  # a block may cross the bounds of these rows
         raw = np.fromfile(info.path, np.uint8, info.nbytes, offset=info.offset)
         part = info.type.decode(raw).view(info.shape)

@@ -22,8 +22,8 @@ class ModelFolder(ModelSource):
     """A Hugging Face folder (config.json and safetensors files) as a source of a model."""
 
     def outline(self) -> Outline:
-        """Return the decoder without weights, and its stored tensors; formats that Onward does not compute with are
-        dequantized.
+        """Return the decoder without weights, and its tensors on disk; quantized formats with which Onward does not
+        compute are dequantized when read.
 
         Raises a UserError if the files have far fewer parameters than config.json asks for, before anything large is
         allocated. A head that config.json ties to the embedding is untied if the files hold a different head.

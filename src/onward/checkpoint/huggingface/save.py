@@ -61,8 +61,8 @@ def save_weights(
     extra: HF,
     shard_bytes: float = math.inf,
 ) -> None:
-    """Write config.json and the weights, given under the names of Decoder's parameters, as shards if they exceed
-    `shard_bytes`.
+    """Write config.json and the weights `ours`, given by the names of Decoder's parameters, to a folder, as shards if
+    they exceed `shard_bytes`.
 
     All files are written under temporary names and flushed before the first is renamed. `extra` holds more keys for
     config.json, such as token ids, or the config.json of the loaded model, which is kept as far as it still describes

@@ -42,7 +42,7 @@ def weights_checksum(folder: Path) -> str:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Return whether a folder holds an adapter and no model."""
+    """Return whether a folder holds a PEFT adapter and no model."""
     return (folder / CONFIG).exists() and not (folder / "config.json").exists()
 
 

@@ -57,10 +57,11 @@ class CoreEntry:
 
 @dataclass(frozen=True)
 class Core(ScoredTask, kind="core"):
-    """The tasks of CORE, in nanochat's order, with its examples and prompts.
+    """The tasks of the CORE benchmark, in nanochat's order, with its examples and prompts.
 
-    Of multiple choices the one with the highest mean log-probability of its tokens counts, of a schema the context that
-    makes its continuation likeliest, and a continuation is right if each of its tokens is the likeliest one.
+    In a multiple-choice task, the model's answer is the choice with the highest mean log-probability of its tokens; in
+    a schema task, it is the context that makes the continuation likeliest; in a language-modeling task, a continuation
+    is right if each of its tokens is the likeliest one.
     """
 
     folder: str  # folder of the bundle
@@ -90,7 +91,7 @@ class Core(ScoredTask, kind="core"):
         return [self] if self.task else [replace(self, task=label) for label in entries(self.folder)]
 
     def items(self, count: int) -> list[dict[str, Any]]:
-        """Return up to `count` items, the rows of the task's file, in nanochat's order."""
+        """Return up to `count` items, the rows of the task's file, in the order in which nanochat shuffles them."""
         items = read_items(Path(self.folder) / "eval_data" / self.entry.dataset_uri, self.entry)
         random.Random(ORDER).shuffle(items)
         return items[:count]

@@ -47,10 +47,10 @@ class Choices(Task, kind="choices"):
 
 @dataclass(frozen=True)
 class Answers(Task, kind="answers"):
-    """Rows with a question and its answer, or a list of answers, which the model writes.
+    """Rows with a question and its answer, or a list of accepted answers; the model writes an answer to each question.
 
-    BLEU, chrF and ROUGE compare whole texts with references, as sacrebleu and rouge-score do; the others are right or
-    wrong.
+    BLEU, chrF and ROUGE compare whole texts with references, as sacrebleu and rouge-score do; other comparisons are
+    right or wrong.
     """
 
     file: str  # .jsonl, .json or .csv with question and answer

@@ -20,7 +20,7 @@ PROMPT = (
 @dataclass(frozen=True)
 class Judged(Task, kind="judged"):
     """Rows with a question and a reference answer. A model behind an OpenAI-compatible address grades the answers that
-    the model writes, from 0 to 10; the score is the mean tenth of the grades."""
+    the model writes, from 0 to 10; the score is the mean grade divided by 10."""
 
     file: str  # .jsonl, .json or .csv with question and, optionally, answer
     url: str  # address of the judge up to /v1, such as http://localhost:8000/v1

@@ -26,8 +26,7 @@ class Programs(Task, kind="programs"):
     that one of k programs passes all tests of its row.
 
     Runs code that the model writes, each program in a process of its own without network, with limits of time and
-    memory; it has to be allowed by `run_code`. Without `k` it is a task for each of 1, 10 and 100 that `samples`
-    reaches.
+    memory; it has to be allowed by `run_code`. Without `k` it is a task for each k of 1, 10 and 100 up to `samples`.
     """
 
     file: str  # .jsonl, .json or .csv with prompt and test (Python code); entry_point: the argument of its check()

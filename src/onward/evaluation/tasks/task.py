@@ -26,7 +26,7 @@ COMMAS = re.compile(r",(?![^()]*\))")  # between tasks, not between the options 
 
 
 class Total(NamedTuple):
-    """The score of a task and its standard error, NaN for one question."""
+    """The score of a task and the standard error of the score, NaN for one question."""
 
     score: float
     error: float
