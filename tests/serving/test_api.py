@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from openai.resources.completions import Completions
 from openai.resources.responses import Responses
 
 import onward
+from onward.generation.options import GenerationOptions
 from onward.language_model import LanguageModel
 from onward.serving.chat import ChatRequest
 from onward.serving.completions import CompletionRequest
@@ -186,6 +188,8 @@ def test_a_request_that_cannot_be_met_is_refused_by_name(name: str, server: Runn
     assert message in error["message"]
     assert error["message"].count("\n") == 0
     assert set(error) == {"message", "type", "param", "code"}
+    if (first := message.split()[0]) in {field.name for field in fields(GenerationOptions)}:
+        assert error["param"] == first
 
 
 NAMES = {  # fields of other servers: vLLM 0.32 and llama.cpp b11434

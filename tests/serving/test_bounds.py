@@ -1,6 +1,7 @@
 """What the server refuses before it computes, and what it does when clients go away or the process is to end."""
 
 import asyncio
+import os
 import signal
 import socket
 import time
@@ -13,7 +14,8 @@ import httpx
 import pytest
 
 from onward.cli import main
-from onward.serving.config import Limits
+from onward.serving.config import Limits, Listening
+from onward.serving.server import serve
 
 from support.server import Running, serving, started
 
@@ -193,6 +195,16 @@ def test_a_second_sigterm_ends_the_server_at_once(tiny_run: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(1) == 128 + signal.SIGTERM
         assert "data: [DONE]" not in lines
+
+
+def test_sigterm_while_models_load_ends_the_server_without_an_error() -> None:
+    def load() -> list[Any]:
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.3)
+        return []
+
+    serve(Listening(port=0), load, lambda address, served: pytest.fail("the server opened"))
 
 
 def test_only_named_sites_may_call_from_a_browser(tiny_run: Path) -> None:

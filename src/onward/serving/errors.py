@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from onward.errors import UserError
+from onward.generation.options import GenerationOptions
 
 TYPES = {  # of an error, by its HTTP status
     401: "authentication_error",
@@ -15,6 +17,7 @@ TYPES = {  # of an error, by its HTTP status
     500: "server_error",
     503: "unavailable_error",
 }
+OPTIONS = {field.name for field in fields(GenerationOptions)}
 RETRY_AFTER = {429: "1", 503: "5"}  # seconds until a client tries again, by status
 
 
@@ -40,5 +43,6 @@ def body_of(error: Exception) -> tuple[int, dict[str, Any]]:
     if isinstance(error, ApiError):
         return error.status, error_body(str(error), error.status, error.param, error.code)
     if isinstance(error, UserError):
-        return 400, error_body(str(error), 400)
+        first = str(error).partition(" ")[0]  # "top_p is 3: ...", in messages about one option
+        return 400, error_body(str(error), 400, first if first in OPTIONS else None)
     return 500, error_body(f"the server failed on this request ({type(error).__name__}): see its log", 500)

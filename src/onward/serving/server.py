@@ -83,6 +83,8 @@ def serve(
     async def begin() -> None:
         try:
             served = await asyncio.wrap_future(service.load(load))
+        except asyncio.CancelledError:  # by a signal
+            return
         except BaseException as error:
             failures.append(error)
             server.should_exit = True
