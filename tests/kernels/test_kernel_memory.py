@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from threading import Thread
@@ -29,9 +30,11 @@ from onward.kernels.cross_entropy import cross_entropies
 from onward.kernels.linear import linear
 from onward.kernels.quantized import quantized_linear
 from onward.kernels.rotation import rotate
+from onward.model import backends
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.feedforward import GatedFeedForwardModule
+from onward.model.mask import AttentionMask
 from onward.model.norms import RMSNormModule
 from onward.training.step.loss import cross_entropy
 from onward.transforms.quantize import quantize_weight
@@ -234,6 +237,15 @@ def test_gates_take_only_operands_that_fit(gradients: bool) -> None:
             assert_left_to_pytorch(mlp, x)
 
 
+def test_causal_windows_take_only_operands_that_fit() -> None:
+    positions = torch.arange(16)[None]
+    mask = AttentionMask(positions, positions, plain=True)
+    for operands in nearly((2, 16, 2, 16), (2, 16, 2, 16), (2, 16, 2, 16)):
+        q, k, v = (t.detach().requires_grad_(t.is_floating_point()) for t in operands)
+        if q.shape[:2] == (2, 16):
+            assert_left_to_pytorch(partial(backends.attend, mask=mask, scale=0.3), q, k, v)
+
+
 def test_cross_entropies_take_only_operands_that_fit() -> None:
     for logits, targets in nearly((4, 9), (4,)):
         for dtype in torch.int64, torch.int32, torch.uint8, targets.dtype:
@@ -349,6 +361,18 @@ def test_extreme_activations_have_the_norm_and_the_rotation_of_pytorch() -> None
     cos, sin = torch.randn(2, 1, 2, 1, 18).sigmoid().unbind()
     for row in extreme_rows(*EXTREMES):
         assert_same_numbers(gradients, lambda x: rotate(x, cos, sin), row.repeat(1, 2, 1, 1))
+
+
+def test_extreme_queries_and_values_have_the_attention_of_pytorch() -> None:
+    positions = torch.arange(16)[None]
+    attend = partial(backends.attend, mask=AttentionMask(positions, positions, plain=True), scale=0.1)
+    others = torch.rand(2, 1, 16, 1, 16)
+    for value in *EXTREMES[:8], math.nan:
+        for place in (0, 7, 15):
+            x = torch.rand(1, 16, 1, 16)
+            x[0, place, 0, 3] = value
+            assert_same_numbers(gradients, lambda q: attend(q, *others), x)
+            assert_same_numbers(gradients, lambda v: attend(others[0], others[1], v), x)
 
 
 def test_extreme_logits_draw_the_tokens_of_pytorch() -> None:

@@ -28,6 +28,7 @@ from onward.model import backends
 from onward.model.cache import KVCache
 from onward.model.context import attention_contexts
 from onward.model.decoder import Decoder
+from onward.model.mask import AttentionMask
 from onward.model.norms import RMSNormModule
 from onward.model.paged import PagedKVCache
 from onward.training.step.loss import IGNORE_INDEX
@@ -169,6 +170,27 @@ def attentions(memory: Allocator) -> Found:
             yield found, plain, 2 * DTYPES[dtype]
 
 
+def causal_windows(memory: Allocator) -> Found:
+    """Of whole and of strided tensors, with one and with several query heads for a key; the other side in fp64."""
+    forms = (1, 16, 1, 1, 16), (2, 48, 4, 2, 32), (3, 32, 6, 2, 48), (2, 64, 3, 3, 16)  # B, T, H, K, E
+    for (dtype, bound), form, strided in product(DTYPES.items(), forms, (False, True)):
+        rows, tokens, heads, kv_heads, width = form
+        positions = torch.arange(tokens)[None]
+        mask = AttentionMask(positions, positions, plain=True)
+        whole = memory.place(numbers(rows, tokens, heads + 2 * kv_heads, width, dtype=dtype))
+        parts = whole.split([heads, kv_heads, kv_heads], 2)
+        given = [(t if strided else memory.place(t.contiguous())).requires_grad_() for t in parts]
+        exact = [t.detach().double().requires_grad_() for t in given]
+        outer = memory.place(numbers(rows, tokens, heads, width, dtype=dtype))
+        q, k, v = given
+        y = backends.attend(q, k, v, mask, scale=0.3)
+        q, k, v = exact
+        wanted = backends.reference(q, k, v, mask, scale=0.3)
+        yield y.detach(), wanted.detach(), bound
+        found = torch.autograd.grad(y, given, outer), torch.autograd.grad(wanted, exact, outer.double())
+        yield from ((a, b, bound) for a, b in zip(*found))
+
+
 def managers(config: DecoderConfig, rows: int, chunk: int, dtype: torch.dtype) -> tuple[CacheManager, ...]:
     """Of a contiguous cache, one that grows, and a paged one, for 12 positions."""
     return (
@@ -218,5 +240,16 @@ def programs(memory: Allocator) -> Found:
 
 CASES: dict[str, Case] = {
     case.__name__: case
-    for case in (products, quantized_products, norms, rotations, gates, losses, attentions, draws, programs)
+    for case in (
+        products,
+        quantized_products,
+        norms,
+        rotations,
+        gates,
+        losses,
+        attentions,
+        causal_windows,
+        draws,
+        programs,
+    )
 }

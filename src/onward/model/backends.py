@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onward.kernels import attention as kernel
+from onward.kernels import causal
 from onward.kernels.memory import Unreadable
 from onward.kernels.rules import is_worth
 from onward.model.cache import CacheEntry, Keys, to_tensor
@@ -184,7 +185,14 @@ def attend(
         y = without_gathering(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks)
         if y is not None:
             return y
-    if softcap is not None or sinks is not None or reference_is_faster(q, k):
+    plain = softcap is None and sinks is None
+    if (
+        (plain and not dropout and mask.causal_only)
+        and (isinstance(k, Tensor) and isinstance(v, Tensor))
+        and causal.takes_kernel(q, k, v)
+    ):
+        return causal.causal_attention(q, k, v, scale)
+    if not plain or reference_is_faster(q, k):
         return reference(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     long = q.size(1) * mask.key_positions.size(1) > MAX_DENSE
     if long and not mask.causal_only and not isinstance(k, CacheEntry):
