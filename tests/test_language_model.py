@@ -63,6 +63,12 @@ def test_evaluate_reads_paths_as_train_does(lm: LanguageModel, story_file: Path)
     assert lm.evaluate("a text with a zero byte \0").tokens
 
 
+def test_loading_a_model_imports_no_training_and_no_reports() -> None:
+    unused = {"onward.training", "onward.reports", "torch.distributed.fsdp", "sympy"}
+    program = f"import onward, sys; onward.load; print(*({unused} & {{*sys.modules}}))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "\n"
+
+
 def test_importing_onward_does_not_import_torch_and_all_names_are_there() -> None:
     program = "import onward, sys; assert 'torch' not in sys.modules; from onward import *; print(*sorted(globals()))"
     names = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()

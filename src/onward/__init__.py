@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.evaluation.score import Evaluation
     from onward.evaluation.tasks import Task
     from onward.evaluation.text import Score
-    from onward.folders import finetune, load, merge, save, save_adapter, train
+    from onward.folders import load, merge, save, save_adapter
     from onward.generation.answer import Answer
     from onward.generation.cache.blocks import BlockManager
     from onward.generation.cache.manager import CacheManager
@@ -70,6 +70,7 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.model.cache import KVCache
     from onward.model.decoder import Decoder
     from onward.model.paged import PagedKVCache
+    from onward.runs import finetune, train
     from onward.text.tokenizer import Tokenizer, train_tokenizer
     from onward.tracing.edit import edit
     from onward.tracing.names import activation_names
