@@ -1,7 +1,7 @@
 """Parallel training over a finished decoder, from outside, in a fixed order: tensor parallelism, compile, activation
 checkpointing, and then FSDP2 around the blocks (the order of torchtitan, Liang et al. 2024)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MethodType
@@ -197,15 +197,14 @@ def accumulating(module: nn.Module, *, last: bool) -> AbstractContextManager[obj
     return module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext()
 
 
-def clip_gradients(model: nn.Module, limit: float) -> float:
-    """Scale the gradients of a model in place so that their norm, over all processes, is at most `limit` (0: no limit),
-    and return their norm before scaling."""
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    if not any(isinstance(grad, DTensor) for grad in grads):
-        return float(nn.utils.clip_grad_norm_(model.parameters(), limit or float("inf")))
-    norm = norm_of(grads)
-    if limit:
-        torch._foreach_mul_([local(grad) for grad in grads], min(1.0, limit / (norm + 1e-6)))
+def clip_gradients(parameters: Iterable[Tensor], limit: float) -> float:
+    """Scale the gradients of parameters in place so that their norm, over all processes, is at most `limit` (0: no
+    limit), and return their norm before scaling."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    divided = any(isinstance(grad, DTensor) for grad in grads)
+    norm = norm_of(grads) if divided else float(nn.utils.get_total_norm(grads))
+    if limit and norm > limit:
+        torch._foreach_mul_([local(grad) for grad in grads], limit / (norm + 1e-6))
     return norm
 
 
