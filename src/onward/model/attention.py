@@ -15,7 +15,7 @@ from onward.model.activations import Activation, Child, ContextVectors, Declarat
 from onward.model.backends import attend
 from onward.model.cache import Keys
 from onward.model.context import AttentionContext
-from onward.model.linear import Linear
+from onward.model.linear import Linear, outputs_of
 from onward.model.norms import HeadNorms, NewNorm
 
 
@@ -78,9 +78,10 @@ class SelfAttentionModule(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, T, H, E), keys and values (B, T, K, E) of x (B, T, D), before any rotation."""
         heads = (*x.shape[:2], -1, self.d_head)
-        q = self.q_norm(self.clip(self.q(x)).unflatten(-1, (-1, self.q_group))).view(heads)
-        k = self.k_norm(self.clip(self.k(x)).unflatten(-1, (-1, self.k_group))).view(heads)
-        return q, k, self.clip(self.v(x)).view(heads)
+        q, k, v = map(self.clip, outputs_of((self.q, self.k, self.v), x))
+        q = self.q_norm(q.unflatten(-1, (-1, self.q_group))).view(heads)
+        k = self.k_norm(k.unflatten(-1, (-1, self.k_group))).view(heads)
+        return q, k, v.view(heads)
 
     def activations(self) -> Declarations:
         vectors = ContextVectors(("k", "q"), {"k": "k_rotated", "v": "v"})
