@@ -32,7 +32,7 @@ SEED = 1234  # of answers that are drawn, as that of the library
 
 
 class Truncated(UserWarning):
-    """Warns that prompts are longer than the context."""
+    """The warning that prompts are longer than the context, and are cut at their beginning."""
 
 
 @register_model("onward")
@@ -93,16 +93,18 @@ class HarnessModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text without a context: that which begins texts, or else the one that ends them."""
+        """The token that precedes a text without a context: the one that begins texts or, without it, the one that ends
+        them."""
         return self.eot_token_id if self.text.prefix_id is None else self.text.prefix_id
 
     @property
     def tokenizer_name(self) -> str:
-        """A name of the tokenizer, by which lm-evaluation-harness keeps requests in its cache."""
+        """A name of the tokenizer, under which lm-evaluation-harness caches its requests."""
         return f"onward-{self.text.vocab_size}"
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Return the chat template of the tokenizer, which the library writes into its results."""
+        """Return the tokenizer's chat template, which lm-evaluation-harness writes into its results, "" if it has none;
+        None if `chat_template` is False or "", that is, if no chat template is applied."""
         return self.text.templates.get("default", "") if chat_template else None
 
     def apply_chat_template(self, chat_history: Sequence[Message], add_generation_prompt: bool = True) -> str:
@@ -143,20 +145,20 @@ class HarnessModel(TemplateLM):
         ]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-probability of each text, in windows of the context length."""
+        """Return the log-probability of each request's text, computed in windows of the context length."""
         windows = [[*self.windows(*request.args)] for request in requests]
         scored = iter(self._loglikelihood_tokens([(None, *one) for some in windows for one in some]))
         return [sum(next(scored)[0] for _ in some) for some in windows]
 
     def windows(self, text: str) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield the windows of a text, each as context and continuation."""
+        """Yield the windows of a text, each as the token ids of its context and of the continuation that is scored."""
         tokens = self.tok_encode(text)
         for window in get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1):
             yield make_disjoint_window(window)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return the texts that the model writes, up to a stop text. Raises a UserError for an option of generation
-        that is not read."""
+        """Return the text that the model generates for each request, up to a stop string. Raises a UserError for an
+        option of generation that is not supported."""
         results: dict[int, str] = {}
         groups: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
@@ -173,7 +175,7 @@ class HarnessModel(TemplateLM):
         return [results[i] for i in range(len(requests))]
 
     def options(self, given: dict[str, Any]) -> GenerationOptions:
-        """Return the options of generation in those of a task."""
+        """Convert the generation options `given` by a task of lm-evaluation-harness to Onward's."""
         values = dict(normalize_gen_kwargs(given, 256))
         values.pop("do_sample", None)
         most = min(values.pop("max_gen_toks"), self.max_length - 1)
@@ -184,7 +186,7 @@ class HarnessModel(TemplateLM):
         return GenerationOptions(max_new_tokens=most, stop_when=ends, seed=SEED, **values)
 
     def cut(self, tokens: list[int], options: GenerationOptions) -> str:
-        """Decode an answer as the library does, without its context, up to the first stop text."""
+        """Decode an answer as lm-evaluation-harness does, without its context, up to the first stop string."""
         text = self.text.decode(tokens)
         for stop in options.stop_when.texts if isinstance(options.stop_when, Ends) else ():
             text = text.split(stop)[0]
@@ -210,7 +212,8 @@ class HarnessModel(TemplateLM):
 
 @dataclass(frozen=True)
 class Ends:
-    """Says whether an answer contains a stop text, in its text without the context."""
+    """A stopping condition of generation: says whether an answer, decoded without its context, contains a stop
+    string."""
 
     texts: tuple[str, ...]
     strips: bool  # whether to ignore the space before the first token
@@ -221,7 +224,7 @@ class Ends:
 
 
 class Bars:
-    """Shows progress by the bars of the library, one for each kind of request."""
+    """Shows progress with the bars of lm-evaluation-harness, one for each kind of request."""
 
     def __init__(self) -> None:
         self.bar: Any = None

@@ -33,7 +33,8 @@ ENDINGS = ".yaml", ".yml"
 
 @dataclass(frozen=True)
 class HarnessResults:
-    """The metrics of tasks, a row each, and the messages of the tasks that failed."""
+    """The results of tasks of lm-evaluation-harness: the metrics, one row each, and the messages of tasks that
+    failed."""
 
     rows: list[dict[str, Any]]
     failures: dict[str, str]
@@ -79,14 +80,15 @@ def run_harness(
 
 
 def under(task: str, progress: Progress, kind: str, done: int, total: int) -> None:
-    """Report progress of requests under the name of their task."""
+    """Report `done` of `total` requests of a `kind` to `progress`, under the name of their task."""
     progress(task, done, total)
 
 
 def run_one(
     model: HarnessModel, task: str, manager: TaskManager, examples: int, limit: int, chat: bool, samples: bool
 ) -> dict[str, Any]:
-    """Run one task or group; return the library's results and, with `samples`, each question."""
+    """Run one task or group of tasks; return the results of lm-evaluation-harness and, with `samples`, each
+    question."""
     if task.endswith(ENDINGS):
         check_file(Path(task))
     try:
@@ -121,8 +123,8 @@ def rows_of(task: str, metrics: Mapping[str, Any], examples: int) -> list[dict[s
 
 
 def graded_of(row: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> GradedQuestions | None:
-    """Return the questions behind a row of metrics, each with all texts of its document, such as passage, question and
-    choices; None if the metric is no mean over questions."""
+    """Return the questions behind a row of metrics, each with its grade and all texts of its document, such as passage,
+    question and choices; None if the metric is not a mean over questions."""
     first = [one for one in samples if one["filter"] == samples[0]["filter"]]
     grades = [float(grade) for one in first if isinstance(grade := one.get(row["metric"]), int | float)]
     if not grades or len(grades) < len(first):
@@ -134,7 +136,7 @@ def graded_of(row: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> G
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Yield all texts in a row of a table."""
+    """Yield all strings in a value of a task's document, nested or not."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -143,7 +145,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def reason(task: str, failure: Exception) -> str:
-    """Return the sentence about a task that failed."""
+    """Return the sentence that says why a task failed."""
     text = " ".join(str(failure).split())[:300] or type(failure).__name__
     if "marked as unsafe" in text:
         return f"{task} runs programs in no sandbox: ask its questions by --tasks programs:FILE --run-code"

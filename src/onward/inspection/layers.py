@@ -43,7 +43,8 @@ def residual_stream(model: Decoder, tokens: Sequence[int]) -> ResidualStream:
 
 @dataclass(frozen=True)
 class Units:
-    """The units, or features, of one activation over many texts, and the tokens at which each is most active."""
+    """The units of one activation over many texts, such as feed-forward neurons or an autoencoder's features, and the
+    tokens at which each is most active."""
 
     name: str  # name of the activation
     share: Tensor  # (F,), share of tokens for which the unit is active (above 0)

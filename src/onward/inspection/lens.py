@@ -22,7 +22,8 @@ from onward.training.step.loss import Loss
 
 @dataclass(frozen=True)
 class Lens:
-    """The likeliest next tokens and their probabilities by every residual stream, at every position of a text."""
+    """The result of a logit lens: the likeliest next tokens and their probabilities, predicted from each layer's
+    residual stream at each position of a text."""
 
     tokens: list[int]
     names: list[str]  # names of the residual streams (L + 1,)

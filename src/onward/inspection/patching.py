@@ -59,15 +59,15 @@ def heads_of(model: Decoder, site: str) -> dict[int, tuple[int, int]]:
 
 
 def rows_of(model: Decoder, clean: Sequence[int], corrupted: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Convert both texts to token ids (1, T) each. Raises a UserError if their lengths differ."""
+    """Convert the clean and the corrupted text to token ids (1, T) each. Raises a UserError if their lengths differ."""
     if len(clean) != len(corrupted):
         raise UserError(f"the texts have {len(clean)} and {len(corrupted)} tokens: patching needs as many in both")
     return as_row(model, clean), as_row(model, corrupted)
 
 
 def differing(good: Tensor, bad: Tensor) -> tuple[float, float]:
-    """Return the metrics of the clean and the corrupted text as floats. Raises a UserError if they are equal, since
-    patching then has no effect to measure."""
+    """Return the metrics of the clean (`good`) and the corrupted text (`bad`) as floats. Raises a UserError if they are
+    equal, since patching then has no effect to measure."""
     if float(good) == float(bad):
         raise UserError("the metric is the same for both texts: choose texts, or a metric, that differ")
     return float(good), float(bad)

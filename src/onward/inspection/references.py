@@ -61,7 +61,7 @@ def transformers_reference(folder: Path, model: Decoder, name: str) -> Reference
 
 
 def from_transformers(theirs: Any) -> Reference:
-    """Make a reference from a loaded model of transformers."""
+    """Make a reference from `theirs`, a loaded model of transformers."""
 
     def compute(tokens: Tensor) -> Computed:
         result = theirs(tokens, output_hidden_states=True)
@@ -71,8 +71,8 @@ def from_transformers(theirs: Any) -> Reference:
 
 
 def llama_cpp_reference(path: Path, model: Decoder) -> Reference:
-    """Make a reference from a GGUF file, computed by llama.cpp. Raises a UserError if the file is missing, or if
-    llama-cpp-python is."""
+    """Make a reference from a GGUF file, computed by llama.cpp. Raises a UserError if the file or the package
+    llama-cpp-python is missing."""
     if not path.is_file():
         raise UserError(f"there is no file {path}: make it with onward convert MODEL {path}")
     try:

@@ -36,7 +36,8 @@ STEPS = {  # the fields of a Sampling that belong to a step, in the order of the
 
 @dataclass(frozen=True)
 class SamplingSteps:
-    """The probabilities of the likeliest next tokens by the model, and after each step of sampling in turn."""
+    """The probabilities of the likeliest next tokens, as the model predicts them and after each step of sampling
+    (temperature, top-k, ...) in turn."""
 
     candidates: list[int]  # token ids (C,), sorted by the model's probability, highest first
     steps: list[str]  # "model", then each step that changes the probabilities

@@ -38,7 +38,8 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, tor
 
 @dataclass(frozen=True)
 class Finding:
-    """A promise, which is an equality such as "cached = plain", and the difference that was measured."""
+    """One promise of exactness, such as "cached = plain" (logits with and without a cache are equal), and the
+    difference that was measured."""
 
     promise: str
     measured: float  # largest difference, in the unit `of`
@@ -176,7 +177,8 @@ def verify(
     hf: Mapping[str, Any] | None = None,
     reference: Reference | None = None,
 ) -> Iterator[Finding]:
-    """Measure each promise on a model; yields the findings one by one.
+    """Measure each promise of exactness on a model, such as equal logits with and without a cache; yields the findings
+    one by one.
 
     `hf` is the config.json that the model was loaded from. `reference` is the same model in another program, whose
     logits and residual streams are compared. Raises a UserError if the model's logits are not finite.

@@ -27,7 +27,7 @@ PERCENT = 1.0  # by which a number may differ where a page does not say otherwis
 
 @dataclass(frozen=True)
 class Cell:
-    """A block of code of a page, and the output that the page shows for it."""
+    """A block of code on a page of the documentation, and the output that the page shows for it."""
 
     kind: str  # python or sh
     code: str
@@ -37,7 +37,8 @@ class Cell:
 
     @property
     def commands(self) -> list[str]:
-        """The commands of a block of sh, a line each; a line that ends in a backslash goes on."""
+        """The commands of a shell block, one string per command; a line that ends in a backslash continues on the
+        next."""
         lines = self.code.replace("\\\n", " ").splitlines()
         return [line for line in lines if shlex.split(line, comments=True)]
 
@@ -59,8 +60,9 @@ def cells(text: str) -> list[Cell]:
 
 
 def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
-    """Run a block; return the exit status of its last command, 0 for Python. Python blocks share the variables `names`.
-    Of sh, the commands `onward` and `python` are run, up to one that is refused."""
+    """Run a block of code, with `onward` as the function that runs an Onward command; return the exit status of its
+    last command, 0 for Python. Python blocks share the variables `names`. Of a shell block, the commands `onward` and
+    `python` are run, until one fails with a user's mistake."""
     if cell.kind == "python":
         exec(compile(cell.code, "<page>", "exec", dont_inherit=True), names)
         return 0
@@ -79,12 +81,14 @@ def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
 
 
 def fails(cell: Cell, status: int) -> bool:
-    """Return whether the exit status of a block is that of a refused command, and its page shows no refusal."""
+    """Return whether a block's exit status says that a command failed with a user's mistake, although its page shows no
+    such error."""
     return status == 2 and not cell.output
 
 
 def output(cell: Cell, names: dict[str, object], onward: Command) -> str:
-    """Run a block; return the text that it prints: on standard output and, where a command is refused, the error."""
+    """Run a block of code; return the text that it prints: on standard output and, if a command fails with a user's
+    mistake, the error. Arguments as of `run`."""
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         status = run(cell, names, onward)
@@ -95,8 +99,9 @@ def output(cell: Cell, names: dict[str, object], onward: Command) -> str:
 
 
 def difference(cell: Cell, got: str) -> str:
-    """Compare the output of a block with the output that the page shows; return the first difference, "" if none.
-    Blank space and bars may differ, and numbers by `percent` or by one unit of their last digit."""
+    """Compare `got`, the output of a block, with the output that its page shows; return the first difference, "" if
+    none. Blank space and the bars of pictures may differ, and numbers by `percent` or by one unit of their last
+    digit."""
     if cell.output is None or cell.varies:
         return ""
     shown, printed = (NUMBER.split(" ".join(text.replace(BAR, "").split())) for text in (cell.output, got))
@@ -109,7 +114,8 @@ def difference(cell: Cell, got: str) -> str:
 
 
 def near(shown: str, printed: str, percent: float) -> bool:
-    """Return whether two numbers differ by at most `percent`, or by one unit of the last digit that is shown."""
+    """Return whether two numbers, given as text, differ by at most `percent`, or by one unit of the last digit that is
+    shown."""
     one, other = (float(text.replace(",", "").replace("−", "-")) for text in (shown, printed))
     digits, _, exponent = shown.partition("e")
     unit = 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))

@@ -33,13 +33,13 @@ class Chapter:
 
     @property
     def alone(self) -> str:
-        """The Markdown for a reader who has this page only: a link to another file becomes its path, and a link to a
+        """The Markdown for a reader who has only this page: a link to another file becomes its path, and a link to a
         chapter plain text."""
         path = lambda match: f"`{normpath(f'docs/{match[3]}')}`" if match[2] else match[1]
         return LINK.sub(path, self.text)
 
     def picture(self, name: str) -> str:
-        """Return a picture of the page, an SVG, as an address that contains it."""
+        """Return a picture of the page, an SVG file, as a data URL that contains it."""
         content = (self.path.parent / name).read_bytes()
         return f"data:image/svg+xml;base64,{b64encode(content).decode()}"
 

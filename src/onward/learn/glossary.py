@@ -23,7 +23,7 @@ class Entry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names of the term."""
+        """All names of the term: its own and the alternative ones by which it can be found."""
         return (self.name, *self.also)
 
 
@@ -42,7 +42,8 @@ def plain(name: str) -> str:
 
 
 def find(word: str) -> list[Entry]:
-    """Return the entries with exactly this name or, if there are none, those with a name in which a word begins so."""
+    """Return the entries with exactly the name `word` or, if there are none, those with a name in which a word begins
+    with `word`."""
     exact = [entry for entry in glossary() if plain(word) in map(plain, entry.names)]
     if exact or len(plain(word)) < 3:
         return exact

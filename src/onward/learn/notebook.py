@@ -16,8 +16,8 @@ ABOUT = "*Chapter {} of `onward learn` as a notebook. Open it where `onward` is 
 
 
 def notebook(chapter: Chapter) -> str:
-    """Return a chapter as the text of an .ipynb file. A shell block is a cell of `%%sh`, a picture the output
-    of a cell that shows its file; answers are folded."""
+    """Return a chapter as the text of an .ipynb file. A shell block becomes a cell with `%%sh`, and a picture the
+    output of a cell that shows its file; answers to exercises are collapsed."""
     cells = [{"id": f"cell-{i}", **cell} for i, cell in enumerate(notebook_cells(chapter))]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}, "title": chapter.title}
@@ -26,7 +26,7 @@ def notebook(chapter: Chapter) -> str:
 
 
 def notebook_cells(chapter: Chapter) -> Iterator[dict[str, Any]]:
-    """Yield the cells of a chapter, in order."""
+    """Yield the notebook cells of a chapter, as JSON objects, in order."""
     text = HEADING.sub(lambda heading: f"{heading[0]}\n\n{ABOUT.format(heading[1])}", chapter.alone, count=1)
     folded = False  # whether an answer is open
     for piece in pieces(text):
@@ -47,7 +47,7 @@ def notebook_cells(chapter: Chapter) -> Iterator[dict[str, Any]]:
 
 
 def block_cell(cell: Cell, metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return a block of code with its output."""
+    """Return the notebook cell of a block of code, with the output that the page shows."""
     source = f"%%sh\n{cell.code}" if cell.kind == "sh" else cell.code
     outputs = [{"output_type": "stream", "name": "stdout", "text": cell.output}] if cell.output else []
     return code_cell(source, outputs, metadata)

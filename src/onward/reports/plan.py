@@ -43,7 +43,8 @@ ROWS = 4  # windows added to a batch, to measure the memory of a window
 
 @dataclass(frozen=True)
 class Proposal:
-    """A mesh, the memory of a device in it, and the tokens per second of all devices."""
+    """A mesh that a number of devices can form, with the memory of one device in it, and the tokens per second of all
+    devices."""
 
     mesh: Mesh
     memory: TrainingMemory
@@ -172,8 +173,8 @@ class Planned:
         return f", plus {HOLES:.0%} for fragmentation of CPU memory" if self.holes else ""
 
     def fit(self, line: partial[Line], peak: int, by: str) -> Iterator[Line]:
-        """Yield the line for the peak memory, and the line for the memory left or missing on the machine. `line` makes
-        a line of the section; `by` is the formula of the peak."""
+        """Yield the line for the peak memory of `peak` bytes, and the line for the memory left or missing on the
+        machine. `line` makes a line of the section; `by` is the formula of the peak."""
         yield line("peak", peak, by)
         left = self.machine.memory - peak
         what = "left" if left >= 0 else "does not fit, exceeds memory by"
@@ -203,7 +204,7 @@ class Planned:
             )
 
     def proposal_lines(self) -> Iterator[Line]:
-        """Yield a line for each arrangement to choose from: its memory and its speed."""
+        """Yield a line for each mesh that `onward plan --devices` proposes: its memory and its speed."""
         section = f"meshes of {self.count} {self.machine.name}"
         for one in self.proposed:
             text = f"{one.speed / self.count:,.0f} tokens/s of each device, {size_of(one.memory.peak)}"

@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def generate(options: Options, batches: Sequence[int]) -> None:
-    """Measure generation, and print its speed."""
+    """Measure generation with each of the batch sizes `batches`, and print its speed."""
     import torch
 
     from onward.device import choose_device
@@ -217,7 +217,7 @@ def words(text: str, known: Sequence[str], name: str) -> list[Any]:
 
 
 def numbers(text: str) -> list[int]:
-    """Parse an option that lists numbers of rows, such as `1,16`."""
+    """Parse an option that lists batch sizes, such as `1,16`."""
     values = [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")]
     if not all(1 <= number <= 4096 for number in values):
         raise UserError(f"batch is {text!r}: write numbers of rows from 1 to 4096, such as 1,16")

@@ -69,8 +69,8 @@ def tables() -> dict[str, list[Argument]]:
 
 
 def script(words: str, offer: str, announce: str) -> str:
-    """Return the completion script for bash or zsh, given the three lines in which they differ: the typed words, the
-    offer of candidates, and the registration."""
+    """Return the completion script for bash or zsh, given the three lines of shell code in which the two differ: the
+    one that reads the typed words, the one that offers candidates, and the one that registers the script."""
     values, options = [], []
     for command, table in tables().items():
         flags = [argument.flag for argument in table if not argument.positional]

@@ -105,7 +105,8 @@ def prepare(options: Options) -> None:
 
 
 def prepare_one_part(options: Options, progress: Progress, own: dict[str, Any]) -> None:
-    """Encode a part of the texts, and print its folder."""
+    """Encode one part of the texts, as `--part` names it, into shards of the folder that several machines prepare
+    together; print the folder of the part. `own` are the options of the preparation."""
     from onward.data.parts import prepare_part
     from onward.data.prepare import Part
 
@@ -167,7 +168,8 @@ COUNTS = "name", "documents", "tokens", "bytes"
 
 
 def density(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the bytes per token of a row of the report."""
+    """Return the bytes per token of a source, given its row in the report on a preparation, as a dict to add to the
+    row."""
     return {"bytes_per_token": row["bytes"] / max(1, row["tokens"])}
 
 

@@ -175,7 +175,7 @@ def of_tasks(options: Options) -> None:
 
 
 def own_questions(options: Options) -> "Iterator[Task]":
-    """Yield the tasks of --choices and --answers."""
+    """Yield the tasks made of the user's own questions: the files of --choices and --answers."""
     from onward.evaluation.tasks.files import Answers, Choices
     from onward.evaluation.tasks.judged import Judged
 
@@ -206,7 +206,7 @@ def of_examples(options: Options, lm: "LanguageModel") -> Measure:
 
 
 def inputs_of(options: Options) -> "Inputs | None":
-    """Return the inputs of the run in the model's folder; None if the folder is no run."""
+    """Return the inputs (texts or examples) of the run in the model's folder; None if the folder is no run."""
     from onward.training import stages as tasks
 
     folder = Path(options.model)

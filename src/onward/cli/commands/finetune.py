@@ -60,8 +60,8 @@ class Options(FinetuneConfig):
 
 
 def method_of(argv: Sequence[str]) -> type[Method] | None:
-    """Return the class of the method that the words of a command name, directly or in their TOML file; None for a sum
-    of methods and for an unknown one. The modules of `--import` are imported."""
+    """Return the class of the fine-tuning method that the words of a command name, directly or in their TOML file; None
+    for a sum of methods and for an unknown one. The modules of `--import` are imported."""
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--import", action="append", default=[], dest="imports")
     for name in "method", "config":

@@ -213,8 +213,8 @@ class Printed:
 
 
 def row(request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dict[str, Any]:
-    """Return the tokens, finish reason and figures of an answer as a dict for --json, without its text; with those of
-    its draft if `speculative`."""
+    """Return the tokens, finish reason and figures of an answered request as a dict for --json, without its text; if
+    `speculative`, with the numbers of drafted and accepted tokens."""
     values: dict[str, Any] = {
         "tokens": request.tokens,
         "finish_reason": request.finish_reason,
@@ -251,8 +251,8 @@ def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
 
 
 def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float | None) -> None:
-    """Print how many drafted tokens were accepted, and whether speculative decoding with `num_draft_tokens` proposals a
-    step pays; `speed_up` is the measured one, None if unknown."""
+    """Print how many drafted tokens were accepted in these requests, and whether speculative decoding with
+    `num_draft_tokens` drafted tokens per step is faster; `speed_up` is the measured ratio, None if unknown."""
     from onward.generation.drafts.times import expected_tokens
 
     total = lambda name: sum(getattr(request, name) for request in requests)

@@ -67,8 +67,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def describe_release(name: str) -> dict[str, Any]:
-    """Return the description of a release or a folder as a JSON object: its parts, and the steps from its earliest
-    ancestor to it."""
+    """Return the description of a published model or of a model's folder as a JSON object: its parts, and the
+    differences between each of its ancestors and the next one."""
     from onward import fields
     from onward.planning.descriptions import describe, sentence
     from onward.planning.releases import find, steps

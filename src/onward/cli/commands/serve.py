@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def announce(address: str, served: Sequence[Served]) -> None:
-    """Print where the server listens, what it serves, and its memory."""
+    """Print the address at which the server listens, the models that it serves, and their memory."""
     from onward.limits import in_bytes
     from onward.serving.models import memory_of
 

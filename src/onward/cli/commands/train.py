@@ -81,7 +81,7 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool, str]:
 
 
 def old_data(run: Path) -> dict[str, Any]:
-    """Return the options with which a run trains on the tokens of the run in the folder `run`."""
+    """Return the options with which a new run trains on the tokens that the run in the folder `run` has prepared."""
     from onward.training.inputs.record import read_config, same_tokens
 
     config = read_config(run)

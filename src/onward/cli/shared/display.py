@@ -79,7 +79,7 @@ class Display:
             self.print()
 
     def print(self) -> None:
-        """Print the figures that are known, and the sample, as plain lines."""
+        """Print the figures of the training so far, and the sampled text, as plain lines."""
         known = {name: value for name, value in self.figures().items() if value}
         console.print(" | ".join(f"{name} {value}" for name, value in known.items()), soft_wrap=True)
         if self.sample:

@@ -37,7 +37,7 @@ def check_texts(sources: Sequence[str]) -> None:
 
 
 def known(source: str) -> bool:
-    """Return whether a source without a suffix is a path, standard input, or the name of a corpus."""
+    """Return whether a source of texts whose name has no suffix is a path, standard input, or the name of a corpus."""
     return os.path.exists(source) or source in ("-", "embedded", *corpora.DOWNLOADS)
 
 

@@ -31,7 +31,8 @@ Results = dict[str, "TaskResult"]  # by task
 
 @dataclass(frozen=True)
 class Exam:
-    """The tasks to run, those of lm-evaluation-harness by name, and the numbers of examples and of questions."""
+    """The tasks to run (some are those of lm-evaluation-harness, by name), and the numbers of solved examples and of
+    questions."""
 
     tasks: Sequence[Task]
     foreign: Sequence[str]  # tasks of lm-evaluation-harness
@@ -113,8 +114,9 @@ def run_all(
     foreign: list[dict[str, Any]],
     graded: list[GradedQuestions],
 ) -> Results:
-    """Return the results of a model by task. Rows of lm-evaluation-harness are added to `foreign`, its questions to
-    `graded` if they are looked for in training data, and the messages of tasks that failed to `failures`."""
+    """Return the results of a model by task. Rows of results from lm-evaluation-harness are added to `foreign`,
+    questions and grades to `graded` if they are to be looked for in training data, and the messages of tasks that
+    failed to `failures`."""
     lm, results = load(model, loading), Results()
     with kept_answers(lm, exam.keep) as kept, progress_bars(counted=True) as show:
         asked: dict[str, Any] = {
@@ -144,8 +146,8 @@ def run_all(
 
 @contextmanager
 def kept_answers(lm: LanguageModel, keep: bool) -> Iterator[Kept]:
-    """Yield the kept answers of a model, in the user's cache if `keep`. Ctrl-C inside the `with` block ends the process
-    and says how to go on."""
+    """Yield the stored answers of a model, from the user's cache if `keep`. Ctrl-C inside the `with` block ends the
+    process and says how to go on."""
     from onward.evaluation.kept import Kept, kept_for
 
     folder = cache_folder("answers") if keep else None
@@ -181,8 +183,8 @@ def row(result: TaskResult) -> dict[str, Any]:
 
 
 def own_tasks(lm: LanguageModel, text: str) -> list[TaskResult]:
-    """Return the results of a model at the tasks of QUICK, about the validation text of its run. A task for which the
-    text is too short is left out, and named on standard error."""
+    """Return the results of a model at the built-in tasks of QUICK, whose questions are made from the validation text
+    of its run. A task for which the text is too short is left out, and named on standard error."""
     from onward.evaluation.tasks.task import tasks_of, with_text
 
     results: list[TaskResult] = []
@@ -204,7 +206,7 @@ def graded_questions(task: Task, result: TaskResult, exam: Exam) -> GradedQuesti
 
 
 def harness_scores(step: int, rows: Sequence[Mapping[str, Any]]) -> list[TaskScore]:
-    """Return rows of lm-evaluation-harness as scores of the weights of a step."""
+    """Return rows of results from lm-evaluation-harness as scores of the model after training step `step`."""
     from onward.reports.runs.scores import TaskScore
 
     suite = "lm-evaluation-harness"
@@ -216,8 +218,8 @@ def harness_scores(step: int, rows: Sequence[Mapping[str, Any]]) -> list[TaskSco
 
 
 def keep(model: str, loading: Loading, scores: Sequence[TaskScore]) -> None:
-    """Keep scores in the folder of a run, for its report card. Scores of weights that were changed on loading, and of
-    a model without a run, are not kept."""
+    """Store scores in the folder of a run, for its report card. Scores of weights that were changed on loading
+    (quantized or with an adapter), and of a model without a run, are not stored."""
     from onward.reports.runs.scores import keep_scores
 
     as_saved = not (loading.quantize or loading.dtype or loading.adapter_folder or loading.rope)
@@ -233,9 +235,9 @@ def step_of(model: str) -> int:
 
 
 def compared(ours: Results, other: str, theirs: Results) -> list[dict[str, Any]]:
-    """Return a row for each task: by how much the model `other` is better than ours, with an interval of 95 %,
-    McNemar's p-value corrected for the number of tasks (Holm), and the smallest difference that so many questions
-    show."""
+    """Return a row for each task: by how much the model `other` with the results `theirs` is better than the first
+    model with the results `ours`, with an interval of 95 %, McNemar's p-value corrected for the number of tasks (Holm),
+    and the smallest difference that so many questions show."""
     from onward.evaluation.significance import bootstrap, holm, mcnemar, smallest_difference
 
     both = [task for task in ours if task in theirs]

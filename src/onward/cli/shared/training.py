@@ -44,7 +44,7 @@ def in_processes(command: Callable[[], int]) -> int:
 
 def run_command(config: RunConfig | Path, as_json: bool, mesh: str = "") -> int:
     """Start or resume a run, train it, and print its figures, with `as_json` as JSON; return the exit status. The time
-    of a run counts from this call. `mesh` is that of a run to resume, where it changes."""
+    of a run counts from this call. `mesh` replaces the mesh of a run that is resumed; "" keeps it."""
     began = perf_counter()
     if (left := after_restart(config)) is None:
         return 0

@@ -34,8 +34,9 @@ Layer = Sequence[Attention]  # the recordings of one attention, one per text
 
 
 def layers(s: Subject, kind: str) -> list[Layer]:
-    """Record each attention of a forward, with all weights enlarged (`loud`), on N texts: "repeated", each of one
-    repeated token, or "random". The result is kept for other checks."""
+    """Record each attention module in a forward pass of the model, with all weights enlarged (`loud`), on N texts: with
+    `kind` "repeated", each text repeats one token; with "random", its tokens are random. The result is stored for other
+    checks."""
     if kind not in s.memo:
         T, generator = length_of_texts(s), torch.Generator().manual_seed(3)
         ids = torch.randperm(s.vocab_size, generator=generator)[: TEXTS if T else 0, None].expand(-1, T)
@@ -230,7 +231,8 @@ def heads(s: Subject) -> Outcome:
 
 
 def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
-    """Check the heads of one attention, recorded on N texts; returns its status and the measurement as text."""
+    """Check the heads of one attention module, whose queries, keys, values and weights were recorded on N texts in
+    `layer`; returns the status and the measurement as text."""
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     H, E = q.size(1), q.size(-1)
     if layer[0].softmax_of_softmax:

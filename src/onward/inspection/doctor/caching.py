@@ -40,7 +40,8 @@ def in_pieces(tokens: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, Tenso
 
 
 def cached(s: Subject) -> Outcome:
-    """Check that the logits with the cache, token by token and in chunks, equal those without."""
+    """Check that the logits with the key/value cache, computed token by token and in chunks, equal those computed
+    without a cache."""
     if s.new_cache() is None:
         return "not applicable", NO_CACHE
     worst, where = 0.0, ""
@@ -83,7 +84,7 @@ def first_different(s: Subject, sizes: Sequence[int], token: int) -> str:
 
 
 def rolled_back(s: Subject) -> Outcome:
-    """Check that logits are unchanged after other tokens were added to the cache and cropped."""
+    """Check that logits are unchanged after other tokens were added to the key/value cache and removed again."""
     memory = s.new_cache()
     if memory is None:
         return "not applicable", NO_CACHE
@@ -121,7 +122,7 @@ def tensors(value: Any, depth: int = 6) -> dict[int, Tensor]:
 
 
 def held_bytes(memory: Cache) -> int:
-    """Return the number of bytes of all tensors in a cache."""
+    """Return the number of bytes of all tensors in a key/value cache."""
     return sum(tensor.nbytes for tensor in tensors(memory.content()).values())
 
 
@@ -158,7 +159,8 @@ def bandwidth(device: torch.device) -> float:
 
 
 def speed(s: Subject) -> Outcome:
-    """Check that a step with the cache computes about as much as a forward of a single token."""
+    """Check that a decoding step with the key/value cache computes about as much as a forward pass on a single
+    token."""
     memory = s.new_cache()
     if memory is None:
         return "not applicable", NO_CACHE

@@ -61,8 +61,8 @@ def restored_state(model: nn.Module) -> Iterator[None]:
 
 @checked
 def doctor(model: nn.Module, *, checks: Collection[str] = (), **about: Unpack[About]) -> list[Finding]:
-    """Run the named checks, by default all, on a model that maps token ids (B, T) to logits (B, T, V), to a tuple that
-    begins with them, or to an object with `.logits`. Returns one finding per check.
+    """Run the checks named in `checks`, by default all, on a model that maps token ids (B, T) to logits (B, T, V), to a
+    tuple that begins with them, or to an object with `.logits`. Returns one finding per check.
 
     Optional facts about the model are keyword arguments, see `About`: `fresh` and `trained` weights, an `adapter` for a
     model with another call, its `loss`, its `cache`, its `batches`, its `tokenizer`, the pattern of parameters that

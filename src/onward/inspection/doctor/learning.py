@@ -33,7 +33,7 @@ ALL_FROZEN = "all parameters are frozen"
 
 
 def targets(s: Subject) -> Outcome:
-    """Check that targets are the next tokens."""
+    """Check that the targets of the user's training batches are the next tokens."""
     if not s.batches:
         return "not applicable", "no batches are given"
     shares = {k: share_equal(s.batches, k) for k in (1, 0, 2, -1)}
@@ -110,8 +110,8 @@ def mistakes(z: Tensor, wanted: Tensor, expected: float) -> dict[str, float]:
 
 
 def ignored(s: Subject, wanted: Tensor, right: int, what: str) -> Outcome:
-    """Check that the loss ignores some value of targets: -100, as in PyTorch, or -1, as in nanoGPT. `right` is the
-    offset of the targets, and `what` the text that the outcome begins with."""
+    """Check that the user's loss ignores some value of targets: -100, as in PyTorch, or -1, as in nanoGPT. `wanted` are
+    the targets (B, T), `right` is their offset from the tokens, and `what` the text that the outcome begins with."""
     if s.about.get("loss") is None and s.attribute("pad_token_id", "padding_idx") is not None:
         return "ok", what
     for value in IGNORED, -1:
@@ -178,7 +178,7 @@ def unread(s: Subject, name: str, gradient: Tensor) -> bool:
 
 
 def tied(s: Subject) -> Outcome:
-    """Check that head and embedding share one matrix, if the model declares it."""
+    """Check that head and embedding share one matrix, if the model's config declares that they do."""
     if not s.attribute("tied", "tie_word_embeddings", "tie_weights", "weight_tying"):
         return "not applicable", "the model does not declare that its head is tied to its embedding"
     matrices = [p for p in s.model.parameters() if p.dim() == 2 and p.size(0) == s.vocab_size]
@@ -237,7 +237,7 @@ def same_rows(p: Tensor) -> bool:
 
 
 def overfit(s: Subject) -> Outcome:
-    """Check that sign descent on one batch halves its loss."""
+    """Check that the model can learn: some steps of sign descent on one batch halve its loss."""
     if not s.fresh:
         return "not applicable", NOT_FRESH
     copy = Subject(deepcopy(s.model), vocab_size=s.vocab_size, adapter=s.adapter)

@@ -30,7 +30,8 @@ LOOKUPS = "embedding", "index", "index_select"
 
 @dataclass(eq=False)
 class Linear:
-    """A recorded product of a tensor with a weight: both, the result and the module."""
+    """A recorded product of an input with a weight: the input, the weight, the result and the module that computed
+    it."""
 
     given: Tensor
     weight: Tensor
@@ -42,7 +43,8 @@ class Linear:
 
 @dataclass(eq=False)
 class Attention:
-    """A recorded attention: a product of weights and values, with the product of queries and keys before it."""
+    """A recorded computation of attention: a product of attention weights and values, with the product of queries and
+    keys before it."""
 
     module: str
     queries: Tensor  # (H, T, E), as passed to the product
@@ -163,8 +165,8 @@ class Operations(TorchDispatchMode):
         self.scores, self.twice = None, False
 
     def follow(self, name: str, floats: list[Tensor], out: Tensor) -> None:
-        """Record, for the result `out` of any other operation (`name`) of the tensors `floats`, the projections from
-        which it is made."""
+        """Record the projections from which the result `out` of an operation called `name` is made. `floats` are the
+        operation's floating-point arguments."""
         T, known = self.length, [x for x in floats if not self.is_weight(x)]
         if out.shape[-2:] == (T, T):
             descends = any(id(x) in self.soft for x in known)

@@ -53,7 +53,7 @@ def width(module: nn.Module) -> int:
 
 
 def number(module: nn.Module, names: Sequence[str]) -> int:
-    """Return the first attribute of a module with one of these names that is a positive integer; 0 if there is none."""
+    """Return the first attribute of a module, among these names, that is a positive integer; 0 if there is none."""
     return next((value for name in names if isinstance(value := getattr(module, name, None), int) and value > 0), 0)
 
 
@@ -83,7 +83,7 @@ def attention_layers(s: Subject) -> list[AttentionLayer]:
 
 
 def experts(s: Subject) -> Outcome:
-    """Check that the shares of a token's experts have the same sum for all tokens."""
+    """Check that, in each mixture of experts, the weights of a token's experts have the same sum for all tokens."""
     notes = []
     for name, module in s.model.named_modules():
         lists = [m for _, m in module.named_children() if isinstance(m, nn.ModuleList) and len(m) > 1]

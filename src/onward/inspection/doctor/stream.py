@@ -63,7 +63,8 @@ def residual(s: Subject) -> Outcome:
 
 
 def kept_once(ops: Operations, s: Subject) -> Outcome:
-    """Check that the head reads the embeddings exactly once, in a forward with branches near 0."""
+    """Check that the head reads the token embeddings exactly once, in a recorded forward pass whose attention and
+    feed-forward outputs are near 0."""
     head = head_of(ops, s)
     assert head
     read = head.given.flatten(0, -2)
@@ -124,7 +125,8 @@ ACTIVATIONS = "torch.nn.modules.activation", "transformers.activations"
 
 
 def reach(s: Subject) -> Outcome:
-    """Check that logits can become large, positive and negative."""
+    """Check that the range of the logits is not limited: with the weight of the head scaled up, they become large,
+    positive and negative."""
     ops = traced(s)
     head = head_of(ops, s) if ops else None
     if not head:

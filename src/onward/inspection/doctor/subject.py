@@ -64,7 +64,7 @@ class Cache:
 
 
 class Use(NamedTuple):
-    """A recorded call of a module: its name, its result and its first argument."""
+    """A recorded call of a module in a forward pass: the module's name, its result and its first argument."""
 
     name: str
     result: Tensor

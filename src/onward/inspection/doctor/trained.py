@@ -35,7 +35,7 @@ def offset(s: Subject) -> Outcome:
 
 
 def repetition(s: Subject) -> Outcome:
-    """Check that greedy answers do not merely repeat the last token of the prompt."""
+    """Check that greedy answers of a trained model do not merely repeat the last token of the prompt."""
     if not s.trained:
         return "not applicable", NOT_TRAINED
     prompts = s.batches[0][0][:2] if s.batches else s.tokens

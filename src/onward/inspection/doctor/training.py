@@ -50,7 +50,8 @@ def padded(s: Subject) -> Outcome:
 
 
 def changes_loss(s: Subject, token: int) -> bool:
-    """Return whether targets with this token change the user's loss (False if it ignores them); True without a loss."""
+    """Return whether targets equal to `token` change the user's loss (False if the loss ignores them); True without a
+    loss."""
     if not s.about.get("loss"):
         return True
     rows = s.tokens.clone()
@@ -153,7 +154,7 @@ class Watch:
 
 @contextmanager
 def stopped() -> Iterator[None]:
-    """End the `with` block without an error when a ReachedError is raised in it."""
+    """End the `with` block without an error if a ReachedError is raised in it: it ends a run of the model early."""
     try:
         yield
     except ReachedError:
@@ -184,8 +185,8 @@ def step(s: Subject) -> Outcome:
 
 
 def judged(watch: Watch, before: list[Tensor]) -> Outcome:
-    """Return the outcome for the recorded steps of a training function; `before` are the parameters before the first
-    step."""
+    """Return the outcome of the check of the user's training function, from the gradients that `watch` recorded;
+    `before` are the parameters before the first step."""
     since, ever = watch.cosines[-1]
     what = (
         f"in step {watch.steps}, the cosine of the optimizer's gradients and those since the last step is {since:.4f}"

@@ -18,7 +18,8 @@ from onward.tracing.sites import attend_modules
 
 
 def block(token: Followed, layer: int) -> Iterator[Step]:
-    """Yield the steps of block `layer` in detail: attention, then feed-forward."""
+    """Yield the steps of the explanation for block `layer` in detail, attention and then feed-forward, as the followed
+    `token` passes through it."""
     c, name, count = token.config, f"blocks.{layer}", len(token.tokens)
     where = f"Block {layer} (of 0 to {c.n_layers - 1})"
     wide = f"(1, {count}, {c.d_model})"
@@ -54,7 +55,7 @@ def block(token: Followed, layer: int) -> Iterator[Step]:
 
 
 def block_in_short(token: Followed, layer: int) -> Step:
-    """Return one step that summarizes block `layer`."""
+    """Return one step of the explanation that summarizes what block `layer` does to the followed `token`."""
     c, name = token.config, f"blocks.{layer}"
     before, attended = token.at(f"{name}.in"), token.at(f"{name}.attn.out")
     weights = token.weights(layer)
@@ -74,8 +75,8 @@ def block_in_short(token: Followed, layer: int) -> Step:
 
 
 def attention(token: Followed, layer: int, where: str) -> Iterator[Step]:
-    """Yield the steps of attention: queries, keys and values, rotation, scores and weights. `where` names the block in
-    the titles."""
+    """Yield the steps of the explanation for attention at the followed `token`: queries, keys and values, rotation,
+    scores and weights. `where` names the block in the titles."""
     c, name, count = token.config, f"blocks.{layer}.attn", len(token.tokens)
     queries, keys, values = (token.t[f"{name}.{part}"][0].float().cpu() for part in "qkv")
     yield projections(token, layer, where, queries[token.p], keys[token.p], values[token.p])

@@ -29,8 +29,8 @@ OF_ALL_BLOCKS = ("in", "attn.weights", "attn.out", "mlp.out", "out")
 
 
 class Followed:
-    """The token at `position` of a text, with the main activations of all blocks and every activation of block
-    `layer`."""
+    """One token of a text, followed through a model: its `position`, the main activations of all blocks, and every
+    activation of block `layer`."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, tokens: Sequence[int], position: int, layer: int) -> None:
         self.model, self.config, self.tokenizer = model, model.config, tokenizer
@@ -97,7 +97,7 @@ class Followed:
 
 
 def vector(title: str, x: Tensor) -> Panel:
-    """Return a panel of the first numbers of a vector."""
+    """Return a panel of the first numbers of the vector `x` (D,)."""
     shown = x[:NUMBERS]
     more = f" (first {NUMBERS} of {len(x):,} numbers)" if len(x) > NUMBERS else ""
     return cells(

@@ -46,7 +46,7 @@ class Row:
 
 
 def block(config: DecoderConfig = EXAMPLE) -> Picture:
-    """Draw the diagram of a decoder."""
+    """Draw the diagram of the decoder that `config` describes, by default a small example."""
     rows = [*rows_of(config)]
     feed_forward = any("mlp" in dict(module.named_children()) for module, _ in modules(config))
     added = "its attention, which reads other tokens"
@@ -142,7 +142,7 @@ def block_rows(config: DecoderConfig, layer: int, module: nn.Module, vectors: st
 
 
 def attention_rows(config: DecoderConfig, layer: int, attn: nn.Module) -> Iterator[Row]:
-    """Yield the rows of the attention of a layer."""
+    """Yield the rows of the diagram for `attn`, the attention module of a layer."""
     part, position = at(config.attention, layer), at(config.position, layer)
     heads = f"(B, T, {config.n_heads}, {config.d_head})"
     linear = {name: child for name, child in attn.named_children() if isinstance(child, nn.Linear)}
@@ -167,7 +167,7 @@ def attention_rows(config: DecoderConfig, layer: int, attn: nn.Module) -> Iterat
 
 
 def feed_forward_rows(config: DecoderConfig, layer: int, mlp: nn.Module) -> Iterator[Row]:
-    """Yield the rows of the feed-forward of a layer."""
+    """Yield the rows of the diagram for `mlp`, the feed-forward module of a layer."""
     part, vectors = at(config.mlp, layer), f"(B, T, {config.d_model:,})"
     if isinstance(part, Experts):
         width = part.d_ff or config.d_ff

@@ -75,7 +75,8 @@ def panel(title: str, texts: Sequence[Sequence[tuple[str, float]]], peak: float)
 
 @torch.no_grad()
 def activity(model: Decoder, autoencoder: SparseAutoencoder, name: str, tokens: Sequence[int]) -> torch.Tensor:
-    """Compute the feature values (T, F) of a text from its activation `name`."""
+    """Compute the feature values (T, F) of a text of token ids: the model computes the activation `name`, and the
+    autoencoder encodes it."""
     with without_dropout(model), trace(model, name) as t:
         model.hidden(as_row(model, tokens))
     return autoencoder.encode(exact(t[name][0])).cpu()

@@ -10,7 +10,8 @@ DRAWN = 6  # curves
 
 
 def in_context(shots: Shots, alternatives: Alternatives) -> Picture:
-    """Draw the probability of each answer over the number of examples, and of all answers with all examples."""
+    """Draw the probability of each of the `alternatives`, the possible answers to a prompt, over the number of solved
+    examples (`shots`) before it, and of all answers after all examples."""
     names = [shown(answer) for answer in alternatives.answers]
     last = unique(names, [row[-1] for row in alternatives.probabilities])
     panels = []

@@ -50,8 +50,8 @@ def profiles(law: Loss, flops: float) -> Panel:
 
 
 def isoflops(law: Loss, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola]) -> Panel:
-    """Return a panel of the loss by model size, for each budget with runs of different sizes: the curve of the law, and
-    the runs as points."""
+    """Return a panel of the loss by model size, for each budget with runs of different sizes: the curve of the law, the
+    runs as points, and the parabolas fitted to them (`profiles_of_runs`)."""
     sizes = np.log10([run.parameters for run in runs])
     x = np.linspace(sizes.min() - 0.1, sizes.max() + 0.1, POINTS)
     budgets = [parabola.flops for parabola in profiles_of_runs]
@@ -63,8 +63,9 @@ def isoflops(law: Loss, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola
 def fit_picture(
     fit: LossFit, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola], frontier: Frontier | None
 ) -> Picture:
-    """Draw a fitted law: the loss of the best model by budget with the runs, its IsoFLOP curves, the best N and D, and
-    the residual of each run. The best N and D are left out if the runs do not determine the law."""
+    """Draw a fitted scaling law: the loss of the best model by budget with the runs, its IsoFLOP curves, the best model
+    size N and number of tokens D, and the residual of each run. `frontier` is the power law of the best N and D; None
+    if the runs do not determine it, and these panels are then left out."""
     low, high = min(run.flops for run in runs), max(run.flops for run in runs)
     made, x_name = np.log10([run.flops for run in runs]), "FLOPs, as a power of ten"
     panels = [isoflops(fit.law, runs, profiles_of_runs)] if profiles_of_runs else []

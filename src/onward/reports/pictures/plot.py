@@ -39,8 +39,8 @@ SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800,
 
 @dataclass(frozen=True)
 class Frame:
-    """The plotted area inside a picture, in pixels, and the first and last coordinate on each of AXES (steps, seconds,
-    tokens), an array (3, 2)."""
+    """The plotted area inside a picture, in pixels, and the first and last coordinate on each of the three horizontal
+    axes AXES (steps, seconds, tokens), an array (3, 2)."""
 
     width: float
     height: float
@@ -51,7 +51,7 @@ class Frame:
     domain: np.ndarray
 
     def x(self, coordinates: np.ndarray) -> np.ndarray:
-        """Return the x in pixels (N,) of points with coordinates (3, N) on AXES: in the static picture, linear in the
+        """Return the x in pixels (N,) of N points with coordinates (3, N) on AXES. The static picture is linear in the
         steps."""
         first, last = self.domain[0]
         return self.left + (coordinates[0] - first) / max(last - first, 1e-9) * (self.right - self.left)

@@ -13,7 +13,8 @@ from onward.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Reading:
-    """A model and the text that it reads, or token ids instead of a text."""
+    """A model with the text that it reads, or with token ids instead of a text: the subject of most pictures of `onward
+    inspect`."""
 
     model: Decoder
     tokenizer: Tokenizer

@@ -30,7 +30,8 @@ def roofline(name: str, speeds: Sequence[Speed], limits: Limits) -> Picture:
 
 
 def panel(speeds: Sequence[Speed], limits: Limits) -> Panel:
-    """Return a panel of operations per second by operations per byte, both logarithmic."""
+    """Return a panel of operations per second by operations per byte, both logarithmic: the measured `speeds` as
+    points, the machine's `limits` as lines."""
     reached = [speed.intensity * speed.bandwidth_share * limits.bandwidth for speed in speeds]
     peak, xs = max(limits.flops.values()), [speed.intensity for speed in speeds]
     low, high = min(xs) / 2, max(*xs, peak / limits.bandwidth) * 2

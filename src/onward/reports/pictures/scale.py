@@ -114,8 +114,8 @@ class Scale:
 
 
 def legends(scales: Iterable[Scale | None]) -> list[Scale]:
-    """Return the distinct scales that have a legend. A scale is marked as exceeded if the values of any of its panels
-    exceed it."""
+    """Return the distinct scales that have a legend; None, the scale of a panel without colors, is skipped. A scale is
+    marked as exceeded if the values of any of its panels exceed it."""
     distinct: dict[Scale, bool] = {}
     for scale in scales:
         if scale and (scale.unit or scale.keys):

@@ -18,7 +18,8 @@ ROW, LEFT, BAR = 15, 58, 80  # pixels of a panel: height of a row, width of its 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The probabilities of the likeliest tokens, unchanged and under each sampling strategy."""
+    """The probabilities of the likeliest tokens in the model's own distribution and after each sampling strategy, such
+    as top-k."""
 
     tokens: list[str]  # most probable first; the last is "others" if there are more tokens
     probabilities: dict[str, list[float]]  # for each strategy, the probability of each token

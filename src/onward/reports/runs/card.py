@@ -70,8 +70,8 @@ def write_report_card(folder: Path, model: Decoder, tokenizer: Tokenizer | None)
 
 
 def tasks(card: ReportCard) -> Iterator[str]:
-    """Yield the sections of the report card on tasks, published figures and limits. Yields nothing for a model without
-    a run."""
+    """Yield the sections of a report card, in Markdown, on the scores at tasks, published figures and limits. Yields
+    nothing for a model without a run."""
     if card.scores:
         about = "Scores with standard errors; guessing is the score of random answers."
         yield f"## Tasks\n\n{about}\n\n" + table(SCORES, card.scores)
@@ -84,7 +84,8 @@ def tasks(card: ReportCard) -> Iterator[str]:
 
 
 def results(record: Record, name: str) -> dict[str, Any]:
-    """Return the figures of a run in the form of the hub's model-index, for ModelCardData; {} without any."""
+    """Return the recorded figures of the model `name` in the form of the hub's model-index, as keyword arguments of
+    `huggingface_hub.ModelCardData`; {} without any."""
     from huggingface_hub import EvalResult
 
     def result(dataset: str, kind: str, value: float, **more: Any) -> EvalResult:

@@ -122,8 +122,8 @@ def axis(frame: Frame, values: np.ndarray, log: bool) -> Heights:
 
 
 def thinned(line: list[tuple[float, float]], most: int) -> np.ndarray:
-    """Reduce a line to at most `most` points (step, value), an array (N, 2): the first point, and the highest value of
-    each stretch of steps."""
+    """Reduce a line of (step, value) points to at most `most` points, an array (N, 2): the first point, and the highest
+    value of each stretch of steps."""
     stretches = np.array_split(np.array(line, float), min(len(line), most))
     return np.array([(stretch[0, 0], stretch[:, 1].max()) for stretch in stretches])
 

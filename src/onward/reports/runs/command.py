@@ -12,7 +12,8 @@ UNSAID = "sources", "out", "model"  # options that are not listed; the fields of
 
 
 def command(options: Mapping[str, Any]) -> list[str]:
-    """Return the words of the command that repeats a run, including the values that Onward chose at its start.
+    """Return the words of the command line that repeats a run with these `options`, including the values that Onward
+    chose at its start.
 
     Options with default values, and the directories of local paths, are left out. Raises a UserError if `options` are
     not those of a run.

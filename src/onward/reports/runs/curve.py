@@ -96,7 +96,8 @@ def loss_plot(
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of a run to be plotted, with at most POINTS points each."""
+    """The curves of a run in the plot of its loss, with at most POINTS points each: losses, learning rate and
+    validation losses."""
 
     coordinates: np.ndarray  # coordinates of the steps on AXES, (3, N)
     losses: np.ndarray

@@ -44,8 +44,8 @@ SENTENCES = 50  # of a paragraph, from which the passage is chosen
 
 
 def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[str, str], list[Picture]]:
-    """Return the HTML sections that show the model reading the first sentences of a text, by name, and the pictures
-    among them.
+    """Return the HTML sections of a run's page that show the model reading the first sentences of a text, by name, and
+    the pictures among them.
 
     The sections are attention maps, next-token tables, losses, logit lens and experts. They are "" without a tokenizer
     and for fewer than two tokens.
@@ -193,7 +193,7 @@ def sentence_ends(text: str) -> Iterator[int]:
 
 
 def packed(weights: Tensor) -> str:
-    """Encode attention weights (H, T, T) as base64 of one byte each, 255 for a weight of 1."""
+    """Encode attention weights (H, T, T) for the page as base64 of one byte each, 255 for a weight of 1."""
     return base64.b64encode((weights.float() * 255).round().byte().cpu().numpy().tobytes()).decode()
 
 

@@ -16,7 +16,8 @@ LARGEST = 1e100
 
 @dataclass(frozen=True)
 class Metrics:
-    """The rows of metrics.jsonl, in the order in which the run wrote them, and those of rollbacks."""
+    """The rows of metrics.jsonl, the measurements of a run, in the order in which they were written, and its rows of
+    rollbacks."""
 
     rows: list[dict[str, float]]  # finite numbers of each step and each validation
     rollbacks: list[dict[str, Any]]  # each with failed_step, the reason, and the step of the save it returned to
@@ -39,7 +40,8 @@ class Metrics:
 
     @cached_property
     def sums(self) -> list[np.ndarray]:
-        """The steps, cumulated seconds and cumulated tokens, each before the first step and after every step."""
+        """The horizontal coordinates of the start and of the end of every step, as three arrays: steps, seconds of
+        training so far, and tokens so far."""
         seconds, tokens = ([0.0, *(row.get(axis, 0.0) for row in self.steps)] for axis in AXES[1:])
         return [np.array([0.0, *(row["step"] for row in self.steps)]), np.cumsum(seconds), np.cumsum(tokens)]
 

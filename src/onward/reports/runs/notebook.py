@@ -23,8 +23,8 @@ Rows = list[tuple[str, str]]
 
 
 def shown(value: object) -> str | None:
-    """Return an object as HTML for a notebook, as `html` does; None if it cannot be described, such as an incomplete
-    part: the notebook then prints its repr."""
+    """Return the description of an object, such as a model or a run, as HTML for a notebook; None if it cannot be
+    described, such as an incomplete part: the notebook then prints its repr."""
     try:
         return html(value)
     except UserError:
@@ -33,7 +33,8 @@ def shown(value: object) -> str | None:
 
 @singledispatch
 def html(value: object) -> str:
-    """Return an object as HTML tables and pictures; one registered function per type of object."""
+    """Describe an object, such as a model or a run, as HTML tables and pictures; one function per type of object is
+    registered."""
     raise NotImplementedError(type(value))
 
 
@@ -80,7 +81,8 @@ def of_figures(figures: Figures) -> str:
 
 @html.register
 def of_record(record: Record) -> str:
-    """Return an HTML table of the figures of a folder, followed by the picture of the loss curve if it is a run."""
+    """Return an HTML table of the figures in the folder of a model or a run, followed by the picture of the loss curve
+    if it is a run."""
     drawn = of_figures(record.figures())
     if record.metrics.steps:
         guesses = record.guesses(find(f"{record.folder}/")[1].vocab_size)

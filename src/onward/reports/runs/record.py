@@ -171,8 +171,8 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def finished_runs(folder: Path) -> list[Run]:
-    """Return the sizes, tokens and losses of the runs in a folder, for scaling laws. Runs without recorded sizes and
-    losses are skipped."""
+    """Return the model sizes, training tokens and final losses of the runs in a folder, the data to which scaling laws
+    are fitted. Runs without recorded sizes and losses are skipped."""
     figures = (Record(run).figures() for run in find_runs(folder))
     known = ((run.parameters, run.tokens, run.validation_loss) for run in figures)
     return [Run(size, tokens, loss) for size, tokens, loss in known if size and loss]

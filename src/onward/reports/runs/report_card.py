@@ -20,7 +20,8 @@ PUBLISHED = "model", "parameters", "task", "score"
 
 @dataclass(frozen=True)
 class ReportCard:
-    """The report card of a run, as texts."""
+    """The report card of a run as rows and sentences: its data, size, cost and loss, scores at tasks, published
+    results, samples and limits."""
 
     facts: Sequence[tuple[str, str]] = ()  # name and value
     scores: Sequence[tuple[str, ...]] = ()  # rows with the columns SCORES
@@ -72,7 +73,7 @@ def computation(record: Record, config: DecoderConfig) -> str:
 
 
 def score_row(score: TaskScore) -> tuple[str, ...]:
-    """Return a score as a row of the card."""
+    """Return the score at a task as the cells of a row of the report card."""
     error = "" if score.error is None else f" ± {score.error:.3f}"
     chance = "" if score.chance is None else f"{score.chance:.3f}"
     metric = "" if score.metric == "acc" else f", {score.metric}"
@@ -92,13 +93,13 @@ def published(figures: Figures, scores: Sequence[TaskScore]) -> list[Published]:
 
 
 def published_row(figure: Published) -> tuple[str, ...]:
-    """Return a published figure as a row of the card."""
+    """Return a published result as the cells of a row of the report card."""
     score = f"{figure.score:.3f}" if figure.suite != "a text" else f"{figure.score:.2f} {figure.metric}"
     return figure.model, short(figure.parameters), figure.task, score
 
 
 def samples(record: Record) -> list[dict[str, object]]:
-    """Return the newest samples of a run."""
+    """Return the newest sampled texts of a run, rows of its samples.jsonl."""
     return record.samples[-SAMPLES:]
 
 

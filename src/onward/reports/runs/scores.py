@@ -46,7 +46,8 @@ class TaskScore:
 
 
 def scores_of(tasks: Sequence[Task], results: Sequence[TaskResult], step: int) -> list[TaskScore]:
-    """Return the results of tasks as scores of the weights of a step; of a whole bundle of CORE, also its mean."""
+    """Return the results of tasks as scores of the model after training step `step`; for a complete bundle of CORE
+    tasks, also their mean."""
     from onward.evaluation.tasks.core import Core, core_metric, entries
 
     core = {task.label: task for task in tasks if isinstance(task, Core)}
@@ -72,15 +73,15 @@ def scores_of(tasks: Sequence[Task], results: Sequence[TaskResult], step: int) -
 
 
 def keep_scores(run: Path, rows: Iterable[TaskScore]) -> None:
-    """Add scores to those that are kept in the folder of a run."""
+    """Append scores to the file of the run folder that stores them."""
     journal = Journal(run / FILE)
     for row in rows:
         journal.write(fields.plain(row))
 
 
 def read_scores(run: Path, step: int) -> list[TaskScore]:
-    """Return the scores of the weights of a step, of each task the newest, in the order in which they were measured.
-    Lines of another form are skipped."""
+    """Read the stored scores of the model after training step `step`, of each task the newest, in the order in which
+    they were measured. Lines of another form are skipped."""
     scores: dict[tuple[Any, ...], TaskScore] = {}
     for row in read_lines(run / FILE):
         score = score_of(row)
@@ -92,7 +93,7 @@ def read_scores(run: Path, step: int) -> list[TaskScore]:
 
 
 def score_of(row: Mapping[str, Any]) -> TaskScore | None:
-    """Return a line as a score; None if it has another form."""
+    """Return the score in the JSON object of a stored line; None if it has another form."""
     try:
         return fields.build(TaskScore, row)
     except UserError:

@@ -27,7 +27,8 @@ NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of one variant: a value of the measure per seed, and their difference from the first variant."""
+    """The figures of one variant (a configuration among those that `onward compare` or `onward sweep` trains): a value
+    of the measure for each seed, and their difference from the first variant."""
 
     name: str
     values: list[float]  # value of the measure in each run; empty if a run diverged
@@ -62,7 +63,7 @@ class Result:
 
 
 def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
-    """Compute the figures of each variant.
+    """Compute the figures of each variant from the `outcomes` of its runs, one for each seed.
 
     Differences from the first variant are paired by seed. Their confidence intervals hold jointly with LEVEL: with n
     differences, each interval has level 1 - (1 - LEVEL) / n (Bonferroni).
@@ -95,7 +96,7 @@ def row(result: Result, first: Result, measure: Measure) -> dict[str, str]:
 
 
 def plain(result: Result) -> dict[str, Any]:
-    """Return a result as a JSON object."""
+    """Return the figures of a variant as a JSON object."""
     difference = result.difference and {**vars(result.difference), "more_than_noise": result.difference.shown}
     mean = result.mean if result.values else None
     return {**vars(result), "mean": mean, "spread": result.spread, "difference": difference}
@@ -122,14 +123,16 @@ def comparison_picture(outcomes: Sequence[Outcome], measure: Measure, length: st
 
 
 def curve(metrics: Metrics, name: str, axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the coordinates on `axis` and the values of `name` at a run's validations."""
+    """Return the coordinates on `axis`, tokens or seconds, and the values of the measure `name` at the validations of a
+    run."""
     coordinates = metrics.coordinates([row["step"] for row in metrics.validations])[AXES.index(axis)]
     return coordinates, np.array([row.get(name, np.nan) for row in metrics.validations])
 
 
 @dataclass(frozen=True)
 class Valley:
-    """The results of a sweep over the values of one field, or of two fields; its minimum is the best setting."""
+    """The results of a sweep over the values of one field of the configuration, or of two; the minimum is the best
+    setting."""
 
     field: str
     lines: Mapping[str, Mapping[str, Result]]  # by the second field's value ("": no such field), by the first's

@@ -67,7 +67,7 @@ def conclude(run: Run) -> dict[str, Any]:
 
 
 def open_model(folder: Path, device: torch.device | str | None) -> tuple[Decoder, Tokenizer | None]:
-    """Load the model in a folder, and its tokenizer if there is one."""
+    """Load the model in a folder and, if the folder has one, its tokenizer."""
     model, _, source = load_with_adapters(folder, device=choose_device(device))
     return model.eval(), source.tokenizer()
 
