@@ -43,7 +43,8 @@ HEADER = "check", "finding", "how it was measured"
 
 
 def article(row: Mapping[str, Any]) -> str:
-    """Return the HTML article for the row of a failed check."""
+    """Return the HTML article for one failed check of `onward doctor`. `row` has the keys that `write_findings`
+    describes."""
     facts = [(title, str(row[name])) for name, title in NAMES.items() if row[name]]
     return (
         f'<article><h2>{visible(row["check"])}</h2><p class="notice">{visible(row["what"])}</p>{table(facts)}</article>'

@@ -43,8 +43,7 @@ ROWS = 4  # windows added to a batch, to measure the memory of a window
 
 @dataclass(frozen=True)
 class Proposal:
-    """A mesh that a number of devices can form, with the memory of one device in it, and the tokens per second of all
-    devices."""
+    """A possible mesh of devices, the training memory of one device in it, and the tokens per second of all devices."""
 
     mesh: Mesh
     memory: TrainingMemory
@@ -53,7 +52,8 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Planned:
-    """The input of a plan: a decoder, how it is used, and the machine. The methods compute the lines of the plan."""
+    """The input of `onward plan`: a decoder, how it is used, and the machine. The methods compute the lines of the
+    plan."""
 
     config: DecoderConfig
     machine: Machine
@@ -77,14 +77,14 @@ class Planned:
         return HOLES if self.machine.is_cpu else 0.0
 
     def generation(self, batch: int, context: int) -> GenerationMemory:
-        """Compute the memory of generation for `batch` rows of `context` tokens."""
+        """Compute the memory of generating `batch` texts of `context` tokens together."""
         options = {"quantize": self.quantize, "quantized_cache": self.quantized_cache}
         return generation_memory(self.config, batch, context, DTYPES[self.dtype], holes=self.holes, **options)  # type: ignore[arg-type]
 
     @cached_property
     def trained(self) -> DecoderConfig:
-        """The decoder as it is trained. Except on a CPU it has no dropout, since fused attention kernels store no
-        dropped attention weights."""
+        """The config of the decoder in training: `config` but, except on a CPU, without dropout, since fused attention
+        kernels store no dropped attention weights."""
         return self.config if self.machine.is_cpu else replace(self.config, dropout=0.0)
 
     @property
@@ -93,16 +93,16 @@ class Planned:
         return {**self.mesh_options, "holes": self.holes}
 
     def training(self, batch: int) -> TrainingMemory:
-        """Compute the memory of training on `batch` windows of `context` tokens."""
+        """Compute the memory of training on `batch` windows of the planned context length."""
         return training_memory(self.trained, batch, self.context, CrossEntropy(), **self.step_options)
 
     @cached_property
     def here(self) -> GenerationMemory:
-        """The memory of generation for the planned batch and context."""
+        """The memory of generation for the planned number of texts and the planned context length."""
         return self.generation(self.batch, self.context)
 
     def cache(self, batch: int, context: int) -> int:
-        """Compute the bytes of the KV cache for `batch` rows of `context` tokens."""
+        """Compute the bytes of the KV cache for `batch` texts of `context` tokens."""
         chunk = self.here.chunk
         return cache_bytes(
             self.config, batch, context, DTYPES[self.dtype], quantized=self.quantized_cache, chunk=min(chunk, context)
@@ -119,7 +119,7 @@ class Planned:
         yield from self.speeds()
 
     def operations(self) -> Iterator[Line]:
-        """Yield the lines for floating-point operations per token."""
+        """Yield the lines for floating-point operations per token, forward and in training."""
         line = partial(number, "operations per token")
         config, count, active = self.config, parameters(self.config), active_parameters(self.config)
         products, attention = weight_flops(config), causal_attention_flops(config, self.context)
@@ -169,12 +169,13 @@ class Planned:
 
     @property
     def allocator(self) -> str:
-        """The words added to a formula for the gaps between tensors; "" without gaps."""
+        """The words added to the formula of the activations' memory for the gaps that the allocator leaves between
+        tensors; "" without gaps."""
         return f", plus {HOLES:.0%} for fragmentation of CPU memory" if self.holes else ""
 
     def fit(self, line: partial[Line], peak: int, by: str) -> Iterator[Line]:
-        """Yield the line for the peak memory of `peak` bytes, and the line for the memory left or missing on the
-        machine. `line` makes a line of the section; `by` is the formula of the peak."""
+        """Yield a line for `peak`, the peak memory in bytes, and a line for the memory left or missing on the machine.
+        `line` makes a line of the current section; `by` is the formula of the peak, as text."""
         yield line("peak", peak, by)
         left = self.machine.memory - peak
         what = "left" if left >= 0 else "does not fit, exceeds memory by"
@@ -204,7 +205,7 @@ class Planned:
             )
 
     def proposal_lines(self) -> Iterator[Line]:
-        """Yield a line for each mesh that `onward plan --devices` proposes: its memory and its speed."""
+        """Yield a line for each proposed mesh of devices: its memory and its speed."""
         section = f"meshes of {self.count} {self.machine.name}"
         for one in self.proposed:
             text = f"{one.speed / self.count:,.0f} tokens/s of each device, {size_of(one.memory.peak)}"
@@ -227,29 +228,30 @@ class Planned:
             yield from time_lines(section, self.time(mesh), windows * self.context, mesh.count)
 
     def on_mesh(self, mesh: Mesh) -> TrainingMemory:
-        """Compute the memory of one device of a mesh in training."""
+        """Compute the training memory of one device of a mesh."""
         return device_memory(self.trained, mesh, self.batch, self.context, CrossEntropy(), **self.step_options)
 
     @property
     def mesh_options(self) -> dict[str, Any]:
-        """The options of a training step, as keyword arguments of `collectives` and `step_time`."""
+        """The options of a training step that apply to a mesh, as keyword arguments of `collectives` and
+        `step_time`."""
         return {"precision": self.precision, "optimizer": self.optimizer, "recompute": self.recompute}
 
     def sent(self, mesh: Mesh) -> list[Collective]:
-        """List the collectives of a step on a mesh."""
+        """List the collectives (all-reduce, all-gather, reduce-scatter) of a training step on a mesh."""
         return collectives(self.config, mesh, self.batch, self.context, **self.mesh_options)
 
     def time(self, mesh: Mesh) -> StepTime:
-        """Estimate the time of a step on a mesh."""
+        """Estimate the time of a training step on a mesh."""
         return step_time(self.config, mesh, self.machine, self.batch, self.context, **self.mesh_options)
 
     def speed(self, mesh: Mesh) -> float:
-        """Estimate the tokens per second of all devices of a mesh."""
+        """Estimate the training tokens per second of all devices of a mesh together."""
         return self.batch * mesh.data * self.context / self.time(mesh).seconds
 
     def proposals(self, count: int) -> list[Proposal]:
-        """List the meshes that `count` devices can form: those that fit a device, the fastest first, then the others,
-        the one with the least memory first."""
+        """List the meshes that `count` devices can form. First come those whose training fits into a device's memory,
+        the fastest first, then the others, the one with the least memory first."""
         sizes = tensor_sizes(self.config, count)
         found = [Proposal(mesh, self.on_mesh(mesh), self.speed(mesh)) for mesh in arrangements(count, tensor=sizes)]
         limit = SAFE * self.machine.memory

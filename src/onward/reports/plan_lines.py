@@ -15,7 +15,7 @@ from onward.planning.traffic import SUM, Collective
 
 @dataclass(frozen=True)
 class Line:
-    """One figure of a plan, such as the memory of the weights, with its formula."""
+    """One figure of `onward plan`, such as the memory of the weights, with its formula."""
 
     section: str
     what: str
@@ -25,17 +25,20 @@ class Line:
 
 
 def number(section: str, what: str, value: float, by: str) -> Line:
-    """Return a line whose value is a plain number. `what` is the name of the figure, `by` its formula."""
+    """Return a line of the plan whose value is a plain number. `section` is its heading, `what` the name of the figure,
+    `by` its formula as text."""
     return Line(section, what, value, f"{value:.4g}" if value >= 1e6 else f"{value:,.0f}", by)
 
 
 def size(section: str, what: str, value: int, by: str) -> Line:
-    """Return a line whose value is a number of bytes. `what` is the name of the figure, `by` its formula."""
+    """Return a line of the plan whose value is a number of bytes. `section` is its heading, `what` the name of the
+    figure, `by` its formula as text."""
     return Line(section, what, value, size_of(int(value)), by)
 
 
 def memory_lines(section: str, memory: TrainingMemory, mesh: Mesh) -> Iterator[Line]:
-    """Yield the lines for the memory of a device of a mesh, by kind."""
+    """Yield the lines for the training memory of one device of a mesh: weights, gradients, optimizer, activations and
+    gathered weights. `section` is their heading in the plan."""
     line, part = partial(size, section), "the device's part of the parameters"
     yield line("weights", memory.weights, f"4 bytes x {part}")
     yield line("gradients", memory.gradients, f"4 bytes x {part}")
@@ -48,7 +51,8 @@ def memory_lines(section: str, memory: TrainingMemory, mesh: Mesh) -> Iterator[L
 
 
 def traffic_lines(section: str, sent: list[Collective], mesh: Mesh) -> Iterator[Line]:
-    """Yield the lines for the collectives of a step, and for the bytes that a device sends along each axis."""
+    """Yield a line for each collective in `sent`, those of one training step, and a line for the bytes that a device
+    sends along each mesh axis. `section` is their heading in the plan."""
     for one in sent:
         what = f"{one.kind} of {one.purpose}"
         times = f"in {one.calls:,} calls, " if one.calls > 1 else ""
@@ -65,7 +69,8 @@ def traffic_lines(section: str, sent: list[Collective], mesh: Mesh) -> Iterator[
 
 
 def time_lines(section: str, time: StepTime, tokens: int, count: int) -> Iterator[Line]:
-    """Yield the lines for the time of a step of `tokens` tokens by `count` devices."""
+    """Yield the lines for the time of a training step of `tokens` tokens on `count` devices. `section` is their heading
+    in the plan."""
 
     def line(what: str, seconds: float, by: str) -> Line:
         return Line(section, what, seconds, f"{1e3 * seconds:,.4g} ms", by)

@@ -29,8 +29,8 @@ OF_ALL_BLOCKS = ("in", "attn.weights", "attn.out", "mlp.out", "out")
 
 
 class Followed:
-    """One token of a text, followed through a model: its `position`, the main activations of all blocks, and every
-    activation of block `layer`."""
+    """The token that `onward explain` follows, at index `position` of a text's `tokens`, with the main activations of
+    all blocks and every activation of block `layer`."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, tokens: Sequence[int], position: int, layer: int) -> None:
         self.model, self.config, self.tokenizer = model, model.config, tokenizer
@@ -45,19 +45,20 @@ class Followed:
 
     @property
     def piece(self) -> str:
-        """The text of the token, in quotes."""
+        """The text of the followed token, in quotes."""
         return f"“{self.pieces[self.p]}”"
 
     def at(self, name: str) -> Tensor:
-        """Return the activation `name` at the token, in fp32."""
+        """Return the activation `name`, such as "blocks.0.attn.out", at the followed token, in fp32."""
         return self.t[name][0, self.p].float().cpu()
 
     def weights(self, layer: int) -> Tensor:
-        """Return the attention weights (H, p + 1) of the token at position p over itself and the tokens before it."""
+        """Return the attention weights (H, p + 1) of the followed token, at position p, over itself and the tokens
+        before it, in block `layer`."""
         return self.t[f"blocks.{layer}.attn.weights"][0, :, self.p, : self.p + 1].float().cpu()
 
     def guess(self, layer: int) -> str:
-        """Return a sentence with the next token that the logit lens predicts from the residual stream after block
+        """Return a sentence about the next token that the logit lens predicts from the residual stream after block
         `layer`."""
         with torch.inference_mode():
             x = self.t[f"blocks.{layer}.out"][:, self.p : self.p + 1]
@@ -66,8 +67,8 @@ class Followed:
         return f"If the model ended here, it would predict “{name}” with {p.max():.1%}.".replace("%", " %")
 
     def norm(self, part: Norm, title: str, before: str, after: str, wide: str) -> Step:
-        """Return the step of a norm; `before` and `after` name its input and output activations, `wide` is their shape
-        as text."""
+        """Return the step that explains a norm. `part` is its kind; `before` and `after` are the names of its input and
+        output activations; `wide` is their shape, as text."""
         y, scale, module = self.at(after), f"{after}.scale", self.model.get_submodule(after)
         divided = formula(part)
         weighted = ", then multiplied by learned weights" * any(True for _ in module.parameters())
@@ -84,20 +85,20 @@ class Followed:
 
     def of_heads(self, title: str, x: Tensor, scale: Scale | None = None, reading: str = "") -> Panel:
         """Return a panel of cells with a row per head and a column for each of the last KEYS tokens up to the followed
-        token, from `x` (H, p + 1). `reading` is the sentence for the cell under the pointer."""
+        token. `x` (H, p + 1) are the values of the cells; `reading` is the sentence for the cell under the pointer."""
         shown = slice(max(0, self.p + 1 - KEYS), self.p + 1)
         rows = [f"head {h}" for h in range(min(len(x), 2 * HEADS))]
         values = x[: len(rows), shown].numpy()
         return cells(title, values, rows, self.pieces[shown], scale=scale, reading=reading)
 
     def weights_panel(self, layer: int) -> Panel:
-        """Return a panel of the token's attention weights in block `layer`."""
+        """Return a panel of the followed token's attention weights in block `layer`."""
         scale = Scale(1, root=True, unit="weight")
         return self.of_heads("attention weights", self.weights(layer), scale, "{row} looks at {column} with {value}")
 
 
 def vector(title: str, x: Tensor) -> Panel:
-    """Return a panel of the first numbers of the vector `x` (D,)."""
+    """Return a panel of the first NUMBERS elements of a vector."""
     shown = x[:NUMBERS]
     more = f" (first {NUMBERS} of {len(x):,} numbers)" if len(x) > NUMBERS else ""
     return cells(
@@ -111,7 +112,7 @@ def vector(title: str, x: Tensor) -> Panel:
 
 
 def head_vectors(title: str, x: Tensor) -> Panel:
-    """Return a panel of the first numbers of each head's vector, from `x` (H, E)."""
+    """Return a panel of the first elements of each head's vector, from `x` (H, E): H heads, E elements each."""
     shown = x[:HEADS, :NUMBERS]
     more = f" (first {NUMBERS} of {x.size(1)} numbers)" if x.size(1) > NUMBERS else ""
     return cells(

@@ -16,7 +16,7 @@ from onward.reports.pictures.picture import PANEL_STYLE, Panel, Picture, Theme, 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the forward pass: its title, shape, formula, text and panels."""
+    """One step of the explained forward pass: its title, tensor shape, formula, text and panels."""
 
     title: str
     shape: str  # shape of the result, for all tokens of the text
@@ -27,7 +27,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Story:
-    """The steps of one token through a decoder, to be read in a terminal or as a page."""
+    """The steps of one token through a decoder, as `onward explain` shows them in a terminal or as a page."""
 
     title: str
     steps: Sequence[Step]
@@ -73,8 +73,8 @@ class Story:
         )
 
     def write(self, path: Path, theme: Theme = "auto") -> None:
-        """Write the page (.html), or the titles, texts and numbers of the steps (.json). Raises a UserError for another
-        ending."""
+        """Write the HTML page if the path ends in .html, or the titles, texts and numbers of the steps if it ends in
+        .json. Raises a UserError for any other ending."""
         if path.suffix == ".json":
             steps = [
                 {
