@@ -37,8 +37,8 @@ Place = Literal["stream", "enter", "branch", "add", "title"]  # enter: the first
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the diagram: boxes side by side, each a module or an operation, on the residual stream or on a branch
-    that leaves it, and the shape of the result."""
+    """One row of the diagram of a decoder: boxes side by side, each a module or an operation, on the residual stream or
+    on a branch that leaves it, and the shape of the result."""
 
     place: Place
     boxes: Sequence[tuple[str, str]]  # name, and weights or computation, of each box
@@ -46,7 +46,7 @@ class Row:
 
 
 def block(config: DecoderConfig = EXAMPLE) -> Picture:
-    """Draw the diagram of the decoder that `config` describes, by default a small example."""
+    """Draw a diagram of a decoder, from token ids to logits; by default of an example with 8 blocks."""
     rows = [*rows_of(config)]
     feed_forward = any("mlp" in dict(module.named_children()) for module, _ in modules(config))
     added = "its attention, which reads other tokens"
@@ -64,7 +64,7 @@ def block(config: DecoderConfig = EXAMPLE) -> Picture:
 
 
 def rows_of(config: DecoderConfig) -> Iterator[Row]:
-    """Yield the rows of the diagram, from tokens to logits."""
+    """Yield the rows of the diagram of a decoder, from tokens to logits."""
     *blocks, (rest, _) = modules(config)
     vectors, position = f"(B, T, {config.d_model:,})", at(config.position, 0)
     yield Row("stream", [("tokens", "ids")], "(B, T)")
@@ -116,8 +116,8 @@ def capped(score: str, cap: float) -> str:
 
 
 def block_rows(config: DecoderConfig, layer: int, module: nn.Module, vectors: str) -> Iterator[Row]:
-    """Yield the rows of the block `module`, which is the block of `layer`. `vectors` is the shape of the residual
-    stream, as text."""
+    """Yield the diagram's rows for a Transformer block. `module` is the block at index `layer`; `vectors` is the shape
+    of the residual stream, as text."""
     part, children = at(config.block, layer), dict(module.named_children())
     branches = {"attn": [*attention_rows(config, layer, children["attn"])]}
     if "mlp" in children:
@@ -142,7 +142,7 @@ def block_rows(config: DecoderConfig, layer: int, module: nn.Module, vectors: st
 
 
 def attention_rows(config: DecoderConfig, layer: int, attn: nn.Module) -> Iterator[Row]:
-    """Yield the rows of the diagram for `attn`, the attention module of a layer."""
+    """Yield the diagram's rows for `attn`, the attention module of the block at index `layer`."""
     part, position = at(config.attention, layer), at(config.position, layer)
     heads = f"(B, T, {config.n_heads}, {config.d_head})"
     linear = {name: child for name, child in attn.named_children() if isinstance(child, nn.Linear)}
@@ -167,7 +167,7 @@ def attention_rows(config: DecoderConfig, layer: int, attn: nn.Module) -> Iterat
 
 
 def feed_forward_rows(config: DecoderConfig, layer: int, mlp: nn.Module) -> Iterator[Row]:
-    """Yield the rows of the diagram for `mlp`, the feed-forward module of a layer."""
+    """Yield the diagram's rows for `mlp`, the feed-forward module of the block at index `layer`."""
     part, vectors = at(config.mlp, layer), f"(B, T, {config.d_model:,})"
     if isinstance(part, Experts):
         width = part.d_ff or config.d_ff
@@ -188,8 +188,8 @@ def feed_forward_rows(config: DecoderConfig, layer: int, mlp: nn.Module) -> Iter
 
 
 def weights(module: object) -> str:
-    """Describe the weights of a module: inputs → outputs of a linear layer, else the number of parameters; "" without
-    parameters."""
+    """Describe the weights of a module as text: inputs → outputs for a linear layer, else the number of parameters; ""
+    without parameters."""
     if not isinstance(module, nn.Module) or not any(True for _ in module.parameters()):
         return ""
     if isinstance(module, nn.Linear):
@@ -198,12 +198,13 @@ def weights(module: object) -> str:
 
 
 def box_width(name: str, detail: str) -> float:
-    """Return the width of a box in pixels, for the widest of the usual fonts."""
+    """Return the width in pixels of a diagram's box with the texts `name` and `detail`, for the widest of the usual
+    fonts."""
     return 7.6 * cell_len(name) + 7.2 * cell_len(detail) + 26
 
 
 def drawn(rows: Sequence[Row]) -> tuple[str, float, float]:
-    """Return the rows as SVG elements, with their total width and height in pixels."""
+    """Return the rows of the diagram as SVG elements, with their total width and height in pixels."""
     parts, y, entered, frame = [], 6.0, 0.0, 0.0
     right = 24 + max(
         BRANCH + sum(box_width(*box) + 10 for box in row.boxes) + 6.7 * cell_len(row.shape) + 20
@@ -257,7 +258,7 @@ def drawn(rows: Sequence[Row]) -> tuple[str, float, float]:
 
 
 def lines(rows: Sequence[Row]) -> list[str]:
-    """Return the rows as lines of text for a terminal."""
+    """Return the rows of the diagram as lines of text for a terminal."""
     starts = {"stream": "│ ", "enter": "├─► ", "branch": "│   ", "add": "+ ◄─┘", "title": ""}
     texts: list[str] = []
     for row in rows:

@@ -29,8 +29,8 @@ BETWEEN = " ¦ "  # texts
 def features(
     model: Decoder, tokenizer: Tokenizer, autoencoder: SparseAutoencoder, name: str, texts: Sequence[Sequence[int]]
 ) -> Picture:
-    """Draw the strongest features of the activation `name` over texts of token ids (N, T): the tokens at which each
-    feature is active, and its effect on the next-token prediction."""
+    """Draw the strongest features that a sparse autoencoder finds in the activation `name` over texts of token ids (N,
+    T): the tokens at which each feature is active, and its effect on the next-token prediction."""
     active = units(model, texts, name, top=TEXTS, encode=autoencoder.encode)
     chosen = [feature for feature in active.most_active(SHOWN) if active.share[feature] > 0]
     pieces = lambda ids: [readable(tokenizer.piece(i), MARKS) for i in ids]
@@ -64,8 +64,8 @@ def features(
 
 
 def panel(title: str, texts: Sequence[Sequence[tuple[str, float]]], peak: float) -> Panel:
-    """Return a panel of texts whose tokens are shaded by the value of one feature, up to `peak`. Each text is a list of
-    (token, value). In a terminal, tokens with high values are in brackets."""
+    """Return a panel of texts whose tokens are shaded by the value of one feature, from 0 to `peak`. Each text is a
+    list of (token, value). In a terminal, tokens with values above half of `peak` are in brackets."""
     shown = [pair for text in texts for pair in ((BETWEEN, 0.0), *text)][1:]
     values = np.array([value for _, value in shown])
     made = words(title, [piece for piece, _ in shown], values, [f"{v:.2f}" for v in values], Scale(peak))
@@ -75,8 +75,8 @@ def panel(title: str, texts: Sequence[Sequence[tuple[str, float]]], peak: float)
 
 @torch.no_grad()
 def activity(model: Decoder, autoencoder: SparseAutoencoder, name: str, tokens: Sequence[int]) -> torch.Tensor:
-    """Compute the feature values (T, F) of a text of token ids: the model computes the activation `name`, and the
-    autoencoder encodes it."""
+    """Compute the values (T, F) of a sparse autoencoder's F features at each token of a text, from the activation
+    `name`."""
     with without_dropout(model), trace(model, name) as t:
         model.hidden(as_row(model, tokens))
     return autoencoder.encode(exact(t[name][0])).cpu()

@@ -131,7 +131,7 @@ def rope() -> Picture:
 
 
 def dial(title: str, vectors: np.ndarray) -> Panel:
-    """Return a panel of unit vectors (N, 2) at positions 0 to N - 1, as hands of a dial."""
+    """Return a panel that draws the unit vectors (N, 2) of positions 0 to N - 1 as hands of a dial."""
     center, radius = DIAL / 2, DIAL / 2 - 16
     parts = [f'<circle class="edge" cx="{center:g}" cy="{center:g}" r="{radius:g}"/>']
     for position, (x, y) in enumerate(vectors):
@@ -151,7 +151,8 @@ def dial(title: str, vectors: np.ndarray) -> Panel:
 
 
 def alibi_bias(heads: int, count: int) -> Tensor:
-    """Compute the biases (H, T, T) that ALiBi adds to the attention scores of `count` tokens."""
+    """Compute the biases (H, T, T) that ALiBi adds to the attention scores of `count` tokens (T) in `heads` heads
+    (H)."""
     order, slopes = torch.arange(count)[None], alibi_slopes(heads)
     return AttentionMask(order, order, slopes=slopes, score_bias=linear_bias).score_bias(torch.float32)[0]
 
@@ -251,7 +252,8 @@ def positions() -> Picture:
 
 
 def samplers(logits: Mapping[str, float] | None = None) -> Picture:
-    """Draw one next-token distribution after each sampling strategy: that of `logits`, by token, or an example."""
+    """Draw a next-token distribution after each sampling strategy. `logits` maps each token to its logit; by default,
+    an example."""
     logits = logits or {word: math.log(p) for word, p in NEXT.items()}
     comparison = compare(torch.tensor([*logits.values()]), [*logits].__getitem__)
     _, second, third, *_ = comparison.tokens

@@ -10,8 +10,8 @@ DRAWN = 6  # curves
 
 
 def in_context(shots: Shots, alternatives: Alternatives) -> Picture:
-    """Draw the probability of each of the `alternatives`, the possible answers to a prompt, over the number of solved
-    examples (`shots`) before it, and of all answers after all examples."""
+    """Draw the probability of each answer to a question over the number of examples in the prompt, and the
+    probabilities of all answers with all examples."""
     names = [shown(answer) for answer in alternatives.answers]
     last = unique(names, [row[-1] for row in alternatives.probabilities])
     panels = []
@@ -29,6 +29,6 @@ def in_context(shots: Shots, alternatives: Alternatives) -> Picture:
 
 
 def shown(answer: str) -> str:
-    """Return an answer as text on one line, with a mark in place of the space at its beginning."""
+    """Return an answer as text on one line, with a visible mark instead of the space at its beginning."""
     space = answer.startswith(" ")
     return MARKS[" "] * space + readable(answer[space:], LINE_MARKS)

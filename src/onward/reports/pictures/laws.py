@@ -15,8 +15,8 @@ POINTS = 60
 
 
 def optimum_picture(flops: float) -> Picture:
-    """Draw the best model size and number of tokens by the published laws, for budgets from a hundredth to a hundred
-    times `flops`."""
+    """Draw the best model size and number of tokens by the published scaling laws, for compute budgets from a hundredth
+    to a hundred times `flops`."""
     budgets = np.logspace(np.log10(flops) - 2, np.log10(flops) + 2, POINTS)
     best = {law.name: np.array([law.optimum(c) for c in budgets]) for law in LAWS}
     powers, mark = np.log10(budgets), {"here": float(np.log10(flops))}
@@ -41,7 +41,8 @@ def optimum_picture(flops: float) -> Picture:
 
 
 def profiles(law: Loss, flops: float) -> Panel:
-    """Return a panel of IsoFLOP curves: the loss by model size, for budgets of a tenth, one and ten times `flops`."""
+    """Return a panel of IsoFLOP curves: the loss by model size under `law`, for budgets of a tenth, one and ten times
+    `flops`."""
     best = law.optimum(flops)[0]
     sizes = np.logspace(np.log10(best) - 1, np.log10(best) + 1, POINTS)
     budgets = {f"{scale * flops:.1e} FLOPs": scale * flops for scale in (0.1, 1, 10)}
@@ -50,8 +51,8 @@ def profiles(law: Loss, flops: float) -> Panel:
 
 
 def isoflops(law: Loss, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola]) -> Panel:
-    """Return a panel of the loss by model size, for each budget with runs of different sizes: the curve of the law, the
-    runs as points, and the parabolas fitted to them (`profiles_of_runs`)."""
+    """Return a panel of the loss by model size, for each compute budget with runs of different sizes: the curve of
+    `law`, and the runs as points. `profiles_of_runs` has one parabola for each such budget."""
     sizes = np.log10([run.parameters for run in runs])
     x = np.linspace(sizes.min() - 0.1, sizes.max() + 0.1, POINTS)
     budgets = [parabola.flops for parabola in profiles_of_runs]
@@ -63,9 +64,12 @@ def isoflops(law: Loss, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola
 def fit_picture(
     fit: LossFit, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola], frontier: Frontier | None
 ) -> Picture:
-    """Draw a fitted scaling law: the loss of the best model by budget with the runs, its IsoFLOP curves, the best model
-    size N and number of tokens D, and the residual of each run. `frontier` is the power law of the best N and D; None
-    if the runs do not determine it, and these panels are then left out."""
+    """Draw a scaling law fitted to runs: the loss of the best model by compute budget, IsoFLOP curves, the best N and D
+    by budget (left out if the runs do not determine the law), and the residual of each run.
+
+    `profiles_of_runs` are the parabolas of budgets with several runs; `frontier` is the law of best sizes fitted to
+    their minima, None without one.
+    """
     low, high = min(run.flops for run in runs), max(run.flops for run in runs)
     made, x_name = np.log10([run.flops for run in runs]), "FLOPs, as a power of ten"
     panels = [isoflops(fit.law, runs, profiles_of_runs)] if profiles_of_runs else []

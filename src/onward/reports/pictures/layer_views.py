@@ -58,7 +58,7 @@ def attention(reading: Reading, *, layer: int | None = None, head: int | None = 
 
 
 def heads(reading: Reading) -> Picture:
-    """Draw the role of each attention head, such as induction head, and the scores of four roles."""
+    """Draw the role of each attention head, such as induction head, and each head's scores for four roles."""
     scored = head_roles(reading.model, reading.tokens if reading.text else None)
     roles = scored.map()
     best = torch.stack([*scored.scores.values()]).amax(0).clamp(min=0).numpy()
@@ -103,7 +103,8 @@ def heads(reading: Reading) -> Picture:
 
 
 def neurons(reading: Reading, *, layer: int | None = None) -> Picture:
-    """Draw the activations of the most active feed-forward units of a layer at each token."""
+    """Draw the activations of the most active feed-forward units of a layer at each token. `layer` defaults to the
+    middle layer."""
     model = reading.model
     layer = check_layer(model.config.n_layers // 2 if layer is None else layer, model)
     units = unit_activations(model, reading.tokens, layer)
@@ -131,7 +132,7 @@ def neurons(reading: Reading, *, layer: int | None = None) -> Picture:
 
 
 def experts(reading: Reading) -> Picture:
-    """Draw the weight of each expert at each token, layer by layer."""
+    """Draw the weight of each expert at each token, one panel per mixture-of-experts layer."""
     shares = expert_shares(reading.model, reading.tokens)
     return Picture(
         "The experts of each token",
@@ -142,7 +143,7 @@ def experts(reading: Reading) -> Picture:
 
 
 def expert_panel(layer: int, shares: np.ndarray, pieces: Sequence[str]) -> Panel:
-    """Return a panel of the expert weights (X, T) of one layer."""
+    """Return a panel of one layer's expert weights `shares` (X, T): X experts at the T tokens `pieces`."""
     return cells(
         f"layer {layer}",
         shares,

@@ -16,18 +16,19 @@ ROWS = 200  # largest number of rows of a table
 
 
 def readable(text: str, marks: Mapping[str, str]) -> str:
-    """Replace some characters by `marks`, and control characters and unpaired surrogates by escapes."""
+    """Replace the characters that are keys of `marks` by their marks, and control characters and unpaired surrogates by
+    escapes."""
     hidden = lambda c: unicodedata.category(c) in ("Cc", "Cs")
     return "".join(marks.get(c) or (c.encode("unicode_escape").decode() if hidden(c) else c) for c in text)
 
 
 def visible(text: str, marks: Mapping[str, str] = KEPT) -> str:
-    """Escape the text from `readable` for HTML."""
+    """Make control characters visible as `readable` does, and escape the text for HTML."""
     return html.escape(readable(text, marks))
 
 
 def embedded(value: Any) -> str:
-    """Return a value as JSON for a script element. No text inside it can close the element."""
+    """Return a value as JSON for a script element of an HTML page. No text inside it can close the element."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -42,20 +43,20 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
 
 
 def details(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """Return a collapsible HTML table; "" without rows."""
+    """Return an HTML table that opens and closes on a click on `title`; "" without rows."""
     return f"<details><summary>{visible(title)}</summary>{table(rows, header)}</details>" if rows else ""
 
 
 def boxed(svg: str, title: str) -> str:
-    """Return an SVG as an image in a scrolling box, for a page that another program provides. An image keeps its own
-    styles and follows the system's color scheme."""
+    """Return an SVG as an image in a scrolling box, as HTML for notebooks. An image keeps its own styles and follows
+    the system's color scheme."""
     data = base64.b64encode(svg.encode()).decode()
     image = f'<img src="data:image/svg+xml;base64,{data}" alt="{visible(title)}" style="max-width:none">'
     return f'<div style="overflow-x:auto">{image}</div>'
 
 
 def resource(name: str) -> str:
-    """Read a text file of this package."""
+    """Read a text file of the package `onward.reports`, such as report.css."""
     return files("onward.reports").joinpath(name).read_text(encoding="utf-8")
 
 

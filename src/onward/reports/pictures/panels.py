@@ -39,9 +39,10 @@ def cells(
 ) -> Panel:
     """Draw the cells of a matrix (R, C), shaded by value; NaN stays blank.
 
-    `rows` and `columns` are labels; as many are drawn as are legible. `room` is the width of all cells in pixels.
-    `texts` (R, C) are printed in the cells, at most `longest` characters each. `reading` is the sentence for the cell
-    under the pointer, such as "{row} attends to {column}: {value}".
+    `rows` and `columns` are labels; as many are drawn as are legible. `scale` maps values to shades, by default up to
+    the largest value. `room` is the width of all cells in pixels. `texts` (R, C) are printed in the cells, at most
+    `longest` characters each. `reading` is the sentence for the cell under the pointer, such as "{row} attends to
+    {column}: {value}".
     """
     values = np.asarray(values, float)
     scale = scale or Scale(float(np.nanmax(np.abs(values), initial=0)), bool((values < 0).any()), unit="value")
@@ -95,12 +96,12 @@ def cells(
 
 
 def text_width(texts: Sequence[Sequence[str]]) -> float:
-    """Return the width in pixels of a cell that fits each of these texts."""
+    """Return the width in pixels of a cell that is wide enough for every one of `texts`, a table of cell texts."""
     return max((cell_len(text) for line in texts for text in line), default=1) * LABEL + 8
 
 
 def floor(values: np.ndarray) -> str:
-    """Return an SVG path that covers the cells other than NaN; a cell is one unit wide and high."""
+    """Return an SVG path that covers the cells of a matrix that are not NaN; a cell is one unit wide and high."""
     path = ""
     for y, known in enumerate(~np.isnan(values)):
         edges = np.flatnonzero(np.diff(np.pad(known.astype(int), 1)))
@@ -109,8 +110,8 @@ def floor(values: np.ndarray) -> str:
 
 
 def shade(style: str, strength: np.ndarray, across: float, down: float) -> str:
-    """Draw cells as SVG in the color of a CSS class, with opacities `strength` (R, C) from 0 to 255. `across` and
-    `down` are the width and height of a cell in pixels.
+    """Draw the cells of a matrix as SVG in the color of the CSS class `style`, with opacities `strength` (R, C) from 0
+    to 255. `across` and `down` are the width and height of a cell in pixels.
 
     The opacities are an image that masks a colored area: the color can follow the theme, and 256 x 256 cells stay
     small.
@@ -133,7 +134,8 @@ def cell_lines(
     scale: Scale,
     texts: Sequence[Sequence[str]] | None,
 ) -> list[str]:
-    """Return the cells as lines for a terminal: characters of SHADES, or the texts."""
+    """Return the cells of a matrix as lines for a terminal: one shading character per cell or, if given, the `texts` of
+    the cells. `rows` and `columns` are labels."""
     if texts is None and max(values.shape) > WIDEST:  # each character then stands for several rows and columns
         every = math.ceil(max(values.shape) / WIDEST)
         rows, columns = rows[::every], columns[::every] if [*columns] != [*rows] else rows[::every]
@@ -166,8 +168,8 @@ def cell_lines(
 
 
 def pooled(values: np.ndarray, every: int) -> np.ndarray:
-    """Shrink a matrix: each square of `every` x `every` cells becomes its value farthest from 0; NaN only if all are
-    NaN."""
+    """Shrink a matrix: each square of `every` x `every` cells becomes the square's value farthest from 0, or NaN if all
+    its cells are NaN."""
     rows, columns = (-size % every for size in values.shape)
     padded_values = np.pad(values, ((0, rows), (0, columns)), constant_values=np.nan)
     squares = padded_values.reshape(-(-len(values) // every), every, -1, every).swapaxes(1, 2)
@@ -188,10 +190,11 @@ def curves(
     dots: Sequence[tuple[float, float]] = (),
     size: tuple[float, float] = (420, 250),
 ) -> Panel:
-    """Draw curves over the same x, with a logarithmic vertical axis if `log`, and labeled vertical lines at `marks`.
+    """Draw named curves over the same x, with a logarithmic vertical axis if `log`.
 
-    `ranges` are the least and greatest values of a named curve, drawn as a band around it; `dots` are single points (x,
-    y). `size` is the width and height in pixels.
+    `series` maps the name of each curve to its heights, `marks` the label of each vertical line to its x. `ranges` are
+    the least and greatest values of a named curve, drawn as a band around it; `dots` are single points (x, y). `size`
+    is the width and height in pixels.
     """
     width, height = size
     domain = np.array([[min(x), max(x)]] * 3, float)
@@ -247,8 +250,8 @@ def curves(
 
 
 def band(curve: Series, ends: Sequence[np.ndarray], coordinates: np.ndarray, y: Heights) -> str:
-    """Draw the area between `ends`, the least and greatest values of a range, as SVG in the color of its curve. `y` is
-    the vertical axis."""
+    """Draw the range around a curve as an SVG area in the curve's color. `ends` are the least and the greatest values,
+    `coordinates` the horizontal coordinates of the points, `y` the vertical axis."""
     known = np.isfinite(ends[0])
     x = y.frame.x(coordinates[:, known])
     low, high = (y(end[known]) for end in ends)
@@ -265,8 +268,8 @@ def curve_line(heights: np.ndarray, frame: Frame) -> str:
 
 
 def bars(title: str, values: Mapping[str, float], *, unit: str = "", marked: str = "", top: float = 0) -> Panel:
-    """Draw a bar for each named value of 0 or more, the bar named `marked` in the second color. `top` is the value of a
-    full bar, by default the largest."""
+    """Draw a bar for each named value. A negative value's bar, and the bar named `marked`, have the second color. `top`
+    is the value of a full bar, by default the largest."""
     top = top or max((abs(value) for value in values.values()), default=0) or 1.0
     names = [fitted(name, 18) for name in values]
     left = LABEL * max(map(cell_len, names), default=0) + 10
@@ -296,10 +299,11 @@ def words(
     below: Sequence[str] = (),
     width: float = 760,
 ) -> Panel:
-    """Draw the tokens `pieces` of a text in rows of `width` pixels, each shaded by its value on `scale`.
+    """Draw the tokens of a text, each shaded by its value on `scale`, in rows of `width` pixels. `pieces` are the texts
+    of the tokens.
 
-    `below` are short texts, one under each token. `notes` appear under the pointer; in a terminal each note follows its
-    token.
+    `below` are short texts, one under each token. `notes`, one for each token, appear under the pointer; in a terminal
+    each note follows its token.
     """
     scale, parts, x, y = replace(scale, faint=True).over(values), [], 0.0, 0.0
     down = 38 if any(below) else 23
@@ -323,7 +327,7 @@ def words(
 
 
 def unique(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
-    """Return values by name; a repeated name gets a number, such as `the (2)`."""
+    """Return a dict of `values` by `names`. A repeated name gets a number, such as `the (2)`."""
     named: dict[str, float] = {}
     for name, value in zip(names, values):
         count = sum(other == name or other.startswith(f"{name} (") for other in named)
@@ -332,7 +336,7 @@ def unique(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
 
 
 def number(value: float, unit: str) -> str:
-    """Format a value with its unit; the unit "%" shows shares as percentages."""
+    """Format a value with its unit. With the unit "%", a share such as 0.5 becomes a percentage."""
     return f"{value:.1%}".replace("%", " %") if unit == "%" else f"{value:.4g} {unit}".rstrip()
 
 

@@ -48,7 +48,7 @@ MOST_VALUES = 4096  # of a panel that are on a page as numbers
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel of a picture, such as a matrix or a plot: its SVG, its lines for a terminal, and its data."""
+    """One panel of a picture, such as a matrix or a plot: its SVG, its lines for a terminal, and its numbers."""
 
     title: str
     width: float  # width in pixels
@@ -69,12 +69,12 @@ class Picture:
 
     @property
     def legends(self) -> list[Scale]:
-        """The distinct scales of the panels that have a legend."""
+        """The distinct color scales of the panels that have a legend."""
         return legends(panel.scale for panel in self.panels)
 
     def write(self, path: Path, theme: Theme = "auto") -> None:
-        """Write the picture in the format of the path's ending. Raises a UserError for an ending that is not in
-        FORMATS."""
+        """Write the picture as SVG, PNG, HTML or JSON, by the ending of the path. Raises a UserError for any other
+        ending."""
         match format_of(path):
             case ".svg":
                 content: bytes = self.svg(theme).encode()
@@ -93,8 +93,8 @@ class Picture:
         return {"title": self.title, "caption": self.caption, "panels": panels}
 
     def svg(self, theme: Theme = "auto", alone: bool = True) -> str:
-        """Return the picture as SVG: with `alone`, including title, caption and colors; else for a page that provides
-        them."""
+        """Return the picture as SVG: a complete file with title, caption and colors if `alone`, else an element for a
+        page that provides these."""
         rows = [*in_rows(self.panels, [panel.width for panel in self.panels], WIDEST - 2 * MARGIN, GAP)]
         widths = [sum(panel.width + GAP for panel in row) - GAP for row in rows]
         drawn = [scale.legend() for scale in self.legends]
@@ -172,14 +172,15 @@ class Picture:
 
 
 def legend_of(scale: Scale) -> str:
-    """Return the legend of a scale as SVG, for a page that provides the colors."""
+    """Return the legend of a color scale as SVG, for a page that provides the colors."""
     svg, width, height = scale.legend()
     size = f'viewBox="0 0 {width:g} {height:g}" style="--width:{width:g}px;max-width:{width:.0f}px"'
     return f'<svg {size} class="picture" role="img" aria-label="{visible(scale.words)}">{svg}</svg>'
 
 
 def format_of(path: Path) -> str:
-    """Return the ending of a picture's file, such as .svg. Raises a UserError if it is not in FORMATS."""
+    """Return the ending of a picture's path, such as .svg. Raises a UserError if the path ends in no supported
+    format."""
     if path.suffix not in FORMATS:
         raise UserError(
             f"{path} does not end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: choose one of these endings"
@@ -188,7 +189,7 @@ def format_of(path: Path) -> str:
 
 
 def pointed(panel: Panel) -> dict[str, Any]:
-    """Return the data with which a page describes the cell under the pointer.
+    """Return the data from which the script of a picture's page shows the value of the cell under the pointer.
 
     The page reads the values of a large panel from its image, to a 255th of the scale and 0 for NaN, unless they are
     signed or exceed the scale.
@@ -206,8 +207,8 @@ def pointed(panel: Panel) -> dict[str, Any]:
 
 
 def in_rows(items: Sequence[Any], widths: Sequence[float], most: float, gap: float) -> Iterator[list[Any]]:
-    """Yield items in rows at most `most` pixels wide, with `gap` pixels between items. An item wider than that gets its
-    own row. Items of equal width are spread evenly over the rows."""
+    """Yield items in rows at most `most` wide, with `gap` between items; `widths` are the widths of the items. A wider
+    item gets its own row. Items of equal width are spread evenly over the rows."""
     if len({*widths}) == 1:
         rows = math.ceil(len(items) / max(1, (most + gap) // (widths[0] + gap)))
         most = min(most, math.ceil(len(items) / rows) * (widths[0] + gap))
@@ -224,7 +225,7 @@ def in_rows(items: Sequence[Any], widths: Sequence[float], most: float, gap: flo
 
 
 def colors(theme: Theme) -> str:
-    """Return the CSS variables for the colors of a theme."""
+    """Return the CSS variables for the colors of a theme: light, dark, or auto (as the system's setting)."""
     light, dark = COLORS.split("@media")
     if theme == "auto":
         return COLORS
@@ -232,7 +233,7 @@ def colors(theme: Theme) -> str:
 
 
 def png_of(svg: str) -> bytes:
-    """Render an SVG in the light or the dark theme as a PNG, at two pixels per SVG unit. Raises a UserError if the
+    """Render an SVG, in the light or the dark theme, as a PNG with two pixels per SVG unit. Raises a UserError if the
     machine has no fonts."""
     values = dict(re.findall(r"--(\w+): (#\w+)", svg))
     plain = re.sub(r"var\(--(\w+)\)", lambda match: values[match[1]], svg)
@@ -269,7 +270,7 @@ def fitted(label: str, most: int) -> str:
 
 
 def padded(labels: Iterable[str], most: int = 12) -> list[str]:
-    """Return labels of the same width, flush right, each cut to `most` terminal columns."""
+    """Return labels padded to the same width, flush right, each cut to `most` terminal columns."""
     short = [fitted(label, most) for label in labels]
     width = max(map(cell_len, short), default=0)
     return [" " * (width - cell_len(label)) + label for label in short]

@@ -39,8 +39,8 @@ SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800,
 
 @dataclass(frozen=True)
 class Frame:
-    """The plotted area inside a picture, in pixels, and the first and last coordinate on each of the three horizontal
-    axes AXES (steps, seconds, tokens), an array (3, 2)."""
+    """The plotted area inside a picture, in pixels, and `domain` (3, 2): the first and the last coordinate on each of
+    three horizontal axes (steps, seconds, tokens)."""
 
     width: float
     height: float
@@ -51,15 +51,15 @@ class Frame:
     domain: np.ndarray
 
     def x(self, coordinates: np.ndarray) -> np.ndarray:
-        """Return the x in pixels (N,) of N points with coordinates (3, N) on AXES. The static picture is linear in the
-        steps."""
+        """Return the x in pixels (N,) of points whose `coordinates` (3, N) are steps, seconds and tokens. The static
+        picture uses the steps, on a linear axis."""
         first, last = self.domain[0]
         return self.left + (coordinates[0] - first) / max(last - first, 1e-9) * (self.right - self.left)
 
 
 @dataclass(frozen=True)
 class Heights:
-    """A vertical axis: maps values to y in pixels. Values beyond `low` and `high` are drawn at the edge."""
+    """A vertical axis: maps values to y in pixels. Values outside `low` to `high` are drawn at the edge."""
 
     frame: Frame
     low: float
@@ -74,7 +74,7 @@ class Heights:
         return self.frame.bottom - share * (self.frame.bottom - self.frame.top)
 
     def grid(self, most: int) -> str:
-        """Return as SVG lines across the plotted area at about `most` round values, with their labels."""
+        """Return SVG lines across the plotted area at about `most` round values, with their labels."""
         values = log_ticks(self.low, self.high, most) if self.log else ticks(self.low, self.high, most)
         f = self.frame
         return "".join(
@@ -86,7 +86,8 @@ class Heights:
 
 @dataclass(frozen=True)
 class Series:
-    """The points of one curve of a plot: their `coordinates` (3, N) on AXES and their `heights` (N,) in pixels."""
+    """The points of one curve of a plot: their `coordinates` (3, N) in steps, seconds and tokens, and their `heights`
+    (N,) in pixels."""
 
     style: str  # the CSS classes
     shape: Literal["line", "area", "dots", "marks"]  # marks: lines from top to bottom
@@ -97,8 +98,8 @@ class Series:
     opacity: float = 1.0
 
     def path(self, frame: Frame) -> str:
-        """Return the SVG path of the series. The numbers after M, L and H are x coordinates in the order of the points,
-        which report.js replaces; an area returns to its first point."""
+        """Return the SVG path of the curve in the plotted area `frame`. The numbers after M, L and H are x coordinates
+        in the order of the points, which the page's script replaces; an area returns to its first point."""
         points = list(zip(frame.x(self.coordinates), self.heights))
         match self.shape:
             case "line" | "area":
@@ -114,8 +115,8 @@ class Series:
 def plot(
     frame: Frame, series: Iterable[Series], around: str, title: str, most_ticks: int
 ) -> tuple[str, dict[str, Any]]:
-    """Return an SVG of series over the SVG elements `around` them, and the data from which report.js redraws it.
-    `most_ticks` is the largest number of ticks on the horizontal axis."""
+    """Return an SVG of curves over `around`, SVG elements such as a grid, and the data from which the script of a
+    report page redraws the curves. `most_ticks` is the largest number of ticks on the horizontal axis."""
     drawn = [line for line in series if len(line.heights)]
     tables = {id(line.coordinates): line.coordinates for line in drawn}
     order = list(tables)
@@ -153,8 +154,8 @@ def rounded(values: np.ndarray) -> Any:
 
 
 def axis_ticks(axis: str, first: float, last: float, most: int) -> list[list[tuple[float, str]]]:
-    """Return the ticks (coordinate, label) from `first` to `last` on one of AXES: a list for its linear and one for its
-    logarithmic scale."""
+    """Return two lists of ticks (coordinate, label) from `first` to `last`, for the linear and for the logarithmic
+    scale of `axis`: "step", "seconds" or "tokens". `most` is about the largest number of ticks."""
     if first < 0 or (axis == "step" and last < 2):  # no counts
         linear = [t for t in ticks(first, last, most) if first <= t <= last]
         return [[(t, f"{t:g}") for t in values] for values in (linear, log_ticks(max(first, 1), max(last, 1), most))]
@@ -170,7 +171,7 @@ def axis_ticks(axis: str, first: float, last: float, most: int) -> list[list[tup
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """Return about `most` round numbers from low to high."""
+    """Return about `most` round numbers from `low` to `high`, for the ticks of a linear axis."""
     raw = (high - low) / most or 1.0
     unit = 10.0 ** math.floor(math.log10(raw))
     step = unit * next(m for m in (1, 2, 5, 10) if m * unit >= raw * 0.999)
@@ -178,7 +179,8 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return at most `most` powers of ten from low to high and, where they fit, their multiples by 2 and 5, or by 3."""
+    """Return at most `most` powers of ten from `low` to `high`, for the ticks of a logarithmic axis; where they fit,
+    also their multiples by 2 and 5, or by 3."""
     exponents = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     for factors in (1, 2, 5), (1, 3), (1,):
         round_numbers = [m * 10.0**e for e in exponents for m in factors if low * 0.999 <= m * 10.0**e <= high * 1.001]

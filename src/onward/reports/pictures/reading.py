@@ -13,8 +13,8 @@ from onward.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Reading:
-    """A model with the text that it reads, or with token ids instead of a text: the subject of most pictures of `onward
-    inspect`."""
+    """A model and the text that it reads, the input of the pictures of `onward inspect`. `ids`, if not empty, are token
+    ids that replace the text."""
 
     model: Decoder
     tokenizer: Tokenizer
@@ -37,8 +37,8 @@ class Reading:
         return [readable(self.tokenizer.piece(token), MARKS) for token in tokens]
 
     def next_token(self, text: str, tokens: Sequence[int]) -> int:
-        """Return the id of the token `text` or, if it is "", of the likeliest token after `tokens`. Raises a UserError
-        if the text is not one token."""
+        """Return the id of the token whose text is `text` or, if that is "", of the likeliest token after `tokens`.
+        Raises a UserError if the text is not exactly one token."""
         if not text:
             return int(logits(self.model, tokens)[-1].argmax())
         ids = self.tokenizer.encode(text)

@@ -17,7 +17,7 @@ CHARACTER = 6.9  # pixels of a character of a legend, at most
 
 
 class Legend(NamedTuple):
-    """A legend as SVG elements from the origin on, with its size in pixels."""
+    """The legend of a color scale as SVG elements from the origin on, with its size in pixels."""
 
     svg: str
     width: float
@@ -26,8 +26,8 @@ class Legend(NamedTuple):
 
 @dataclass(frozen=True)
 class Scale:
-    """A color scale: 0 is transparent, `top` is opaque. If `signed`, negative values use the second color, down to
-    -top."""
+    """A color scale for the cells of a picture: 0 is transparent, `top` is opaque. If `signed`, negative values use the
+    second color, down to -top."""
 
     top: float
     signed: bool = False
@@ -39,11 +39,11 @@ class Scale:
 
     @property
     def full(self) -> float:
-        """The opacity of `top`."""
+        """The opacity, from 0 to 1, of the value `top`."""
         return FAINT if self.faint else 1.0
 
     def over(self, values: np.ndarray) -> "Scale":
-        """Return the scale, marked as `clipped` if some of `values` exceed its top."""
+        """Return a copy of the scale, marked as `clipped` if some of `values` exceed its top."""
         beyond = bool(np.nanmax(np.abs(values), initial=0) > 1.001 * self.top)
         return replace(self, clipped=self.clipped or beyond)
 
@@ -53,7 +53,8 @@ class Scale:
         return (np.sqrt(share) if self.root else share) * self.full
 
     def levels(self, values: np.ndarray) -> np.ndarray:
-        """Compute the index in SHADES, from 0 to 4, of each of `values`; NaN counts as 0."""
+        """Compute for each of `values` the index, from 0 to 4, of its shading character in a terminal; NaN counts as
+        0."""
         return np.ceil(4 * self.strength(values) / self.full - 1e-9).astype(int)
 
     def ticks(self) -> list[float]:
@@ -65,12 +66,14 @@ class Scale:
 
     @property
     def words(self) -> str:
-        """Describe the scale: its unit, whether it is not linear, and its largest value."""
+        """The scale in words: its unit, whether it is not linear, and the value from which on the color is full if some
+        values exceed it."""
         ends = f"full color from {'±' * self.signed}{brief(self.top)} on" if self.clipped else ""
         return ", ".join(filter(None, (self.unit, "square-root scale" * self.root, ends)))
 
     def legend(self) -> Legend:
-        """Draw the legend: a color bar with values at its quarters, or a cell for each of `keys`."""
+        """Draw the legend of the scale: a color bar with values at its quarters, or a cell for each of `keys`, if there
+        are any."""
         if self.keys:
             return self.legend_of_keys()
         shares = np.linspace(-1 if self.signed else 0, 1, STEPS) * self.full
@@ -92,7 +95,7 @@ class Scale:
         return Legend(svg, max(width, CHARACTER * cell_len(self.words)), LINE + BAR + 23)
 
     def legend_of_keys(self) -> Legend:
-        """Draw a legend cell for each of `keys`: its color and its meaning."""
+        """Draw a legend with a cell for each of `keys`, the (value, meaning) pairs of a scale with few values."""
         values, meanings = zip(*self.keys)
         cell = f'width="16" height="{BAR}"'
         rows = "".join(
@@ -103,7 +106,8 @@ class Scale:
         return Legend(rows, 22 + CHARACTER * max(map(cell_len, meanings)), LINE * len(meanings) + 5)
 
     def text(self) -> list[str]:
-        """Return the legend as lines for a terminal: the largest value of each character."""
+        """Return the legend as lines for a terminal: the range of values of each shading character, or the meaning of
+        each key."""
         if self.keys:
             values, meanings = zip(*self.keys)
             return ["   ".join(f"{SHADES[i]} {meaning}" for i, meaning in zip(self.levels(np.array(values)), meanings))]
@@ -114,8 +118,8 @@ class Scale:
 
 
 def legends(scales: Iterable[Scale | None]) -> list[Scale]:
-    """Return the distinct scales that have a legend; None, the scale of a panel without colors, is skipped. A scale is
-    marked as exceeded if the values of any of its panels exceed it."""
+    """Return the distinct scales of a picture's panels that have a legend; None stands for a panel without a scale. A
+    scale is marked as `clipped` if the values of any of its panels exceed it."""
     distinct: dict[Scale, bool] = {}
     for scale in scales:
         if scale and (scale.unit or scale.keys):
@@ -125,6 +129,6 @@ def legends(scales: Iterable[Scale | None]) -> list[Scale]:
 
 
 def brief(value: float) -> str:
-    """Format a value in at most five characters if three digits, or two, fit."""
+    """Format a value with three significant digits or, if that takes more than five characters, with two."""
     text = f"{value:.3g}"
     return text if len(text) <= 5 else f"{value:.2g}"

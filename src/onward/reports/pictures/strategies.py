@@ -18,8 +18,7 @@ ROW, LEFT, BAR = 15, 58, 80  # pixels of a panel: height of a row, width of its 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The probabilities of the likeliest tokens in the model's own distribution and after each sampling strategy, such
-    as top-k."""
+    """The probabilities of the likeliest next tokens, unchanged and under each sampling strategy."""
 
     tokens: list[str]  # most probable first; the last is "others" if there are more tokens
     probabilities: dict[str, list[float]]  # for each strategy, the probability of each token
@@ -59,8 +58,8 @@ class Comparison:
 
 
 def compare(logits: Tensor, name: Callable[[int], str], most: int = 8) -> Comparison:
-    """Apply each sampling strategy to the distribution of logits (V,), and return the probabilities of the `most` most
-    probable tokens.
+    """Apply each sampling strategy to the next-token distribution of logits (V,), and return the probabilities of the
+    `most` most probable tokens.
 
     `name` returns the text of a token id. For the penalties, the second, the third and again the second most probable
     token count as already generated.
@@ -100,12 +99,12 @@ def compare(logits: Tensor, name: Callable[[int], str], most: int = 8) -> Compar
 
 
 def share(p: float) -> str:
-    """Format a probability with three digits; 0 is a dash."""
+    """Format a probability with three digits, such as .250; 0 is a dash."""
     return f"{p:.3f}".removeprefix("0") if p else "–"
 
 
 def bars(probabilities: Sequence[float], height: int) -> str:
-    """Return an SVG path with a bar for each probability, `height` pixels high."""
+    """Return an SVG path with a horizontal bar for each probability; `height` is the thickness of a bar in pixels."""
     return "".join(
         f"M{LEFT} {ROW * row + (ROW - height) / 2:g}h{BAR * p:.1f}v{height}H{LEFT}z"
         for row, p in enumerate(probabilities)
