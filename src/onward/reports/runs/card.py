@@ -31,7 +31,8 @@ LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
 def model_card(folder: Path, license: str, name: str = "") -> str:
-    """Return the card of the model in a folder: Markdown that begins with the YAML metadata read by the hub.
+    """Return the model card of the model in a folder, for `onward card` and `onward push`: Markdown that begins with
+    the YAML metadata read by the hub.
 
     `name` is the model's name on the hub, by default the name of the folder. Properties without a record are left out.
     Raises a UserError if the folder holds an adapter instead of a model, or if `license` is not an identifier.
@@ -58,7 +59,8 @@ def model_card(folder: Path, license: str, name: str = "") -> str:
 
 
 def write_report_card(folder: Path, model: Decoder, tokenizer: Tokenizer | None) -> None:
-    """Write card.md, the report card, into the folder of a run; nothing into the folder of a model without a run."""
+    """Write card.md, a report card with facts, scores and limits, into the folder of a run. Does nothing for a model
+    without a run."""
     card = report_card(Record(folder), model.config, tokenizer)
     if not card.facts:
         return
@@ -110,8 +112,8 @@ def results(record: Record, name: str) -> dict[str, Any]:
 
 
 def properties(license: str, model_type: str, base: str, record: Record, name: str) -> str:
-    """Return the YAML metadata at the top of the card. The run's sources of text that are on the hub are listed as
-    datasets, its figures as evaluation results of the model `name`."""
+    """Return the YAML metadata at the top of the model card. The hub data sets that the run was trained on are listed
+    as datasets, the recorded figures as evaluation results of the model `name`."""
     from huggingface_hub import ModelCardData
 
     sources = record.options.get("sources") or []
@@ -131,8 +133,8 @@ def properties(license: str, model_type: str, base: str, record: Record, name: s
 
 
 def lead(record: Record, model: Decoder, model_type: str) -> str:
-    """Return the first paragraph of the card, in Markdown: the number of parameters, the training time and the base
-    model."""
+    """Return the first paragraph of the model card, in Markdown: the number of parameters, the training time and the
+    base model. `model_type` is the architecture in config.json, "onward" for Onward's own format."""
     figures, count = record.figures(), sum(p.numel() for p in model.parameters())
     kind = "decoder" if model_type == "onward" else f"decoder of the architecture `{model_type}`"
     trained = f", trained for {duration(figures.seconds)}" if figures.seconds else ""
@@ -141,7 +143,7 @@ def lead(record: Record, model: Decoder, model_type: str) -> str:
 
 
 def described(record: Record, model: Decoder, tokenizer: Tokenizer | None) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) rows about the model: its parts, dtype, tokenizer and chat template."""
+    """Yield table rows (name, value) about the model for its card: its parts, dtype, tokenizer and chat template."""
     yield from describe_parts(model.config)
     yield "dtype", str(model.dtype).removeprefix("torch.")
     kind = public(record.options.get("tokenizer") or "")
@@ -154,8 +156,8 @@ def described(record: Record, model: Decoder, tokenizer: Tokenizer | None) -> It
 
 
 def usage(name: str, model_type: str, model: Decoder, tokenizer: Tokenizer | None) -> str:
-    """Return Markdown that shows how to load the model in Onward and, if they support it, in transformers and
-    llama.cpp."""
+    """Return the Markdown of the model card that shows how to load the model `name` in Onward and, if they support it,
+    in transformers and llama.cpp. `model_type` is the architecture in config.json."""
     speak = (
         f"onward chat {quote(name)}"
         if tokenizer and tokenizer.templates
@@ -181,8 +183,8 @@ def usage(name: str, model_type: str, model: Decoder, tokenizer: Tokenizer | Non
 
 
 def training(record: Record) -> Iterator[str]:
-    """Yield the Markdown sections on the training of a run: command, data, losses, evaluation. Yields nothing for a
-    model without a run."""
+    """Yield the sections of the model card, in Markdown, on the training of a run: command, data, losses, evaluation.
+    Yields nothing for a model without a run."""
     if not record.options:
         return
     yield "## How it was trained\n\n" + block("sh", [" ".join(map(quote, command(record.options)))])

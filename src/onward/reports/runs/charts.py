@@ -47,8 +47,8 @@ Lines = dict[str, list[tuple[float, float]]]  # layer ("" for a single line) -> 
 
 
 def charts(metrics: Metrics, other: Metrics | None = None, other_name: str = "") -> str:
-    """Return the HTML of one chart for each figure that the run recorded at two steps or more. The lines of the run
-    `other` are drawn over them."""
+    """Return the HTML of one chart for each kind of figure, such as gradient norms, that the run recorded at two steps
+    or more. The lines of the run `other`, named `other_name`, are drawn over them."""
     lines, others = recorded(metrics), recorded(other) if other else {}
     return "".join(
         figure(kind, lines[kind], metrics, others.get(kind, {}), other, other_name)
@@ -58,7 +58,7 @@ def charts(metrics: Metrics, other: Metrics | None = None, other_name: str = "")
 
 
 def recorded(metrics: Metrics) -> dict[str, Lines]:
-    """Collect the recorded (step, value) points of each kind of figure, by layer."""
+    """Collect the recorded (step, value) points by kind of figure, such as gradient norms, and by layer."""
     lines: dict[str, Lines] = defaultdict(lambda: defaultdict(list))
     for row in metrics.rows:
         for key, value in row.items():
@@ -72,8 +72,9 @@ def recorded(metrics: Metrics) -> dict[str, Lines]:
 def figure(
     kind: str, lines: Lines, metrics: Metrics, other_lines: Lines, other: Metrics | None, other_name: str
 ) -> str:
-    """Return the HTML chart of one kind of figure over the steps: one line per layer or, for rewards, one for the sum
-    and one for each reward. Of the run `other` it shows the line of the sum, or the mean over the layers."""
+    """Return the HTML chart of the figures named `kind` over the steps, from `lines`: one line per layer or, for
+    rewards, one for the sum and one for each reward. From `other_lines`, those of the run `other`, it shows the line of
+    the sum, or the mean over the layers."""
     title, log, reading = KINDS[kind]
     most = max(30, min(POINTS, ALL_POINTS // len(lines)))
     drawn = {layer: thinned(line, most) for layer, line in lines.items()}
@@ -105,14 +106,15 @@ def figure(
 
 
 def totals(lines: Lines) -> list[list[tuple[float, float]]]:
-    """Return the line of the total, such as the sum of all rewards; without a total, the lines of all layers."""
+    """Return only the line of the total, such as the sum of all rewards, if there is one, else the lines of all
+    layers."""
     return [lines[""]] if "" in lines else [*lines.values()]
 
 
 def axis(frame: Frame, values: np.ndarray, log: bool) -> Heights:
-    """Choose the vertical axis for `values`, logarithmic if `log`. A linear axis starts at 0 and ends at 3 times the
-    95th percentile at most; higher values are drawn at the edge. A logarithmic axis starts no lower than a thousandth
-    of the median."""
+    """Choose the vertical axis of a chart for `values`, logarithmic if `log`. A linear axis starts at 0 and ends at 3
+    times the 95th percentile at most; higher values are drawn at the edge. A logarithmic axis starts no lower than a
+    thousandth of the median."""
     positive = values[values > 0]
     if log and len(positive):
         low, high = max(positive.min(), np.median(positive) / 1000), positive.max()
@@ -129,6 +131,6 @@ def thinned(line: list[tuple[float, float]], most: int) -> np.ndarray:
 
 
 def mean(lines: list[np.ndarray]) -> np.ndarray:
-    """Return the mean of lines (N, 2) recorded at the same steps, cut to the shortest."""
+    """Return the mean of lines (N, 2), arrays of (step, value) recorded at the same steps, cut to the shortest."""
     count = min(map(len, lines), default=0)
     return np.mean([line[:count] for line in lines], axis=0) if count else np.empty((0, 2))

@@ -31,8 +31,8 @@ def command(options: Mapping[str, Any]) -> list[str]:
 
 
 def model_options(values: Mapping[str, Any], name: str = "model") -> Iterator[tuple[str, str]]:
-    """Yield (option, value) for the fields of the model that the run changed (`values`); a part is written in the
-    notation of the command line."""
+    """Yield (option, value) for the fields of the model that the run changed, from `values`, nested by group. The value
+    of a part is written in the notation of the command line. `name` is the prefix of the options."""
     for key, value in values.items():
         if isinstance(value, Mapping) and "kind" not in value:
             yield from model_options(value, f"{name}.{key}")
@@ -41,7 +41,7 @@ def model_options(values: Mapping[str, Any], name: str = "model") -> Iterator[tu
 
 
 def notation(value: Any) -> str:
-    """Return a JSON value in the notation of the command line."""
+    """Return a JSON value in the notation of the command line, such as rotary(theta=500000) for a part."""
     if isinstance(value, Mapping):
         inner = ", ".join(f"{name}={notation(field)}" for name, field in value.items() if name != "kind")
         return f"{value['kind']}({inner})" if inner else str(value["kind"])
@@ -51,7 +51,7 @@ def notation(value: Any) -> str:
 
 
 def public(text: str) -> str:
-    """Return a text; of an absolute path, alone or in quotes, only the last part, since the rest is private."""
+    """Return a text without private directories: an absolute path, alone or in quotes, becomes its last part."""
     if PurePath(text).is_absolute():
         return PurePath(text).name
     return re.sub(r"'(/[^']*)'", lambda match: repr(PurePath(match[1]).name), text)

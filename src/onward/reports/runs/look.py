@@ -108,9 +108,9 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
 def distributions(
     logits: Tensor, following: Sequence[int], tokenizer: Tokenizer, likeliest: int = LIKELIEST
 ) -> dict[str, Any]:
-    """Return the data for the page's sampling sliders as a JSON object, from logits (T, V): at each position the
-    log-probabilities of the `likeliest` most probable tokens, the log-sum-exp of all others at each of TEMPERATURES,
-    and the index of the text's next token (`following`) among them."""
+    """Return the data for the sampling sliders of a run's page as a JSON object, from logits (T, V): at each position
+    the log-probabilities of the `likeliest` most probable tokens, the log-sum-exp of all others at each temperature,
+    and the index among them of the text's next token (`following`), None if it is not among them."""
     log_p = logits.float().log_softmax(-1)
     top = log_p.topk(min(likeliest, log_p.size(-1)))
     rest = log_p.scatter(-1, top.indices, -math.inf)
@@ -132,13 +132,15 @@ def distributions(
 
 
 def prompts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Return, for each token, the text from the beginning to this token, without a beginning-of-text token."""
+    """Return, for each token of a text, the text from the beginning up to and including this token, without a
+    beginning-of-text token."""
     first = int(tokens[:1] == [tokenizer.bos_id])
     return [tokenizer.decode(tokens[first : i + 1]) for i in range(len(tokens))]
 
 
 def losses(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
-    """Return the HTML sections with a paragraph's tokens, shaded by their losses, and a sentence about these losses."""
+    """Return two HTML sections of a run's page, by name: the tokens of a paragraph of `text`, shaded by their losses,
+    and a sentence about these losses."""
     most = min(PARAGRAPH, model.config.context_length)
     tokens = tokenizer.begin(tokenizer.encode(passage(tokenizer, text, most)))[:most]
     nats = -logprobs(model, np.array([tokens]))[0]
@@ -159,7 +161,8 @@ def losses(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
 
 
 def passage(tokenizer: Tokenizer, text: str, most: int) -> str:
-    """Return the first complete sentences of one paragraph of a text, FEWEST to `most` tokens in total.
+    """Return the first complete sentences of one paragraph of a text, at most `most` tokens in total, for the pictures
+    of a run's page.
 
     A text of at most `most` tokens is returned unchanged. If no sentences fit, the text is cut at white space.
     """

@@ -24,17 +24,17 @@ class Metrics:
 
     @cached_property
     def steps(self) -> list[dict[str, float]]:
-        """The rows of training steps."""
+        """The rows of training steps: step, loss and other figures, by name."""
         return [row for row in self.rows if "loss" in row]
 
     @cached_property
     def validations(self) -> list[dict[str, float]]:
-        """The rows of validations."""
+        """The rows of validations: step, validation loss and other figures, by name."""
         return [row for row in self.rows if "validation_loss" in row]
 
     def coordinates(self, steps: Sequence[float] | np.ndarray) -> np.ndarray:
-        """Return the horizontal coordinates (3, N) of N steps: the steps themselves, and the seconds and the tokens of
-        training up to the end of each."""
+        """Return the coordinates (3, N) of N training steps on the three horizontal axes: the steps themselves, and the
+        seconds and the tokens of training up to the end of each."""
         known, *sums = self.sums
         return np.stack([np.asarray(steps, float), *(np.interp(steps, known, of_axis) for of_axis in sums)])
 
@@ -47,7 +47,7 @@ class Metrics:
 
 
 def read_metrics(run: Path) -> Metrics:
-    """Read the metrics of a run folder; empty without a metrics.jsonl."""
+    """Read the metrics of the run in the folder `run`; without metrics.jsonl they are empty."""
     lines = read_lines(run / "metrics.jsonl")
     rollbacks = [{"step": "?", "failed_step": row.get("step")} | row for row in lines if "reason" in row]
     rows = [numbers(row) for row in lines if "reason" not in row]
@@ -76,7 +76,8 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def smoothed(values: Sequence[float]) -> np.ndarray:
-    """Return the centered moving mean over 2 % of the values; over fewer near the beginning, where losses fall fast."""
+    """Return the centered moving mean of a curve over 2 % of its values; over fewer near the beginning, where losses
+    fall fast."""
     count = len(values)
     cumulated = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
     index = np.arange(count)
@@ -86,8 +87,8 @@ def smoothed(values: Sequence[float]) -> np.ndarray:
 
 
 def sample(count: int, most: int) -> list[int]:
-    """Choose at most `most` of `count` indices, including the first and the last: half evenly spaced, half
-    logarithmically."""
+    """Choose at most `most` of the indices 0 to `count` - 1, including the first and the last: half evenly spaced, half
+    logarithmically. Used to draw long curves."""
     if count <= most:
         return list(range(count))
     even, early = np.linspace(0, count - 1, most // 2), np.geomspace(1, count, most // 2) - 1

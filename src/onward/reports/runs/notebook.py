@@ -97,8 +97,8 @@ def of_run(run: Run) -> str:
 
 
 def rows_of(model: Decoder) -> Rows:
-    """Return the table rows (name, value) of a model: its parts, its parameters, and the device and dtype of its
-    weights."""
+    """Return the table rows (name, value) of a model for a notebook: its parts, its parameters, the device and dtype of
+    its weights, and the memory of its KV cache."""
     tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}.values()
     dtypes = dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in model.parameters())
     trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
@@ -108,7 +108,7 @@ def rows_of(model: Decoder) -> Rows:
 
 
 def described(config: DecoderConfig) -> Rows:
-    """Return the table rows (name, value) of a decoder's parts and its parameters."""
+    """Return the table rows (name, value) of a decoder's parts and number of parameters."""
     count, active = parameters(config), active_parameters(config)
     used = f", of which a token uses {active:,}" if active < count else ""
     return [*describe_parts(config), ("parameters", f"{count:,}{used}")]
@@ -125,8 +125,8 @@ def bytes_of(tensor: torch.Tensor) -> int:
 
 
 def table(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Return rows as an HTML table with a title. Cells are left-aligned by an explicit style, since notebooks align to
-    the right by default."""
+    """Return rows (name, value) as an HTML table with a title. Cells are left-aligned by an explicit style, since
+    notebooks align to the right by default."""
     left = 'style="text-align:left"'
     body = "".join(f"<tr><th {left}>{visible(name)}</th><td {left}>{visible(what)}</td></tr>" for name, what in rows)
     return f'<div style="overflow-x:auto"><b>{visible(title)}</b><table>{body}</table></div>'

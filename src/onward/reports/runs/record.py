@@ -55,7 +55,7 @@ class Record(Shown):
 
     @cached_property
     def metrics(self) -> Metrics:
-        """The rows of metrics.jsonl."""
+        """The measurements of the run in metrics.jsonl."""
         return read_metrics(self.folder)
 
     @cached_property
@@ -66,7 +66,7 @@ class Record(Shown):
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The options in run.json."""
+        """The options of the run, in run.json."""
         return read_table(self.folder / "run.json")
 
     @property
@@ -79,12 +79,14 @@ class Record(Shown):
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """The index of the run's prepared tokens (sources and counts), without the options of their preparation."""
+        """The index of the run's prepared tokens (sources and counts), in data.json, without the options of their
+        preparation."""
         return {k: v for k, v in read_table(self.folder / "data/data.json").items() if k != "settings"}
 
     @property
     def quantization(self) -> str:
-        """A sentence on the error of the quantized base; "" if the run has none."""
+        """A sentence on the quantization error of the base model that a fine-tuning run quantized; "" for any other
+        run."""
         known = read_table(self.folder / "inputs.json").get("quantization")
         try:
             return str(fields.build(QuantizationError, known)) if known else ""
@@ -93,7 +95,7 @@ class Record(Shown):
 
     @cached_property
     def scores(self) -> list[TaskScore]:
-        """The scores at tasks of the newest weights."""
+        """The stored benchmark scores of the newest weights."""
         steps = self.metrics.steps
         return read_scores(self.folder, int(steps[-1]["step"]) if steps else 0)
 
@@ -110,8 +112,8 @@ class Record(Shown):
         return str(method.get("kind")) if isinstance(method, dict) else "sft"
 
     def guesses(self, vocab_size: int) -> int:
-        """Return `vocab_size` if the run's loss is a loss of tokens, else 0. Plots use it for the loss of a uniform
-        guess."""
+        """Return `vocab_size` if the run's loss is a cross-entropy of tokens, else 0. Plots use it for the loss of a
+        uniform guess."""
         return vocab_size if self.method == "sft" else 0
 
     @property
@@ -157,14 +159,14 @@ class Record(Shown):
 
     @property
     def when(self) -> str:
-        """The local time of the last change in the folder, as 2026-11-22 14:05."""
+        """The local time of the last change in the folder, as 2026-11-22 14:05; "" for an empty folder."""
         times = [path.stat().st_mtime for name in DATED if (path := self.folder / name).exists()]
         return datetime.fromtimestamp(max(times)).isoformat(" ", "minutes") if times else ""
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Find the run folders in a folder, down to three levels, and the folder itself if it is one. Returns them sorted
-    by name."""
+    """Find the run folders (with a run.json) in a folder, down to three levels, and the folder itself if it is one.
+    Returns their paths sorted by name."""
     patterns = ["/".join(["*"] * depth + ["run.json"]) for depth in range(4)]
     folders = {path.parent for pattern in patterns for path in folder.glob(pattern)}
     return sorted(run for run in folders if not any(part.startswith(".") for part in run.relative_to(folder).parts))
@@ -179,7 +181,7 @@ def finished_runs(folder: Path) -> list[Run]:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; empty if the file is missing or damaged."""
+    """Read the object in a JSON file as a dict; empty if the file is missing or damaged."""
     try:
         return read_json(path)
     except UserError:
@@ -187,7 +189,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def options_in_effect(options: Mapping[str, Any], model: DecoderConfig) -> list[tuple[str, str, str]]:
-    """Return (name, value, meaning) for each option of a run that had an effect on this model.
+    """Return (name, value, meaning) for each option of a run that had an effect on the run's model.
 
     Empty options, and an `auto` that was never resolved, are left out. A special value (0, none, "") is replaced by the
     value it stands for. Fields of the model are left out: the page describes the model itself.
@@ -220,7 +222,7 @@ def in_words(value: Any, meaning: str) -> str:
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) for each value in nested tables and lists. `name` is the prefix of the names."""
+    """Yield (dotted name, value) for each value in nested dicts and lists. `name` is the prefix of the names."""
     if isinstance(value, Mapping | list) and value:
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in items:

@@ -43,10 +43,10 @@ LOSS = (
 def write_report(
     page: Path, record: Record, model: Decoder, tokenizer: Tokenizer | None, text: str, other: Record | None = None
 ) -> Figures:
-    """Write the page of a run or a model, and return the figures on it.
+    """Write the HTML page of a run or a model, and return the figures on it.
 
-    The page shows the model reading the first sentences of `text`, and draws the curves of the run `other` over its
-    own. Sections without records are left out.
+    The page shows the model reading the first sentences of `text`, and draws the curves of the run `other` over those
+    of `record`. Sections without records are left out.
     """
     metrics, samples, vocab_size = record.metrics, record.samples, model.config.vocab_size
     figures = replace(record.figures(), parameters=sum(p.numel() for p in model.parameters()))
@@ -77,8 +77,8 @@ def write_report(
 
 
 def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tokenizer | None) -> dict[str, str]:
-    """Return the sections at the top of the page, by name: lead, notice, tiles of figures, note on the figures, and
-    facts."""
+    """Return the HTML sections at the top of a run's page, by name: lead, notice, tiles of figures, a sentence on two
+    losses that differ, and facts."""
     f, last = figures, record.metrics.validations[-1:]
     extent = "a part of" if record.options.get("evaluation_tokens") else "the whole"
     on = f"on {extent} validation text" if "loss" in record.result else f"at step {last[0]['step']:,}" if last else ""
@@ -125,7 +125,8 @@ def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tok
 
 
 def card_section(record: Record, config: DecoderConfig, tokenizer: Tokenizer | None) -> str:
-    """Return the HTML of the report card; "" for a model without a run."""
+    """Return the HTML of the report card (scores, published results, limits) on a run's page; "" for a model without a
+    run."""
     card = report_card(record, config, tokenizer)
     items = lambda texts: "".join(f"<li>{visible(text)}</li>" for text in texts)
     parts = []
@@ -142,7 +143,7 @@ def card_section(record: Record, config: DecoderConfig, tokenizer: Tokenizer | N
 
 def why_they_differ(record: Record) -> str:
     """Explain in a sentence why the last point of the validation curve differs from the final validation loss; "" if
-    they are equal."""
+    both are equal."""
     final = record.result
     for last in record.metrics.validations[-1:] if "loss" in final else ():
         if f"{last['validation_loss']:.4f}" != f"{final['loss']:.4f}":
@@ -156,8 +157,8 @@ def why_they_differ(record: Record) -> str:
 
 
 def comparison(record: Record, figures: Figures, config: DecoderConfig, other: Record) -> str:
-    """Return HTML that shows the figures of two runs side by side, and the options and parts in which they differ.
-    Raises a UserError if the other run has no steps."""
+    """Return HTML that shows the figures of two runs side by side, and the options and parts in which the runs differ.
+    Raises a UserError if the run `other` has no steps."""
     if not other.metrics.steps:
         raise UserError(f"{other.folder} has no steps on record to compare with: name the folder of a run")
     theirs = find(f"{other.folder}/")[1]
@@ -189,7 +190,7 @@ def comparison(record: Record, figures: Figures, config: DecoderConfig, other: R
 
 
 def tables(record: Record, config: DecoderConfig) -> str:
-    """Return all records as collapsible HTML tables."""
+    """Return the options, the model, the data and the final evaluation of a run as collapsible HTML tables."""
     facts = [(fact.what, in_text(fact.value), fact.meaning) for fact in describe(config)]
     return (
         details("The options of the run, with the values in effect", options_in_effect(record.options, config))
@@ -200,8 +201,8 @@ def tables(record: Record, config: DecoderConfig) -> str:
 
 
 def data_rows(data: Mapping[str, Any]) -> list[list[str]]:
-    """Return a table row (name, then COUNTS) for each source in `data`, the index of prepared tokens, then rows with
-    the number of documents dropped by each filter."""
+    """Return a table row (name, documents, tokens, bytes) for each source in `data`, the index of prepared tokens, then
+    a row for each filter with the number of documents that it dropped."""
     sources, report = data.get("sources"), data.get("report")
     named = [one for one in sources if isinstance(one, Mapping)] if isinstance(sources, list) else []
     rows = [[str(one.get("name", "?")), *(source_line(one.get(name)) for name in COUNTS)] for one in named]
@@ -212,8 +213,8 @@ def data_rows(data: Mapping[str, Any]) -> list[list[str]]:
 
 
 def rollbacks(metrics: Metrics) -> str:
-    """Return an HTML list with a sentence for each rollback: the failed step, the reason, and the step from which the
-    run continued; "" without any."""
+    """Return an HTML list with a sentence for each rollback of the run: the failed step, the reason, and the step from
+    which the run continued; "" without any."""
     items = ""
     for row in metrics.rollbacks[:ROLLBACKS]:
         sentence = f"Step {row['failed_step']:,} failed ({row['reason']}): the run went back to step {row['step']}"

@@ -32,7 +32,7 @@ class ReportCard:
 
 
 def report_card(record: Record, config: DecoderConfig, tokenizer: Tokenizer | None) -> ReportCard:
-    """Return the report card of a run; an empty one for a model without a run."""
+    """Return the report card of a run; for a model without a run, an empty card."""
     if not record.options:
         return ReportCard()
     figures = record.figures()
@@ -65,7 +65,8 @@ def facts(record: Record, figures: Figures, config: DecoderConfig) -> Iterator[t
 
 
 def computation(record: Record, config: DecoderConfig) -> str:
-    """Return the operations of the training on texts, by the formulas of `planning.flops`; "" for other training."""
+    """Return the floating-point operations of a pre-training run as text, by the formulas of `planning.flops`; "" for a
+    fine-tuning run or a run without steps."""
     tokens = record.figures().tokens
     if not tokens or "method" in record.options:
         return ""
@@ -82,8 +83,8 @@ def score_row(score: TaskScore) -> tuple[str, ...]:
 
 
 def published(figures: Figures, scores: Sequence[TaskScore]) -> list[Published]:
-    """Return published figures, measured as these scores were, of the models nearest in size, and for the loss their
-    bits per byte on another text."""
+    """Return published results of the models nearest in size on the tasks of `scores`, measured in the same way, and,
+    if the run has bits per byte, those models' bits per byte on enwik8."""
     if not figures.parameters:
         return []
     wanted = [(one.suite, one.task, one.metric, one.examples) for one in scores]
@@ -104,7 +105,7 @@ def samples(record: Record) -> list[dict[str, object]]:
 
 
 def limits(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tokenizer | None) -> Iterator[str]:
-    """Yield sentences on what the model cannot do, as far as the records show it."""
+    """Yield sentences for the report card on what the model cannot do, as far as the records show it."""
     guessed = [score.task for score in record.scores if score.shown is False]
     if guessed:
         yield f"Its scores are not above guessing by two standard errors on: {'; '.join(guessed)}."

@@ -25,7 +25,7 @@ FILE = "tasks.jsonl"
 
 @dataclass(frozen=True)
 class TaskScore:
-    """The score of a model at a task."""
+    """The score of a model at a benchmark task, with its standard error and the score of guessing."""
 
     step: int  # step of the evaluated weights
     task: str

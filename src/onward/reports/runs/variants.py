@@ -63,7 +63,7 @@ class Result:
 
 
 def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
-    """Compute the figures of each variant from the `outcomes` of its runs, one for each seed.
+    """Compute the figures of each variant from its `Outcome`, the result of its runs with different seeds.
 
     Differences from the first variant are paired by seed. Their confidence intervals hold jointly with LEVEL: with n
     differences, each interval has level 1 - (1 - LEVEL) / n (Bonferroni).
@@ -83,7 +83,8 @@ def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
 
 
 def row(result: Result, first: Result, measure: Measure) -> dict[str, str]:
-    """Return a result as a row of the printed table, by column."""
+    """Return a variant's result as a row of the table that `onward compare` prints, by column; `first` is the variant
+    that it is compared with."""
     return {
         "variant": result.name,
         measure.replace("_", " "): f"{result.mean:.4f}" if result.values else "diverged",
@@ -103,8 +104,9 @@ def plain(result: Result) -> dict[str, Any]:
 
 
 def comparison_picture(outcomes: Sequence[Outcome], measure: Measure, length: str, axis: str) -> Picture:
-    """Draw the validation measure of each variant over tokens or seconds (`axis`): the mean over its seeds, and their
-    range. `length` says in words how long the runs are. Raises a UserError if no run has validated."""
+    """Draw the validation loss or bits per byte (`measure`) of each variant over tokens or seconds (`axis`): the mean
+    over its seeds, and their range. `length` says in words how long the runs are. Raises a UserError if no run has
+    validated."""
     name = "validation_loss" if measure == "loss" else measure
     lines = {run.variant.name: [curve(Record(folder).metrics, name, axis) for folder in run.runs] for run in outcomes}
     every = [x for runs in lines.values() for x, _ in runs if len(x)]
@@ -139,8 +141,8 @@ class Valley:
 
     @classmethod
     def of(cls, grid: Sequence[Mapping[str, str]], points: Sequence[Result]) -> Valley:
-        """Arrange results by the field values of their grid points. Every point of `grid` has values for the same one
-        or two fields."""
+        """Arrange results by the field values of their grid points: `grid` has one dict, field to value, per result in
+        `points`, all with the same one or two fields."""
         first, *second = grid[0]
         lines: dict[str, dict[str, Result]] = {}
         for point, result in zip(grid, points):
@@ -150,21 +152,22 @@ class Valley:
 
     @property
     def numbers(self) -> list[float] | None:
-        """The values of the first field as numbers; None if a value is not a number."""
+        """The values of the first swept field as numbers; None if a value is not a number."""
         try:
             return [float(value) for value in next(iter(self.lines.values()))]
         except ValueError:
             return None
 
     def best(self) -> tuple[str, str, Result]:
-        """Return (value of the second field, value of the first field, result) for the result with the least mean."""
+        """Return the best setting as (value of the second field, value of the first field, result): the result with the
+        least mean. The second value is "" in a sweep of one field."""
         return min(
             ((line, value, result) for line, values in self.lines.items() for value, result in values.items()),
             key=lambda point: point[2].mean,
         )
 
     def edge(self) -> str:
-        """Return a warning if the best value of a numeric field is the least or the greatest of those tried; else
+        """Return a warning if the best value of a numeric field is the least or the greatest of the values tried; else
         ""."""
         _, value, result = self.best()
         if self.numbers is None or not result.values:

@@ -52,8 +52,8 @@ def write_reports(
 
 
 def conclude(run: Run) -> dict[str, Any]:
-    """Evaluate a run on its validation text after its last step, in the rest of its time, write result.json and the
-    reports, and return the figures by name; {} without a validation text. The first process alone writes."""
+    """Evaluate a run on its validation text after its last step, within the rest of its time limit, write result.json
+    and the reports, and return the figures by name; {} without a validation text. Only the process of rank 0 writes."""
     figures = evaluate_run(run, in_time=True)
     if run.processes.rank:
         return figures
@@ -73,8 +73,8 @@ def open_model(folder: Path, device: torch.device | str | None) -> tuple[Decoder
 
 
 def opening(folder: Path, tokenizer: Tokenizer | None) -> str:
-    """Return the first complete sentences of a run's validation text or, without one, of its training text. Returns
-    SENTENCE for a model without a run, and if the run's tokens were removed."""
+    """Return complete sentences near the beginning of a run's validation text or, without one, of its training text.
+    Returns SENTENCE, a fixed text, for a model without a run, and if the run's tokens were removed."""
     try:
         inputs = inputs_of(folder)
     except UserError:
