@@ -14,7 +14,7 @@ from onward.compiled import linking
 from onward.compiled.interface import NotCompilable, decoding_step
 from onward.compiled.program import Program
 from onward.compiled.recording import record_step
-from onward.kernels.llvm import adamw, attention, causal, compiler, cross_entropy, draws, fused, products
+from onward.kernels.llvm import attention, causal, compiler, cross_entropy, draws, fused, products
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
@@ -47,7 +47,6 @@ KERNELS: list[tuple[Any, ...]] = [  # functions that compile one, without their 
     *((cross_entropy.cross_entropy, 300, "bfloat16", -100, gradient) for gradient in (True, False)),
     (causal.causal, WINDOWS),
     (causal.causal_gradient, WINDOWS),
-    (adamw.adamw,),
     (linking.sequence,),
 ]
 
@@ -122,7 +121,7 @@ def test_compiled_steps_are_valid_code_for_aarch64(step: tuple[str, str, Any], e
 def test_kernels_of_this_test_are_all_kernels() -> None:
     """Each function of the kernels' modules that compiles one is named above."""
     here = {kernel.__name__ for kernel, *_ in KERNELS}
-    for module in adamw, attention, causal, cross_entropy, draws, fused, products:
+    for module in attention, causal, cross_entropy, draws, fused, products:
         cached = {name for name, value in vars(module).items() if hasattr(value, "__wrapped__")}
         own = {name for name in cached if vars(module)[name].__module__ == module.__name__}
         assert own <= here, own - here

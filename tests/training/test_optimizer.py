@@ -12,7 +12,7 @@ from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.training.step.loss import CrossEntropy
-from onward.training.step.optimizer import AdamW, Muon, optimizers
+from onward.training.step.optimizer import Muon, optimizers
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 
@@ -95,7 +95,7 @@ def test_muon_moves_the_matrices_inside_the_blocks_and_adamw_the_rest() -> None:
         *(f"attn.{name}.weight" for name in ("q", "k", "v", "out")),
         *(f"mlp.{name}" for name in ("router.weight", "gate", "up", "down")),
     }
-    assert (type(muon), type(adamw)) == (Muon, AdamW)
+    assert (type(muon), type(adamw)) == (Muon, torch.optim.AdamW)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "torch.optim:AdamW"])

@@ -146,14 +146,6 @@ def spans(code: Code, width: int) -> Iterator[tuple[Value, Callable[..., Value]]
             yield index, read
 
 
-def numbers_between(code: Code, first: Value, end: Value) -> Iterator[tuple[Value, Callable[..., Value]]]:
-    """Emit loops over the indices from `first` to `end` - 1, known when the kernel runs; yield as `spans` does."""
-    middle = code.sub(end, code.urem(code.sub(end, first), INT(LANES)))
-    for start, stop, step, read in (first, middle, LANES, code.floats), (middle, end, 1, code.scalar):
-        with code.loop(start, stop, step) as (index, _):
-            yield index, read
-
-
 def layer_norm(x: Layout, eps: float, weight: bool, bias: bool) -> Emit:
     """Return the function that emits the code of a kernel for a layer norm over the last dimension of a tensor with the
     layout `x`. The kernel's arguments are LayerNormArguments; threads divide the rows. `weight` and `bias` say whether

@@ -21,7 +21,6 @@ from onward.kernels.llvm.elementwise import (
     gelu_tanh,
     gelu_tanh_derivative,
     like,
-    numbers_between,
     operands,
     root,
     row_sum,
@@ -196,11 +195,13 @@ def gate_gradient(activation: Activation, dtype: str) -> Callable[..., None]:
     `outer`. Its arguments are GateGradientArguments; threads divide the numbers."""
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
-        for index, read in numbers_between(code, first, end):
-            outer, x, y = (read(each, dtype, index) for each in (given.outer, given.x, given.y))
-            active = code.rounded(ACTIVATIONS[activation](code, x), dtype)
-            inner = code.rounded(code.fmul(outer, y), dtype)
-            code.put(code.fmul(outer, active), given.of_y, dtype, index)
-            code.put(code.fmul(inner, DERIVATIVES[activation](code, x)), given.of_x, dtype, index)
+        middle = code.sub(end, code.urem(code.sub(end, first), INT(LANES)))
+        for start, stop, step, read in (first, middle, LANES, code.floats), (middle, end, 1, code.scalar):
+            with code.loop(start, stop, step) as (index, _):
+                outer, x, y = (read(each, dtype, index) for each in (given.outer, given.x, given.y))
+                active = code.rounded(ACTIVATIONS[activation](code, x), dtype)
+                inner = code.rounded(code.fmul(outer, y), dtype)
+                code.put(code.fmul(outer, active), given.of_y, dtype, index)
+                code.put(code.fmul(inner, DERIVATIVES[activation](code, x)), given.of_x, dtype, index)
 
     return callable_kernel(GateGradientArguments, emit)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from onward.errors import UserError
-from onward.kernels.adamw import update
 from onward.parallel.parts import all_gathered, full_tensor, local, part_of
 
 
@@ -53,28 +52,17 @@ def optimizers(
         raise UserError(f"the optimizer {name} does not take the arguments (parameters, lr, betas): {error}") from None
 
 
-class AdamW(torch.optim.AdamW):
-    """torch's AdamW; on a CPU, after the first step, it is one kernel for all parameters."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Update the parameters; see torch.optim.AdamW."""
-        if closure is None and update(self.param_groups, self.state):
-            return None
-        return inspect.unwrap(torch.optim.AdamW.step)(self, closure)  # torch's step would call the hooks once more
-
-
 def adamw(
     parameters: dict[str, nn.Parameter],
     learning_rate: float,
     weight_decay: float,
     betas: tuple[float, float],
     rates: Mapping[str, float] = {},
-) -> AdamW:
-    """Make a fused AdamW for parameters by name; `rates` are factors of the learning rate by parameter name,
+) -> torch.optim.AdamW:
+    """Make torch's fused AdamW for parameters by name; `rates` are factors of the learning rate by parameter name,
     default 1."""
     groups = parameter_groups(parameters, weight_decay, rates)
-    return AdamW(groups, lr=learning_rate, betas=betas, fused=True)
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
 
 
 def parameter_groups(
