@@ -26,7 +26,7 @@ def attention_maps(model: Decoder, tokens: Sequence[int]) -> list[Tensor]:
 
 
 def head_scores(maps: Sequence[Tensor]) -> Tensor:
-    """Score how selective each row of attention maps (L times (H, T, T)) is, from 0 to 1, (L, H, T).
+    """Score how selective each row of attention maps (L times (H, T, T)) is, from 0 to 1; returns the scores (L, H, T).
 
     The score of the row of token t is m * 4 h (1 - h): m is the weight on the tokens 1 to t - 2, and h the entropy of
     the row over its maximum, ln(t + 1). It is 0 for a row that attends only to the first token, to its own and the one

@@ -28,8 +28,8 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, tor
 
 @dataclass(frozen=True)
 class LogitAttribution:
-    """The contributions to a logit, or to the difference of two logits, after one position of a text. They sum to
-    `logit` up to rounding; see `TOLERANCE`."""
+    """The contributions of the model's parts to the logit of a token, or to the difference of two logits, after one
+    position of a text. They sum to `logit` up to rounding."""
 
     tokens: list[int]
     position: int  # position from which the token is predicted
@@ -47,8 +47,9 @@ class LogitAttribution:
 def logit_attribution(
     model: Decoder, tokens: Sequence[int], position: int = -1, target: int | None = None, against: int | None = None
 ) -> LogitAttribution:
-    """Compute the contribution of each head, feed-forward and bias, and of the embedding, to the logit of `target` (by
-    default the likeliest token) after a position; with `against`, to its difference to the logit of that token.
+    """Compute the contribution of each head, feed-forward and bias, and of the embedding, to the logit of the token id
+    `target` (by default the likeliest) after a position. With `against`, another token id, the difference of the two
+    logits is attributed.
 
     The residual stream is a sum. With the scales of the norms kept fixed, the logit is a sum too (Elhage et al. 2021);
     norms on the stream (post-norm) rescale all contributions before them. An effect through later layers counts as a
@@ -108,8 +109,9 @@ def logit_attribution(
 
 
 def logit_and_direction(model: Decoder, hidden: Tensor, target: int, against: int | None) -> tuple[float, Tensor]:
-    """Compute the logit of token `target`, before scale and cap, for a hidden state (1, 1, D), or its difference to the
-    logit of token `against`; and its gradient (D,) with respect to the hidden state."""
+    """Compute the logit of the token id `target`, before scale and cap, for a hidden state (1, 1, D), or its difference
+    from the logit of the token id `against`, if that is given. Returns it with its gradient (D,) with respect to the
+    hidden state."""
     with torch.enable_grad(), unheard():
         leaf = hidden.detach().requires_grad_()
         logits = model.head(model.embed_out(leaf))[0, 0]
@@ -132,7 +134,7 @@ def contributions_of_heads(out: nn.Module, z: Tensor, direction: Tensor) -> tupl
 
 
 def names_of(model: Decoder) -> list[str]:
-    """Return the names of the activations that an attribution needs."""
+    """Return the names of the activations that `logit_attribution` records."""
     ends = "attn.heads", "mlp.out", "norm.scale"
     return [name for name in activation_names(model) if name == "blocks.0.in" or name.endswith(ends)]
 
@@ -144,13 +146,16 @@ def weight_of(norm: nn.Module) -> Tensor | float:
 
 
 def before_norm(norm: nn.Module, direction: Tensor, scale: Tensor) -> Tensor:
-    """Return the direction d' with d'·x = d·norm(x), for a norm that divides by `scale`; without the norm's bias."""
+    """Convert `direction` (D,), a gradient with respect to a norm's output, to the gradient d' with respect to the
+    norm's input: d'·x = d·norm(x). `scale`, the number that the norm divides by, counts as a constant; the norm's bias
+    is left out."""
     direction = direction * weight_of(norm) / scale
     return direction - direction.mean() if isinstance(norm, LayerNormModule) else direction
 
 
 def norm_constant(norm: nn.Module, direction: Tensor) -> float:
-    """Return the contribution of a norm's bias along a direction (D,)."""
+    """Return the contribution of a norm's bias along a direction (D,), the gradient with respect to the norm's output;
+    0 without a bias."""
     bias: Any = getattr(norm, "bias", None)
     return 0.0 if bias is None else float(direction @ exact(bias))
 
@@ -166,8 +171,8 @@ class Rollout:
 
 @torch.no_grad()
 def attention_rollout(model: Decoder, tokens: Sequence[int], residual: float = 0.5) -> Rollout:
-    """Multiply the layers' attention weights, averaged over heads and mixed with a share `residual` of the identity for
-    the residual stream (Abnar and Zuidema 2020)."""
+    """Compute attention rollout: the product of the layers' attention weights, averaged over heads and mixed with a
+    share `residual` of the identity for the residual stream (Abnar and Zuidema 2020)."""
     with without_dropout(model), trace(model, "blocks.*.attn.weights", keep=lambda _, w: exact(w)[0].mean(0)) as t:
         model.hidden(as_row(model, tokens))
     flow, result = torch.eye(len(tokens), device=model.device), []

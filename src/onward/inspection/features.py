@@ -56,8 +56,8 @@ class SparseAutoencoder(nn.Module):
         return self.encode(x) @ self.decoder + self.bias
 
     def changing(self, feature: int, value: float) -> Callable[[Tensor], Tensor]:
-        """Return a function for `edit` that sets one feature of an activation to a value at every token and leaves the
-        rest unchanged."""
+        """Return a function for `edit`, which replaces activations during a forward pass, that sets one feature of an
+        activation to `value` at every token and leaves the rest unchanged."""
 
         def change(x: Tensor) -> Tensor:
             direction = F.normalize(self.directions[feature], dim=0)
@@ -98,7 +98,8 @@ def autoencoder_of(model: Decoder, name: str, features: int = 0, active: int = 1
 
 @dataclass(frozen=True)
 class FeatureEffect:
-    """The effect of a feature on one prediction: the unchanged model, compared with the feature set to 0 everywhere."""
+    """The effect of an autoencoder's feature on one next-token prediction: the unchanged model, compared with the
+    feature set to 0 everywhere."""
 
     divergence: float  # KL(unchanged || without the feature) in nats
     raised: list[int]  # ids of the tokens whose probability the feature raises most
@@ -114,8 +115,8 @@ def feature_effect(
     position: int = -1,
     top: int = 3,
 ) -> FeatureEffect:
-    """Measure the effect of a feature of the activation `name` on the prediction after a position of a text, with the
-    `top` tokens that it raises and lowers most."""
+    """Measure the effect of a sparse autoencoder's feature (index `feature`) of the activation `name` on the prediction
+    after a position of a text, with the `top` tokens whose probabilities it raises and lowers most."""
     position = check_position(position, tokens)
     p = exact(logits(model, tokens)[position]).softmax(-1)
     with edit(model, {name: autoencoder.changing(feature, 0.0)}):

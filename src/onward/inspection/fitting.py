@@ -24,8 +24,8 @@ RATE = 0.6  # the learning rate at the start, times the width of the activation
 
 
 def windows_of(model: Decoder, tokens: Tokens, seed: int = 0) -> Windows:
-    """Return windows of a text to train on, of at most WINDOW tokens, shuffled by the seed. Raises a UserError for a
-    text without two tokens."""
+    """Cut the tokens of a text into training windows that fit into the model's context, of at most WINDOW tokens,
+    shuffled by the seed. Raises a UserError for a text of fewer than two tokens."""
     if len(tokens) < 2:
         raise UserError("there is no text to train on: name a longer one")
     return Windows([tokens], min(WINDOW, model.config.context_length, len(tokens) - 1), seed)
@@ -40,7 +40,7 @@ def fit(
     seconds: float = math.inf,
     rate: float = 0.0,
 ) -> Iterator[Step]:
-    """Train a module with Adam on the first windows of a text, and yield the steps.
+    """Train a lens or an autoencoder with Adam on windows of a text, and yield the training steps.
 
     Training ends after `steps`, or after the first step past `seconds`. The learning rate falls linearly to 0 at the
     end; it begins at `rate`, by default RATE divided by the width of the activation. `loss` is `LensLoss` for a

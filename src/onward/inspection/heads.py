@@ -26,12 +26,13 @@ MIN_SCORE = 0.3  # the least score for which a map names a role
 
 @dataclass(frozen=True)
 class HeadRoles:
-    """The score of each head for each role, (L, H): from 0 to 1 (`rare`: from -1)."""
+    """The scores (L, H) of all attention heads for each role, such as induction: from 0 to 1 (`rare`: from -1)."""
 
     scores: dict[str, Tensor]
 
     def map(self, least: float = MIN_SCORE) -> list[list[str]]:
-        """Return the role with the greatest score of each head, [layer][head]; "" if no score reaches `least`."""
+        """Return the name of the role with the greatest score for each head, [layer][head]; "" if no score reaches
+        `least`."""
         names, stacked = [*self.scores], torch.stack([*self.scores.values()])
         best = stacked.max(0)
         return [
@@ -47,7 +48,7 @@ class HeadRoles:
 
 
 def weights_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield (layer, attention weights (B, H, T, T)) for token ids (B, T)."""
+    """Yield (layer, attention weights (B, H, T, T)) for each layer, given token ids (B, T)."""
     weights: dict[int, Tensor] = {}
     with without_dropout(model), torch.no_grad(), trace(model, "blocks.*.attn.weights") as t:
         model.hidden(tokens.to(model.device))
@@ -57,8 +58,8 @@ def weights_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def mean_weight(weights: Tensor, offset: int, first: int = 0) -> Tensor:
-    """Return the mean weight (H,) on the token `offset` positions earlier, over texts and over query tokens from
-    `first` on. `weights` are (B, H, T, T)."""
+    """Return the mean attention weight (H,) on the token `offset` positions earlier, over the B texts and over query
+    tokens from position `first` on. `weights` are (B, H, T, T)."""
     diagonal = weights.diagonal(-offset, 2, 3)  # entry i is row i + offset
     return diagonal[..., max(0, first - offset) :].mean((0, 2)).cpu()
 
@@ -132,8 +133,8 @@ def head_roles(
 
 
 def rarity_of(tokens: Sequence[int]) -> Tensor:
-    """Return -log of each token's share of the text, (T,), divided by its greatest value; 0 if all tokens are the
-    same."""
+    """Return the rarity (T,) of each token of a text: -log of the token's share of the text, divided by the greatest
+    such value; 0 if all tokens are the same."""
     ids = torch.tensor(list(tokens))
     counts = (ids[:, None] == ids).sum(1)
     surprise = -(counts / len(ids)).log()
@@ -142,7 +143,8 @@ def rarity_of(tokens: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class RoleCurve:
-    """The score of every head for one role in each save of a run, with the steps of the saves."""
+    """The score of every attention head for one role, such as induction, in each stored checkpoint of a run, with the
+    steps of the checkpoints."""
 
     role: str
     steps: list[int]
@@ -150,8 +152,9 @@ class RoleCurve:
 
 
 def role_curve(run: str | Path, role: str = "induction", length: int = 0) -> RoleCurve:
-    """Compute the scores of a role of `head_roles` for each save in a run folder; the run's option `keep` determines
-    the number of saves. `length` is that of `repeated_tokens`. Raises a UserError for a run without saves."""
+    """Compute the scores of all heads for a role of `head_roles` in each checkpoint of a run folder; the run's option
+    `keep` determines the number of checkpoints. `length` is the number of random tokens that are repeated, 0 for the
+    default. Raises a UserError for a run without checkpoints."""
     folders = saves(Path(run))
     if not folders:
         raise UserError(f"{run} has no saves: name the folder of a run")

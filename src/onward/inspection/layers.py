@@ -23,7 +23,8 @@ from onward.transforms.lora import weights
 
 @dataclass(frozen=True)
 class ResidualStream:
-    """Norm and direction of the residual stream of each token, before the first block and after each."""
+    """The norm of each token's residual stream before the first block and after each, and its cosines with the next and
+    with the last of these streams."""
 
     tokens: list[int]
     norms: Tensor  # (L + 1, T)
@@ -33,8 +34,8 @@ class ResidualStream:
 
 @torch.no_grad()
 def residual_stream(model: Decoder, tokens: Sequence[int]) -> ResidualStream:
-    """Compute the norm of each token's residual stream in each layer, and its cosine with the next and with the last
-    layer."""
+    """Compute the norm of each token's residual stream before the first block and after each, and its cosine with the
+    stream one block later and with the last."""
     streams = torch.cat([exact(x) for x in residuals(model, as_row(model, tokens))])
     cosine = torch.nn.functional.cosine_similarity
     to_next, to_last = cosine(streams[:-1], streams[1:], -1), cosine(streams, streams[-1:], -1)
@@ -110,7 +111,8 @@ def singular_values(model: Decoder, pattern: str = "*") -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class RouterLoad:
-    """The share of each expert among the routers' choices, by layer and by kind of token."""
+    """The share of each expert among the choices of mixture-of-experts routers, by layer and by kind of token, such as
+    number or word."""
 
     kinds: list[str]
     layers: list[int]  # indices of the layers with experts
@@ -119,8 +121,8 @@ class RouterLoad:
 
 @torch.no_grad()
 def router_load(model: Decoder, texts: Sequence[Sequence[int]], kind: Callable[[int], str]) -> RouterLoad:
-    """Compute the share of each expert among the routers' choices, by kind of token; `kind` maps a token id to the name
-    of its kind. Raises a UserError for a model without experts."""
+    """Compute the share of each expert among the routers' choices in texts of token ids, by kind of token; `kind` maps
+    a token id to the name of its kind. Raises a UserError for a model without experts."""
     names = [n for n in activation_names(model) if n.endswith("router.choices")]
     if not names:
         raise UserError("this model has no experts, so there is no router to look at")
@@ -140,7 +142,7 @@ def router_load(model: Decoder, texts: Sequence[Sequence[int]], kind: Callable[[
 
 
 def kind_of(piece: str) -> str:
-    """Classify a token by its text: space, number, word, capital (begins with a capital letter) or symbol."""
+    """Classify a token by its text `piece`: space, number, word, capital (begins with a capital letter) or symbol."""
     text = piece.strip()
     if not text:
         return "space"

@@ -88,14 +88,15 @@ class TunedLens(nn.Module):
         return next(self.parameters()).device
 
     def forward(self, layer: int, x: Tensor) -> Tensor:
-        """Translate residual stream x (..., D) into the last stream. `layer` 0 is the stream before the first block;
-        stream L is returned unchanged."""
+        """Translate the residual stream x (..., D) before block `layer` into the last stream. `layer` L, the number of
+        blocks, is the last stream, which is returned unchanged."""
         return x if layer == len(self.maps) else x + self.maps[layer](x)
 
 
 @dataclass(frozen=True)
 class LensLoss(Loss):
-    """The loss of a TunedLens: KL(last layer || lens), summed over tokens and averaged over the streams."""
+    """The loss of a TunedLens in training: the KL divergence from the lens's prediction to the model's own, summed over
+    tokens and averaged over the streams."""
 
     model: Decoder
 

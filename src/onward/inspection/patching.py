@@ -59,7 +59,8 @@ def heads_of(model: Decoder, site: str) -> dict[int, tuple[int, int]]:
 
 
 def rows_of(model: Decoder, clean: Sequence[int], corrupted: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Convert the clean and the corrupted text to token ids (1, T) each. Raises a UserError if their lengths differ."""
+    """Convert the token ids of the clean and of the corrupted text to tensors (1, T). Raises a UserError if their
+    lengths differ."""
     if len(clean) != len(corrupted):
         raise UserError(f"the texts have {len(clean)} and {len(corrupted)} tokens: patching needs as many in both")
     return as_row(model, clean), as_row(model, corrupted)
@@ -100,8 +101,8 @@ def activation_patching(
 
 
 def patched(clean: Tensor, indices: Tensor, axis: int, x: Tensor) -> Tensor:
-    """Return a copy of x (B, ...), an activation of the corrupted text in B rows, in which row i has index `indices[i]`
-    along `axis` from the activation of the clean run (1, ...)."""
+    """Return a copy of x (B, ...), an activation of the corrupted text in B rows, in which the slice `indices[i]` along
+    `axis` of row i is replaced by that of `clean`, the activation (1, ...) of the clean text."""
     x = x.clone()
     for row, index in enumerate(indices.tolist()):
         x[row].select(axis - 1, index).copy_(clean[0].select(axis - 1, index))

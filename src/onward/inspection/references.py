@@ -96,8 +96,8 @@ def llama_cpp_computes(library: Any, path: Path, tokens: Tensor, model: Decoder)
 
 
 def read_row(library: Any, path: Path, row: list[int], model: Decoder) -> tuple[Tensor, dict[int, Tensor]]:
-    """Compute the logits (T, V) and the residual streams (T, D), by the number of blocks before them, of one row with
-    llama.cpp. Raises a UserError if llama.cpp fails."""
+    """Compute the logits (T, V) and the residual streams (T, D) of one text, the token ids `row`, with llama.cpp. The
+    streams are keyed by the number of blocks before them. Raises a UserError if llama.cpp fails."""
     streams: dict[int, Tensor] = {}
     ggml = import_module("llama_cpp._ggml").libggml
     width, blocks = model.config.d_model, model.config.n_layers

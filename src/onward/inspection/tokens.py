@@ -47,8 +47,8 @@ class SamplingSteps:
 
 
 def sampling_steps(model: Decoder, tokens: Sequence[int], sampling: Sampling, top: int = 10) -> SamplingSteps:
-    """Compute the effect of each step of a Sampling on the distribution of the next token after a text, for the `top`
-    likeliest tokens."""
+    """Compute the effect of each step of sampling (temperature, top-k, ...) on the distribution of the next token after
+    a text, for the `top` likeliest tokens."""
     last = exact(logits(model, tokens)[-1:])
     neutral, given, steps = Sampling(temperature=1.0), dict[str, object](), {"model": last.softmax(-1)}
     for step, names in STEPS.items():
@@ -75,8 +75,8 @@ class TokenStatistics:
 
 
 def token_statistics(model: Decoder, tokens: Sequence[int]) -> TokenStatistics:
-    """Compute the log-probability and the rank of each token of a text, and the entropy of the model's distribution
-    before it."""
+    """Compute the log-probability and the rank of each token of a text, and the entropy of the model's prediction of
+    this token."""
     log_p = exact(logits(model, tokens)[:-1]).log_softmax(-1)
     ids = torch.tensor(list(tokens)[1:], device=log_p.device)
     of_token = log_p.gather(1, ids[:, None])

@@ -76,8 +76,8 @@ class Subject:
         return Finding(promise, difference, self.allowed, "a logit", note)
 
     def manager(self, kind: str, chunk: int) -> CacheManager:
-        """Create an empty cache for the two rows, of the kind "contiguous" or "paged", for calls of at most `chunk`
-        tokens."""
+        """Create an empty KV cache, "contiguous" or "paged" (`kind`), for the two rows of tokens and for calls of at
+        most `chunk` tokens."""
         length = self.tokens.size(1)
         options: dict[str, Any] = {"device": self.model.device, "dtype": self.model.dtype}
         if kind == "paged":
@@ -88,7 +88,8 @@ class Subject:
         return CacheManager(KVCache(self.model.config, 2, length, chunk, **options))
 
     def feed(self, manager: CacheManager, tokens: Tensor, start: int) -> Tensor:
-        """Run the model with a cache on tokens (2, S) at positions from `start` on; returns their logits."""
+        """Run the model with a KV cache on tokens (2, S) at positions from `start` on; returns their logits (2, S,
+        V)."""
         end = start + tokens.size(1)
         for row in range(2):
             manager.reserve(row, start, end)
@@ -96,8 +97,8 @@ class Subject:
         return self.model(tokens, positions, manager.cache.view())
 
     def in_chunks(self, chunk: int, kind: str = "contiguous", wrong: bool = False) -> Tensor:
-        """Compute the logits (2, T, V) with a cache of `kind`, by calls of at most `chunk` tokens. With `wrong`, other
-        tokens are written first and rolled back."""
+        """Compute the logits (2, T, V) with a KV cache, "contiguous" or "paged" (`kind`), by calls of at most `chunk`
+        tokens. With `wrong`, other tokens are written into the cache first and rolled back."""
         manager, pieces = self.manager(kind, chunk), []
         for start in range(0, self.tokens.size(1), chunk):
             piece = self.tokens[:, start : start + chunk]
@@ -107,8 +108,8 @@ class Subject:
         return torch.cat(pieces, 1)
 
     def generate(self, *, rows: int = 1, draft: bool = False) -> list[int]:
-        """Return greedy tokens after the first half of the first row, generated together with `rows` - 1 other requests
-        of other lengths, and with a draft if `draft`."""
+        """Return the tokens that greedy decoding adds to the first half of the first row, together with `rows` - 1
+        other requests of other lengths, and with speculative decoding if `draft`."""
         engine = Engine(self.model, rows=rows, draft=ModelDraft(self.model, 3) if draft else None)
         half = self.tokens.size(1) // 2
         prompts = [self.tokens[row % 2, : half - row].tolist() for row in range(rows)]
@@ -132,7 +133,8 @@ class Subject:
 
 
 def saved(subject: Subject) -> Finding:
-    """Compare the logits of a saved and loaded copy of the model, which must be bit-for-bit identical."""
+    """Compare the logits of the subject's model with those of a saved and reloaded copy, which must be bit-for-bit
+    identical."""
     with tempfile.TemporaryDirectory() as folder:
         save_model(subject.model, Path(folder), subject.hf)
         loaded, _ = load_model(Path(folder), device=subject.model.device)
@@ -140,7 +142,7 @@ def saved(subject: Subject) -> Finding:
 
 
 def streamed(subject: Subject) -> Finding:
-    """Compare the text of an answer, decoded token by token, with the text of all its tokens at once."""
+    """Compare the text of a generated answer, decoded token by token, with the text of all its tokens at once."""
     assert subject.tokenizer
     tokens, answer = subject.generate(), Answer(subject.tokenizer)
     for token in tokens:
@@ -195,8 +197,8 @@ def verify(
 
 
 def against(subject: Subject, reference: Reference) -> Finding:
-    """Compare the logits with those of another program. The note of the finding names the first layer whose residual
-    stream differs beyond the tolerance."""
+    """Compare the logits of the subject's model with those of another program. The note of the finding names the first
+    layer whose residual stream differs beyond the tolerance."""
     theirs = reference.compute(subject.tokens)
     finding = subject.compare(f"Onward = {reference.name}", theirs.logits)
     ours = TOLERANCE[subject.model.dtype]

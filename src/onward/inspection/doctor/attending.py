@@ -34,9 +34,9 @@ Layer = Sequence[Attention]  # the recordings of one attention, one per text
 
 
 def layers(s: Subject, kind: str) -> list[Layer]:
-    """Record each attention module in a forward pass of the model, with all weights enlarged (`loud`), on N texts: with
-    `kind` "repeated", each text repeats one token; with "random", its tokens are random. The result is stored for other
-    checks."""
+    """Record the queries, keys, values and weights of each attention module in forward passes on N texts, with all
+    weights of the model enlarged. With `kind` "repeated", each text repeats one token; with "random", its tokens are
+    random. The result is stored for other checks."""
     if kind not in s.memo:
         T, generator = length_of_texts(s), torch.Generator().manual_seed(3)
         ids = torch.randperm(s.vocab_size, generator=generator)[: TEXTS if T else 0, None].expand(-1, T)
@@ -55,20 +55,21 @@ def stacked(layer: Layer, name: str) -> Tensor:
 
 
 def variation(x: Tensor, dim: int) -> float:
-    """Return the largest difference of a tensor's elements from the first along a dimension, relative to its largest
-    absolute value."""
+    """Return the largest difference of a tensor's elements from the first element along a dimension, relative to the
+    tensor's largest absolute value."""
     return largest(x - x.narrow(dim, 0, 1)) / max(1e-12, largest(x))
 
 
 def rows_of(outputs: Sequence[Tensor], T: int) -> Tensor | None:
-    """Concatenate the outputs of some projections for each of T tokens, (T, ...); None if there are none, or one has no
-    dimension of size T."""
+    """Concatenate the outputs of some projections for each of T tokens, (T, ...); None if there are no outputs, or if
+    one of them has no dimension of size T."""
     turned = [x.movedim(x.shape.index(T), 0).flatten(1).double() for x in outputs if T in x.shape]
     return torch.cat(turned, 1) if outputs and len(turned) == len(outputs) else None
 
 
 def positions(s: Subject) -> Outcome:
-    """Check that positions reach the scores of attention, in the same way for queries and keys."""
+    """Check that the attention scores depend on positions, and that queries and keys use the positions in the same
+    way."""
     swapped = s.tokens.clone()
     swapped[:, :-1] = swapped[:, :-1].flip(1)
     measured = f"permuting earlier tokens changes the last logits by {largest((s(swapped) - s.logits)[:, -1]):.1e}"
@@ -101,8 +102,8 @@ def positions(s: Subject) -> Outcome:
 
 
 def shifted(s: Subject) -> str:
-    """Measure the effect of shifting all positions, and return it as text; "" if forward has no parameter for
-    positions."""
+    """Measure how the logits change if all positions are shifted, and return it as text; "" if the model's `forward`
+    has no parameter for positions."""
     half, name = s.tokens.size(1) // 2, s.parameter(*POSITION_NAMES)
     if not name or not half:
         return ""
@@ -112,8 +113,9 @@ def shifted(s: Subject) -> str:
 
 
 def position_mistake(s: Subject, layer: Layer) -> tuple[str, bool]:
-    """Look for a mistake in the positions of an attention, on texts of one repeated token whose projections are equal
-    at all positions. Returns the mistake as text ("" if there is none), and whether positions change a score."""
+    """Look for a mistake in how an attention module uses positions, on texts of one repeated token whose projections
+    are equal at all positions. Returns the mistake as text ("" if there is none), and whether positions change a
+    score."""
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     allowed = max(1e-3, 2 * TOLERANCE.get(s.dtype, 0.0))
     if variation(v, 2) > allowed:
@@ -138,16 +140,17 @@ def position_mistake(s: Subject, layer: Layer) -> tuple[str, bool]:
 
 
 def along_diagonals(scores: Tensor) -> float:
-    """Return the largest difference of scores (N, H, T, T) at the same distance, relative to the largest score."""
+    """Return the largest difference between scores (N, H, T, T) of a query and a key at the same distance, relative to
+    the largest score; 0 if the scores depend on the distance alone."""
     T = scores.size(-1)
     diagonals = [scores.diagonal(d, -2, -1) for d in range(1 - T, T)]
     return max(largest(x - x.mean(-1, keepdim=True)) for x in diagonals) / largest(scores)
 
 
 def bias_mistake(weights: Tensor) -> tuple[str, bool]:
-    """Look for a mistake of a bias for distance in attention weights (N, H, T, T) of equal queries and keys, where only
-    a bias can make a difference: it grows with distance, or is the same for all heads. Returns the mistake as text,
-    and whether there is a bias."""
+    """Look for a mistake in a distance bias such as ALiBi, in attention weights (N, H, T, T) of equal queries and keys,
+    where only a bias can make a difference. Mistakes: it grows with distance, or is the same for all heads. Returns the
+    mistake as text ("" if there is none), and whether there is a bias."""
     last = weights[0, :, -1]  # (H, T)
     seen = (last > SEEN).all(0)
     logs = last[:, seen].log().flip(-1)  # by distance
@@ -196,7 +199,7 @@ def rotation_mistake(queries: Tensor) -> str:
 
 
 def name_about_positions(model: nn.Module) -> str:
-    """Return the first parameter, buffer, module or function of a model with a name about positions; "" if there is
+    """Return the first parameter, buffer, module or function of a model whose name suggests positions; "" if there is
     none."""
     named = [name for name, _ in [*model.named_parameters(), *model.named_buffers(), *model.named_modules()]]
     named += [type(module).__name__ for module in model.modules()]
@@ -214,7 +217,8 @@ def names_in(code: CodeType | None) -> Iterator[str]:
 
 
 def heads(s: Subject) -> Outcome:
-    """Check the factor of the scores, and that heads read the keys and values of their groups."""
+    """Check that attention scales its scores by the usual factor, and that each head reads the keys and values of its
+    group."""
     traced_layers = layers(s, "random")
     if not traced_layers:
         return "not applicable", NO_ATTENTION
@@ -268,7 +272,7 @@ def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
 
 
 def first_equal_heads(x: Tensor) -> list[int]:
-    """Return, for each head of x (N, H, T, E), the index of the first head with equal vectors."""
+    """Return, for each head of x (N, H, T, E), the index of the first head whose vectors equal the head's own."""
     firsts: list[Tensor] = []
     numbers = []
     for head in x.unbind(1):
@@ -279,8 +283,8 @@ def first_equal_heads(x: Tensor) -> list[int]:
 
 
 def factor_of(layer: Layer, q: Tensor, k: Tensor, w: Tensor) -> float | str:
-    """Estimate the factor by which products of projected queries q and keys k become scores, from the attention weights
-    w (N, H, T, T). Returns the reason as text if it cannot be determined.
+    """Estimate the factor, such as 1 / sqrt(E), by which products of projected queries `q` and keys `k` become scores,
+    from the attention weights `w` (N, H, T, T). If it cannot be determined, returns the reason as text.
 
     log w is the score minus a number per row. Subtracting the means over texts and over keys removes this number, and
     all that depends on positions alone, from both sides.

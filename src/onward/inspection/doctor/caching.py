@@ -31,7 +31,7 @@ EXCESS = 1.05  # the most bytes of a token in the cache, relative to its keys an
 
 
 def in_pieces(tokens: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """Yield the tokens (1, T) in pieces of these sizes, in turn, each with the index of its first token."""
+    """Yield the tokens (1, T) in pieces whose sizes cycle through `sizes`, each with the index of its first token."""
     start = turn = 0
     while start < tokens.size(1):
         size = sizes[turn % len(sizes)]
@@ -60,8 +60,8 @@ def cached(s: Subject) -> Outcome:
 
 
 def first_different(s: Subject, sizes: Sequence[int], token: int) -> str:
-    """Return the name of the first module whose result for a token differs with the cache, fed in pieces of these
-    sizes; "" if none does."""
+    """Return the name of the first module whose result for the token at index `token` differs between a forward pass
+    with the key/value cache, fed in pieces of `sizes` tokens, and one without; "" if none does."""
     memory, tokens = s.new_cache(), s.tokens[:1]
     assert memory
     with s.outputs() as plain:
@@ -122,7 +122,7 @@ def tensors(value: Any, depth: int = 6) -> dict[int, Tensor]:
 
 
 def held_bytes(memory: Cache) -> int:
-    """Return the number of bytes of all tensors in a key/value cache."""
+    """Return the number of bytes of all tensors in the key/value cache `memory`."""
     return sum(tensor.nbytes for tensor in tensors(memory.content()).values())
 
 

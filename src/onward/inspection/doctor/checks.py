@@ -31,8 +31,8 @@ CHEAP = tuple(name for name, check in CHECKS.items() if check.cheap)
 
 @torch.no_grad()
 def examine(subject: Subject | Corpus, names: Collection[str] = ()) -> Iterator[Finding]:
-    """Run the checks named in `names`, by default all, on a model or a corpus; yields their findings one by one. A
-    check that raises an exception is `not run`."""
+    """Run the checks named in `names`, by default all, on a model or a corpus, and yield their findings one by one. The
+    finding of a check that raises an exception has the status "not run"."""
     for name, check in (CORPUS if isinstance(subject, Corpus) else CHECKS).items():
         if names and name not in names:
             continue

@@ -20,7 +20,8 @@ ENDS = 100_000  # the most document ends that are checked
 
 @dataclass(frozen=True)
 class Corpus:
-    """The tokens of a training text, of its validation text, and the ids that end a document."""
+    """The tokens of a training text and of its validation text (None without one), and the ids of the tokens that end a
+    document: the input of the doctor's checks of data."""
 
     train: Tokens
     validation: Tokens | None
@@ -36,7 +37,7 @@ def duplicates(c: Corpus) -> Outcome:
 
 
 def ended(c: Corpus) -> Outcome:
-    """Check that each document ends with an end token."""
+    """Check that each document of the training text ends with an end token."""
     starts = c.train.starts(0, len(c.train))
     if not c.end_ids or len(starts) < 2:
         return "not applicable", "the corpus is a single document" if c.end_ids else "no end token is known"
@@ -47,7 +48,7 @@ def ended(c: Corpus) -> Outcome:
 
 
 def dominated(c: Corpus) -> Outcome:
-    """Check that no document has more than the share LARGEST of all tokens."""
+    """Check that no single document makes up most of the training text: its share of the tokens is at most LARGEST."""
     starts = c.train.starts(0, len(c.train))
     lengths = np.diff(np.append(starts, len(c.train)))
     most = int(lengths.argmax())

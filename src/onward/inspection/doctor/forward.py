@@ -65,8 +65,8 @@ def dropout_rates(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
 
 @contextmanager
 def train_mode(s: Subject) -> Iterator[list[tuple[nn.Module, str, float]]]:
-    """Set the model to train mode inside the `with` block, and restore mode, rates and buffers at its end. Yields its
-    dropout rates as (module, name of the attribute, rate); the block may change them."""
+    """Set the model to train mode inside the `with` block, and restore mode, dropout rates and buffers at the end.
+    Yields the dropout rates as (module, name of the attribute, rate); the block may change the rates."""
     rates, buffers = dropout_rates(s.model), [(buffer, buffer.clone()) for buffer in s.model.buffers()]
     try:
         s.model.train()
@@ -81,7 +81,8 @@ def train_mode(s: Subject) -> Iterator[list[tuple[nn.Module, str, float]]]:
 
 
 def modes(s: Subject) -> Outcome:
-    """Check that dropout acts in train mode, and that without it rows and earlier logits stay independent."""
+    """Check that dropout acts in train mode, and that in train mode without dropout rows and earlier logits stay
+    independent of other rows and of later tokens."""
 
     def seeded(tokens: Tensor, seed: int) -> Tensor:
         torch.manual_seed(seed)
@@ -137,8 +138,8 @@ def causal(s: Subject) -> Outcome:
 
 
 def first_different(before: list[Use], after: list[Use], s: Subject, tokens: slice) -> str:
-    """Return the name of the first module whose results (B, T, ...) differ at these tokens between two recordings of
-    `Subject.outputs`; "" if none differs."""
+    """Return the name of the first module whose results (B, T, ...) at the positions `tokens` differ between two
+    recordings of module calls by `Subject.outputs`; "" if none differs."""
     for (name, result, _), (_, changed_result, _) in zip(before, after):
         same = result.shape == changed_result.shape and result.dim() > 1 and result.shape[:2] == s.tokens.shape
         if same and largest((result - changed_result)[:, tokens]) > 1e-4 * max(1e-3, largest(result)):
@@ -158,7 +159,7 @@ def context(s: Subject) -> Outcome:
 
 
 def rows(s: Subject) -> Outcome:
-    """Check that a row has the same logits alone and in a batch."""
+    """Check that a row of tokens has the same logits alone and in a batch."""
     alone = torch.cat([s(row[None]) for row in s.tokens])
     difference = largest(alone - s.logits)
     return verdict(difference <= s.allowed, f"logits of a row alone and in a batch differ by {difference:.1e}")
@@ -179,7 +180,8 @@ def ids(s: Subject) -> Outcome:
 
 
 def shapes(s: Subject) -> Outcome:
-    """Check that token ids of other shapes give logits. A model may refuse shapes with an error that names them."""
+    """Check that token ids of other shapes, such as a single row or a shorter text, give logits. A model may refuse
+    shapes with an error that names them."""
     T = s.tokens.size(1)
     done: list[str] = []
     for rows, length in (1, T), (3, T), (2, 1), (2, T - 1), (1, 2):
@@ -272,8 +274,8 @@ def precision(s: Subject) -> Outcome:
 
 
 def drifted(exact: Tensor, rounded: Tensor) -> float:
-    """Return the median over tokens of the norm of exact - rounded, both (..., D), relative to the variation of `exact`
-    over D."""
+    """Return the median over tokens of the norm of `exact` - `rounded`, hidden vectors (..., D) in two precisions,
+    relative to the variation of `exact` over D."""
     exact, rounded = (x.float() - x.float().mean(-1, keepdim=True) for x in (exact, rounded))
     return float(((exact - rounded).norm(dim=-1) / exact.norm(dim=-1).clamp(min=1e-9)).median())
 

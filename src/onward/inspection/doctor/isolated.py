@@ -24,7 +24,7 @@ GIGABYTE = 1 << 30
 
 def examine_apart(arguments: Mapping[str, Any], seconds: float, gigabytes: float) -> list[dict[str, Any]]:
     """Run all checks in a separate process that may use `seconds` of time and `gigabytes` of memory; returns the
-    findings as tables.
+    findings as dicts. Used for models that are not trusted.
 
     `arguments` are those of `target.subjects_of`. Raises a UserError if the process exceeds the time, ends before its
     last check, or cannot load the model. Output of the model is discarded, and processes that it started are ended.
@@ -59,9 +59,9 @@ def examine_apart(arguments: Mapping[str, Any], seconds: float, gigabytes: float
 
 
 def main(results: str, gigabytes: str, arguments: str) -> None:
-    """Run all checks in this process, which may use `gigabytes` of memory; `arguments` are those of `examine_apart` as
-    JSON. Writes one line of JSON per finding to the file `results`, and a last line that says it is done or holds the
-    error."""
+    """Run all checks in this process, which `examine_apart` started and which may use `gigabytes` of memory;
+    `arguments` are those of `target.subjects_of` as JSON. Writes one line of JSON per finding to the file `results`,
+    and a last line that says it is done or holds the error."""
     from onward.inspection.doctor.checks import examine
     from onward.inspection.doctor.target import subjects_of
 

@@ -44,7 +44,8 @@ def targets(s: Subject) -> Outcome:
 
 
 def share_equal(batches: list[tuple[Tensor, Tensor]], offset: int) -> float:
-    """Return the share of counted targets at i that equal the token at i + offset."""
+    """Return the share of the targets at position i of `batches`, pairs of token ids and targets, that equal the token
+    at position i + `offset`. Ignored targets are not counted."""
     equal = total = 0
     for tokens, wanted in batches:
         span = tokens.size(1) - abs(offset)
@@ -55,7 +56,7 @@ def share_equal(batches: list[tuple[Tensor, Tensor]], offset: int) -> float:
 
 
 def loss(s: Subject) -> Outcome:
-    """Check that the loss is the cross-entropy of the next token."""
+    """Check that the loss is the cross-entropy of each position's logits and the next token."""
     wanted = spread_targets(s)
     theirs = s.loss(s.logits, wanted)
     if theirs is None:
@@ -94,7 +95,7 @@ def spread_targets(s: Subject) -> Tensor:
 
 def mistakes(z: Tensor, wanted: Tensor, expected: float) -> dict[str, float]:
     """Return the values that the loss would have under the usual mistakes, by a description of the mistake. `z` are
-    logits (B, T, V), `wanted` targets (B, T), and `expected` is the right value."""
+    logits (B, T, V), `wanted` targets (B, T), and `expected` is the value of the correct loss."""
     values = {f"the loss of targets at offset {k}": float(cross_entropy(z, wanted, k)) for k in (-1, 0, 1, 2)}
     values["the loss over the wrong axis, with (B, T, V) viewed as (B, V, T)"] = float(
         F.cross_entropy(z.reshape(z.size(0), z.size(2), z.size(1)).float(), wanted)
@@ -129,7 +130,7 @@ def ignored(s: Subject, wanted: Tensor, right: int, what: str) -> Outcome:
 
 
 def first_loss(s: Subject) -> Outcome:
-    """Check that the first loss is about that of a uniform guess."""
+    """Check that the loss before training is about that of a uniform guess."""
     if not s.fresh:
         return "not applicable", NOT_FRESH
     value, uniform = float(cross_entropy(s.logits, s.tokens, 1)), math.log(s.vocab_size)
@@ -164,8 +165,8 @@ def gradients(s: Subject) -> Outcome:
 
 
 def unread(s: Subject, name: str, gradient: Tensor) -> bool:
-    """Return whether a contiguous quarter of the rows or columns of a linear layer's weight (`name`) gets no gradient,
-    such as the value part of packed projections."""
+    """Return whether a contiguous quarter of the rows or columns of a linear layer's weight gets no gradient, such as
+    the value part of packed projections. `name` is the weight's name, `gradient` its gradient."""
     if not isinstance(s.model.get_submodule(name.rpartition(".")[0]), nn.Linear) or gradient.dim() != 2:
         return False
     if re.search("expert|rout|gate", name):

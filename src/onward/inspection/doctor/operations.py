@@ -30,8 +30,8 @@ LOOKUPS = "embedding", "index", "index_select"
 
 @dataclass(eq=False)
 class Linear:
-    """A recorded product of an input with a weight: the input, the weight, the result and the module that computed
-    it."""
+    """A recorded matrix product with a weight of the model: the input, the weight, the result and the module that
+    computed it."""
 
     given: Tensor
     weight: Tensor
@@ -43,8 +43,8 @@ class Linear:
 
 @dataclass(eq=False)
 class Attention:
-    """A recorded computation of attention: a product of attention weights and values, with the product of queries and
-    keys before it."""
+    """A recorded computation of attention: the product of attention weights and values, and the product of queries and
+    keys from which the weights were computed."""
 
     module: str
     queries: Tensor  # (H, T, E), as passed to the product
@@ -72,7 +72,8 @@ def is_continuous(x: Tensor) -> bool:
 
 
 class Operations(TorchDispatchMode):
-    """A dispatch mode that records the operations of one forward over a text (1, T), in which `length` is T."""
+    """A PyTorch dispatch mode that records the products, sums and attentions of one forward pass over a text (1, T);
+    `length` is T."""
 
     def __init__(self, model: nn.Module, length: int) -> None:
         super().__init__()
@@ -107,7 +108,7 @@ class Operations(TorchDispatchMode):
         return id(x) in self.weights or x.untyped_storage().data_ptr() in self.storages
 
     def note(self, name: str, given: list[Tensor], out: Tensor) -> None:
-        """Record one operation, given its name, its tensor arguments and its result."""
+        """Record one tensor operation: its `name`, its tensor arguments `given` and its result `out`."""
         self.alive += [*given, out]
         floats = [x for x in given if is_continuous(x)]
         if name in LOOKUPS and floats and self.is_weight(floats[0]):
@@ -125,11 +126,12 @@ class Operations(TorchDispatchMode):
             self.sums.append(Sum(floats[0], floats[1], out, self.current_module()))
 
     def current_module(self) -> str:
-        """Return the name of the module that runs now; "" for the model."""
+        """Return the name of the module whose forward runs now; "" for the model itself."""
         return self.module[-1] if self.module else ""
 
     def product(self, left: Tensor, right: Tensor, out: Tensor) -> None:
-        """Record a product of two tensors: with a weight, of queries and keys, or of attention weights and values."""
+        """Record a product of the tensors `left` and `right` with the result `out`: with a weight, of queries and keys,
+        or of attention weights and values."""
         weights = self.is_weight(left), self.is_weight(right)
         if sum(weights) == 1:
             x, weight = (right, left) if weights[0] else (left, right)
@@ -194,7 +196,8 @@ class Operations(TorchDispatchMode):
             self.mark_read(x)
 
     def mark_read(self, *tensors: Tensor) -> None:
-        """Mark the products with these results as read by an operation that is no product with a weight."""
+        """Mark the recorded products whose results are these tensors as read by an operation other than a product with
+        a weight."""
         for x in tensors:
             if id(x) in self.direct:
                 self.direct[id(x)].read = True
@@ -238,7 +241,8 @@ def operations(s: Subject, tokens: Tensor) -> Operations:
 
 @contextmanager
 def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
-    """Replace each parameter p by new(p) inside the `with` block, unless that is None, and restore it at the end."""
+    """Replace each parameter p of a model by new(p) inside the `with` block, and restore it at the end. A parameter for
+    which new(p) is None stays unchanged."""
     kept: list[tuple[Tensor, Tensor]] = []
     try:
         with torch.no_grad():
@@ -255,9 +259,9 @@ def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterato
 
 
 def loud(s: Subject, gain: float = 1.5) -> Any:
-    """Rescale the weights inside the `with` block so that every part of the model has a visible effect: each matrix
-    multiplies the size of vectors by about `gain`, and none is zero. In a fresh model scores and branches are near
-    0, and many mistakes are smaller than rounding."""
+    """Rescale the model's weights inside the `with` block so that every part has a visible effect: each matrix
+    multiplies the size of vectors by about `gain`, and no parameter is zero. In a fresh model scores and branches are
+    near 0, and many mistakes are smaller than rounding."""
     generator = torch.Generator().manual_seed(2)
 
     def new(p: Tensor) -> Tensor | None:

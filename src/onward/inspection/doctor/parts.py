@@ -53,7 +53,8 @@ def width(module: nn.Module) -> int:
 
 
 def number(module: nn.Module, names: Sequence[str]) -> int:
-    """Return the first attribute of a module, among these names, that is a positive integer; 0 if there is none."""
+    """Return the first attribute of a module, among these `names`, that is a positive integer, such as a number of
+    heads; 0 if there is none."""
     return next((value for name in names if isinstance(value := getattr(module, name, None), int) and value > 0), 0)
 
 
@@ -103,8 +104,8 @@ def experts(s: Subject) -> Outcome:
 
 
 def replaced(s: Subject, module: nn.Module, items: nn.ModuleList, value: float) -> Tensor | None:
-    """Run the model on the subject's tokens with each of the submodules `items` returning the constant `value`; return
-    the first result of `module`, or None if it is not called or returns no tensor."""
+    """Run the model on the subject's tokens while each of the submodules `items` of `module` returns the constant
+    `value`. Returns the first result of `module`, or None if it is not called or returns no tensor."""
     inputs: list[Tensor] = []
     fill = lambda item, args, result: torch.full_like(result, value)
     record = lambda module, args, result: inputs.append(result[0] if isinstance(result, tuple) else result)

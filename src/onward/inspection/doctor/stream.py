@@ -28,8 +28,8 @@ NO_TEXT = "every short text length divides a width of the model, so shapes are a
 
 
 def traced(s: Subject) -> Operations | None:
-    """Record the operations of a forward of a random text, with all weights enlarged (`loud`). The result is kept for
-    other checks; None if every text length divides a width of the model."""
+    """Record the operations of a forward pass of the model on a random text, with all weights enlarged. The result is
+    stored for other checks; None if every text length divides a width of the model."""
     if "traced" not in s.memo:
         T = length_of_texts(s)
         with loud(s):
@@ -38,7 +38,7 @@ def traced(s: Subject) -> Operations | None:
 
 
 def head_of(ops: Operations, s: Subject) -> Linear | None:
-    """Return the recorded product with a weight that computes the logits; None if there is none."""
+    """Return the recorded matrix product that computes the logits; None if there is none."""
     return next((x for x in reversed(ops.linears) if x.result.size(-1) >= s.vocab_size), None)
 
 
@@ -125,8 +125,8 @@ ACTIVATIONS = "torch.nn.modules.activation", "transformers.activations"
 
 
 def reach(s: Subject) -> Outcome:
-    """Check that the range of the logits is not limited: with the weight of the head scaled up, they become large,
-    positive and negative."""
+    """Check that the range of the logits is not limited, as by a final tanh or ReLU: with the weight of the head scaled
+    up, they become large, positive and negative."""
     ops = traced(s)
     head = head_of(ops, s) if ops else None
     if not head:

@@ -34,7 +34,7 @@ TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float64: 1e-10}  #
 
 
 class About(TypedDict, total=False):
-    """Optional facts about the model to check, as keyword arguments of `doctor`."""
+    """Optional facts about the model to check, such as its loss, as keyword arguments of `doctor`."""
 
     vocab_size: Annotated[int, Range(1, 1 << 31)]  # number of token ids; default: the number of logits
     context_length: Annotated[
@@ -55,8 +55,8 @@ class About(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Cache:
-    """An empty key/value cache of the model for one text: `step` takes the next token ids (1, S) and returns their
-    logits."""
+    """An empty key/value cache of the model to check, for one text: `step` takes the next token ids (1, S) and returns
+    their logits."""
 
     step: Step
     crop: Callable[[int], object] | None = None  # rolls the cache back to a length
@@ -72,8 +72,8 @@ class Use(NamedTuple):
 
 
 class ReachedError(BaseException):
-    """Ends a run of the model at a module; not an Exception, so that `except Exception` in a model does not catch
-    it."""
+    """Ends a forward pass early, at a certain module. It is not an Exception, so that `except Exception` in a model
+    does not catch it."""
 
 
 class Subject:
@@ -156,8 +156,8 @@ class Subject:
         raise UserError(f"{cause}; if its context is shorter, give --context-length") from cause
 
     def checked_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return a batch of the user on the model's device. Raises a UserError unless it is a pair of token ids and
-        targets, (B, T) each."""
+        """Return a batch that the user supplied, on the model's device. Raises a UserError unless it is a pair of token
+        ids and targets, (B, T) each."""
         pair = isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(x, Tensor) for x in batch)
         if not pair or batch[0].dim() != 2 or batch[0].shape != batch[1].shape or batch[0].is_floating_point():
             shapes = [tuple(x.shape) for x in batch if isinstance(x, Tensor)] if isinstance(batch, Sequence) else batch
@@ -169,18 +169,18 @@ class Subject:
         return batch[0].to(self.device), batch[1].to(self.device)
 
     def attribute(self, *names: str) -> Any:
-        """Return the first attribute of the model or its config with one of these names, in their order; None if there
+        """Return the first existing attribute of the model or its config among `names`, in their order; None if there
         is none."""
         holders = self.model, getattr(self.model, "config", None)
         return next((getattr(h, name) for name in names for h in holders if getattr(h, name, None) is not None), None)
 
     def parameter(self, *names: str) -> str:
-        """Return the name of the first parameter of the model's `forward` among these names; "" if there is none."""
+        """Return the first of `names` that is a parameter of the model's `forward`; "" if there is none."""
         known = () if self.adapter else inspect.signature(self.model.forward).parameters
         return next((name for name in names if name in known), "")
 
     def declares(self, pattern: str) -> list[float]:
-        """Return the numbers in the model's config whose field names match a pattern."""
+        """Return the numbers in the model's config whose field names match the regular expression `pattern`."""
         text = repr(getattr(self.model, "config", ""))
         return [float(x) for x in re.findall(rf"\w*(?:{pattern})\w*['\"]?[=:] ?(\d+\.?\d*(?:e-?\d+)?)", text)]
 
@@ -200,7 +200,7 @@ class Subject:
         return loss if isinstance(loss, Tensor) and loss.dim() == 0 else None
 
     def new_cache(self) -> Cache | None:
-        """Create an empty cache; returns None if the doctor knows no cache of the model.
+        """Create an empty key/value cache for the model; None if the doctor finds none that it knows.
 
         Known caches are the user's, Onward's, that of transformers, and a parameter `cache` of `forward` with a method
         `new_cache()`.
@@ -245,18 +245,19 @@ class Subject:
 
     @cached_property
     def later(self) -> Tensor:
-        """The token ids (2, T), with those from the middle on replaced by others."""
+        """The subject's token ids (2, T) with all tokens from the middle on replaced, to test whether later tokens
+        change earlier logits."""
         half = self.tokens.size(1) // 2
         return torch.cat([self.tokens[:, :half], (self.tokens[:, half:] + 1) % self.vocab_size], 1)
 
     def leak(self, logits: Tensor, of_later: Tensor) -> float:
-        """Return the largest difference between `logits` and `of_later`, the logits of `later`, before the middle of
-        the text."""
+        """Return the largest difference, before the middle of the text, between `logits` and `of_later`, the logits of
+        the tokens `later`, which differ from the middle on."""
         return float((logits - of_later)[:, : self.tokens.size(1) // 2].abs().max())
 
     @cached_property
     def is_causal(self) -> bool:
-        """Whether later tokens leave all earlier logits unchanged, in eval mode."""
+        """Whether changing later tokens leaves all earlier logits unchanged, in eval mode."""
         with torch.no_grad():
             return self.leak(self.logits, self(self.later)) <= self.allowed
 
@@ -279,7 +280,8 @@ class Subject:
             yield uses
 
     def given_to(self, module: nn.Module, tokens: Tensor) -> Tensor | None:
-        """Run the model up to a module, and return the first argument of that module; None if it is not called."""
+        """Run the model on `tokens` up to a module, and return the first argument of that module; None if it is not
+        called."""
         tensors: list[Tensor] = []
 
         def stop(module: nn.Module, args: tuple[Any, ...]) -> NoReturn:
@@ -310,7 +312,7 @@ class Subject:
 
 @contextmanager
 def hooked(handles: Iterable[Any]) -> Iterator[None]:
-    """Remove these hooks, given by their handles, at the end of the `with` block."""
+    """Remove the module hooks with these handles at the end of the `with` block."""
     handles = list(handles)
     try:
         yield

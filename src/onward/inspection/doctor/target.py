@@ -44,7 +44,7 @@ def subjects_of(
     vocab_size: int = 0,
     context_length: int = 0,
 ) -> list[Subject | Corpus]:
-    """Load the subjects (models or corpora to check) that a target names.
+    """Load the subjects (models or corpora to check) that `target`, the argument of `onward doctor`, names.
 
     The folder of a run is a model and the texts that it was trained on. FILE.py:NAME and MODULE:NAME name a model, or a
     class or function that is called with `kwargs` (JSON) and returns a fresh model. `adapter`, `loss`, `cache`, `train`
@@ -78,7 +78,7 @@ def subjects_of(
 
 
 def loaded(path: Path) -> nn.Module:
-    """Load the model in a folder: by Onward, or by transformers if Onward does not support its family. Raises a
+    """Load the model in a folder: with Onward, or with transformers if Onward does not support its family. Raises a
     UserError if neither can load it."""
     try:
         return load_model(path)[0]
@@ -140,8 +140,8 @@ def made(target: str, kwargs: str) -> tuple[nn.Module, bool]:
 
 
 def named(target: str, what: str) -> Any:
-    """Import FILE.py or MODULE of a target FILE.py:NAME or MODULE:NAME, and return its attribute NAME. Raises a
-    UserError if it does not exist; `what` names the target in the message."""
+    """Import the FILE.py or MODULE of a target FILE.py:NAME or MODULE:NAME, and return its attribute NAME. Raises a
+    UserError if that does not exist; the message calls the target `what`."""
     source, _, name = target.rpartition(":")
     if not source:
         raise UserError(f"{what} is {target!r}: name it as FILE.py:NAME or MODULE:NAME")

@@ -71,8 +71,8 @@ def tokenizer(s: Subject) -> Outcome:
 
 
 def chat_template(s: Subject) -> Outcome:
-    """Check that the prompt of generation equals the beginning of a trained conversation, and that trained answers end
-    with an end token."""
+    """Check that the prompt of generation equals the beginning of a conversation as it is formatted for training, and
+    that trained answers end with an end token."""
     if not isinstance(s.tokenizer, Tokenizer) or not s.tokenizer.templates:
         return "not applicable", "no tokenizer with a chat template is given"
     question, answer = {"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Good day."}

@@ -28,7 +28,7 @@ NO_BATCHES = "no batches are given: --batches"
 
 
 def padded(s: Subject) -> Outcome:
-    """Check that targets in runs of one repeated token at the ends of rows, such as padding, do not count."""
+    """Check that the loss ignores the targets in runs of one repeated token at the ends of rows, such as padding."""
     if not s.batches:
         return "not applicable", NO_BATCHES
     ends: dict[int, int] = {}  # number of rows that end with a run of this token
@@ -108,8 +108,8 @@ def held_out(s: Subject) -> Outcome:
 
 
 class Watch:
-    """Records, for the parameters of a model in training, the gradients of each backward pass and the gradients that
-    the optimizer receives in each step."""
+    """Records the gradients of a model in the user's training function: those of each backward pass, and those that the
+    optimizer receives in each step."""
 
     def __init__(self, model: nn.Module) -> None:
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -121,7 +121,7 @@ class Watch:
         self.eval = False
 
     def gradient(self, name: str) -> Callable[[Tensor], None]:
-        """Return a hook that adds each gradient of the parameter with this name."""
+        """Return a tensor hook that records each gradient of the parameter named `name`."""
 
         def hook(gradient: Tensor) -> None:
             self.backward += 1
@@ -131,8 +131,8 @@ class Watch:
         return hook
 
     def step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Compare the gradients that the optimizer receives with those of the backward passes: a hook called before
-        each step. Raises a ReachedError after STEPS steps, which ends the training."""
+        """Compare the gradients that the optimizer receives with those of the backward passes. It is a hook that
+        PyTorch calls before each optimizer step. Raises a ReachedError after STEPS steps, which ends the training."""
         received = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not received & {id(p) for p in self.trained.values()}:
             return
@@ -148,7 +148,7 @@ class Watch:
         self.steps += 1
 
     def all(self) -> list[Tensor]:
-        """Return all trainable parameters."""
+        """Return all trainable parameters of the watched model."""
         return [*self.trained.values()]
 
 
@@ -162,7 +162,7 @@ def stopped() -> Iterator[None]:
 
 
 def step(s: Subject) -> Outcome:
-    """Check the user's training function: it takes steps with the gradients of the last backward passes, in train
+    """Check that the user's training function takes steps with the gradients of the last backward passes, in train
     mode."""
     train = s.about.get("train")
     if train is None:
