@@ -46,6 +46,7 @@ class FinetuneConfig(RunConfig, ExampleOptions):
         *("label_smoothing", "z_loss", "loss_chunk"),  # which are fields of methods
     )
 
+    learning_rate: NotNegative | None = None  # peak; none: a constant of the method divided by d_model
     optimizer: str = "adamw"  # adamw, muon (for matrices, with AdamW for the rest) or module:Class of a library
     weight_decay: NotNegative = 0.0  # weight decay of matrices; norms and biases have none
     out: str = ""  # folder of the run; "": runs/ followed by the names of the model and the method
