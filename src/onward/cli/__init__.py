@@ -140,8 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sentence(error: Exception, words: Sequence[str]) -> str | None:
-    """Return the one-sentence message for an exception; None if the exception is not a mistake of the user. `words` is
-    the command line, whose options the message names."""
+    """Return the one-sentence message for an exception; None if the exception is not a mistake of the user. `words` are
+    the words of the command line, whose options the message names."""
     from onward.cli.shared.options import with_flags
     from onward.cli.shared.output import printable, shortened
     from onward.errors import UserError

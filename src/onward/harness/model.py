@@ -37,11 +37,11 @@ class Truncated(UserWarning):
 
 @register_model("onward")
 class HarnessModel(TemplateLM):
-    """A model of Onward, as lm-evaluation-harness calls it.
+    """A model of Onward behind the interface of lm-evaluation-harness.
 
     `path` is a folder, a GGUF file, the folder of an adapter, a name on the hub, or a loaded model; `dtype`, `device`,
-    `quantize`, `adapter_folder`, `rope` and `revision` are those of `onward.load`. Results in `kept` are used, and new
-    ones added to it.
+    `quantize`, `adapter_folder`, `rope` and `revision` are those of `onward.load`. `kept` stores results: requests that
+    it contains are not computed again, and new results are added.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        """The tokens of the model's context."""
+        """The context length of the model in tokens."""
         return self.lm.config.context_length
 
     @property
@@ -108,8 +108,8 @@ class HarnessModel(TemplateLM):
         return self.text.templates.get("default", "") if chat_template else None
 
     def apply_chat_template(self, chat_history: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """Return messages as a text; without a generation prompt it ends within the last message. A system message is
-        left out if the template has none."""
+        """Format messages as a text by the chat template. Without a generation prompt the text ends right after the
+        content of the last message. A system message is left out if the template has none."""
         chat, last = chat_of(self.text), str(chat_history[-1]["content"]).strip()
         try:
             text = chat.text(chat_history, add_generation_prompt, {})
@@ -122,11 +122,12 @@ class HarnessModel(TemplateLM):
         return str.__getitem__(text, slice(end))
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """Encode a text, with or without the control tokens that the tokenizer adds."""
+        """Encode a text as token ids, if `special` with the control tokens that the tokenizer adds."""
         return self.text.encoded(self.inner.encode, utf8(text), add_special_tokens=special).ids
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Encode a text, by default with the control tokens of the tokenizer unless it begins with one."""
+        """Encode a text as token ids. By default the tokenizer adds its control tokens unless the text begins with
+        one."""
         if add_special_tokens is None:
             add_special_tokens = not string.startswith(self.text.piece(self.prefix_token_id))
         return self.encoded(string, add_special_tokens)
@@ -186,7 +187,8 @@ class HarnessModel(TemplateLM):
         return GenerationOptions(max_new_tokens=most, stop_when=ends, seed=SEED, **values)
 
     def cut(self, tokens: list[int], options: GenerationOptions) -> str:
-        """Decode an answer as lm-evaluation-harness does, without its context, up to the first stop string."""
+        """Decode an answer's tokens without their context, as lm-evaluation-harness does, up to the first stop
+        string."""
         text = self.text.decode(tokens)
         for stop in options.stop_when.texts if isinstance(options.stop_when, Ends) else ():
             text = text.split(stop)[0]
@@ -199,7 +201,7 @@ class HarnessModel(TemplateLM):
         return not self.text.decode([first]).startswith(" ") if (first := next(spaced, None)) is not None else False
 
     def warn_of_length(self, lengths: Sequence[int], room: int) -> None:
-        """Warn of prompts that are longer than `room` tokens."""
+        """Warn if some prompts, whose numbers of tokens are `lengths`, are longer than `room` tokens."""
         if count := sum(length > room for length in lengths):
             warnings.warn(
                 Truncated(
@@ -212,8 +214,8 @@ class HarnessModel(TemplateLM):
 
 @dataclass(frozen=True)
 class Ends:
-    """A stopping condition of generation: says whether an answer, decoded without its context, contains a stop
-    string."""
+    """A stopping condition of generation: whether an answer, decoded without its context, contains one of the stop
+    strings `texts`."""
 
     texts: tuple[str, ...]
     strips: bool  # whether to ignore the space before the first token

@@ -52,11 +52,11 @@ def run_harness(
     kept: Kept | None = None,
     progress: Progress = silent,
 ) -> HarnessResults:
-    """Run tasks of lm-evaluation-harness, by name or as .yaml files.
+    """Run tasks of lm-evaluation-harness, given by name or as .yaml files, on a model.
 
-    `limit` is the most questions of a task, `examples` the number of solved ones before each; `chat` asks them by the
-    chat template. With `graded` the questions and their grades are returned, too. Results in `kept` are used, and new
-    ones added to it. Raises a UserError for an unknown name.
+    `limit` is the most questions of a task, `examples` the number of solved questions before each; `chat` asks the
+    questions in the chat template. With `graded` the questions and their grades are returned, too. `kept` stores
+    results: requests that it contains are not computed again. Raises a UserError for an unknown name.
     """
     manager = TaskManager(include_defaults=not all(task.endswith(ENDINGS) for task in tasks))
     known = set(manager.all_tasks)
@@ -80,15 +80,16 @@ def run_harness(
 
 
 def under(task: str, progress: Progress, kind: str, done: int, total: int) -> None:
-    """Report `done` of `total` requests of a `kind` to `progress`, under the name of their task."""
+    """Report progress under the name of the task: `done` of `total` requests are finished. `kind`, the kind of the
+    requests, is ignored."""
     progress(task, done, total)
 
 
 def run_one(
     model: HarnessModel, task: str, manager: TaskManager, examples: int, limit: int, chat: bool, samples: bool
 ) -> dict[str, Any]:
-    """Run one task or group of tasks; return the results of lm-evaluation-harness and, with `samples`, each
-    question."""
+    """Run one task or group of tasks, a name or a .yaml file, with `examples` solved questions before each of at most
+    `limit` questions. Returns the results of lm-evaluation-harness and, with `samples`, each question."""
     if task.endswith(ENDINGS):
         check_file(Path(task))
     try:
@@ -112,7 +113,8 @@ def run_one(
 
 
 def rows_of(task: str, metrics: Mapping[str, Any], examples: int) -> list[dict[str, Any]]:
-    """Return the metrics of a task as rows, each with its standard error."""
+    """Return the metrics of a task, by name, as rows, each with its standard error. `examples` is the number of solved
+    questions before each question."""
     rows = []
     for name, value in metrics.items():
         metric, _, _ = name.partition(",")
@@ -123,8 +125,9 @@ def rows_of(task: str, metrics: Mapping[str, Any], examples: int) -> list[dict[s
 
 
 def graded_of(row: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> GradedQuestions | None:
-    """Return the questions behind a row of metrics, each with its grade and all texts of its document, such as passage,
-    question and choices; None if the metric is not a mean over questions."""
+    """Return the questions behind a row of metrics, from `samples`, the log of lm-evaluation-harness: each with its
+    grade and all texts of its document, such as passage, question and choices. None if the metric is not a mean over
+    questions."""
     first = [one for one in samples if one["filter"] == samples[0]["filter"]]
     grades = [float(grade) for one in first if isinstance(grade := one.get(row["metric"]), int | float)]
     if not grades or len(grades) < len(first):
@@ -136,7 +139,7 @@ def graded_of(row: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> G
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Yield all strings in a value of a task's document, nested or not."""
+    """Yield all strings in a value of a task's document: a string, or a dict or list that may be nested."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -145,7 +148,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def reason(task: str, failure: Exception) -> str:
-    """Return the sentence that says why a task failed."""
+    """Return a sentence that says why a task failed with the exception `failure`."""
     text = " ".join(str(failure).split())[:300] or type(failure).__name__
     if "marked as unsafe" in text:
         return f"{task} runs programs in no sandbox: ask its questions by --tasks programs:FILE --run-code"
@@ -161,7 +164,8 @@ def reason(task: str, failure: Exception) -> str:
 
 
 def check_file(file: Path) -> None:
-    """Raise a UserError, with the line, for a .yaml file that is no YAML, or has a key that tasks lack."""
+    """Raise a UserError, which names the line, for a task's .yaml file that is not valid YAML or has a key unknown for
+    tasks."""
     try:
         root = yaml.compose(file.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:

@@ -60,9 +60,9 @@ def cells(text: str) -> list[Cell]:
 
 
 def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
-    """Run a block of code, with `onward` as the function that runs an Onward command; return the exit status of its
-    last command, 0 for Python. Python blocks share the variables `names`. Of a shell block, the commands `onward` and
-    `python` are run, until one fails with a user's mistake."""
+    """Run a block of code from a page; return the exit status of its last command, 0 for Python. Python blocks share
+    the variables `names`. In a shell block, only the commands `onward`, run by the function `onward`, and `python` are
+    run, until one ends with status 2, a mistake of the user."""
     if cell.kind == "python":
         exec(compile(cell.code, "<page>", "exec", dont_inherit=True), names)
         return 0
@@ -87,8 +87,8 @@ def fails(cell: Cell, status: int) -> bool:
 
 
 def output(cell: Cell, names: dict[str, object], onward: Command) -> str:
-    """Run a block of code; return the text that it prints: on standard output and, if a command fails with a user's
-    mistake, the error. Arguments as of `run`."""
+    """Run a block of code from a page, with the arguments of `run`; return the text that it prints on standard output
+    and, if a command ends with a user's mistake, the error."""
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         status = run(cell, names, onward)
@@ -99,9 +99,9 @@ def output(cell: Cell, names: dict[str, object], onward: Command) -> str:
 
 
 def difference(cell: Cell, got: str) -> str:
-    """Compare `got`, the output of a block, with the output that its page shows; return the first difference, "" if
-    none. Blank space and the bars of pictures may differ, and numbers by `percent` or by one unit of their last
-    digit."""
+    """Compare `got`, the new output of a block, with the output that its page shows; return a sentence on the first
+    difference, "" if there is none. Blank space and the bars of pictures may differ, and numbers by `percent` or by one
+    unit of their last digit."""
     if cell.output is None or cell.varies:
         return ""
     shown, printed = (NUMBER.split(" ".join(text.replace(BAR, "").split())) for text in (cell.output, got))
@@ -114,8 +114,8 @@ def difference(cell: Cell, got: str) -> str:
 
 
 def near(shown: str, printed: str, percent: float) -> bool:
-    """Return whether two numbers, given as text, differ by at most `percent`, or by one unit of the last digit that is
-    shown."""
+    """Return whether the numbers `shown` and `printed`, given as text, differ by at most `percent`, or by one unit of
+    the last digit of `shown`."""
     one, other = (float(text.replace(",", "").replace("−", "-")) for text in (shown, printed))
     digits, _, exponent = shown.partition("e")
     unit = 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
@@ -123,8 +123,8 @@ def near(shown: str, printed: str, percent: float) -> bool:
 
 
 def rewritten(text: str, outputs: Sequence[str]) -> str:
-    """Return the Markdown of a page with new outputs, one for each block; a block that shows no output still shows
-    none."""
+    """Return the Markdown `text` of a page with new outputs, one for each block of code; a block that shows no output
+    still shows none."""
     rest = iter(outputs)
 
     def replaced(match: re.Match[str]) -> str:

@@ -33,19 +33,19 @@ class Chapter:
 
     @property
     def alone(self) -> str:
-        """The Markdown for a reader who has only this page: a link to another file becomes its path, and a link to a
-        chapter plain text."""
+        """The Markdown of the chapter for a reader who has only this page: a link to another file becomes its path, and
+        a link to a chapter plain text."""
         path = lambda match: f"`{normpath(f'docs/{match[3]}')}`" if match[2] else match[1]
         return LINK.sub(path, self.text)
 
     def picture(self, name: str) -> str:
-        """Return a picture of the page, an SVG file, as a data URL that contains it."""
+        """Return the SVG file `name`, a picture of the chapter, as a data URL that contains it."""
         content = (self.path.parent / name).read_bytes()
         return f"data:image/svg+xml;base64,{b64encode(content).decode()}"
 
     @property
     def minutes(self) -> bool:
-        """Whether its code takes minutes: the page begins with `<!-- long -->`."""
+        """Whether the chapter's code takes minutes to run: the page begins with `<!-- long -->`."""
         return self.text.startswith("<!-- long -->")
 
 
@@ -66,7 +66,7 @@ def chapters() -> Sequence[Chapter]:
 
 
 def find_chapter(number: int) -> Chapter:
-    """Return a chapter by its number. Raises a UserError if there is none."""
+    """Return the chapter of the course with a number. Raises a UserError if there is none."""
     matching = [chapter for chapter in chapters() if chapter.number == number]
     if not matching:
         raise UserError(f"there is no chapter {number}: choose {', '.join(str(c.number) for c in chapters())}")

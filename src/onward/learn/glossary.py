@@ -12,7 +12,8 @@ FILE = Path(__file__).parent / "glossary.toml"
 
 @dataclass(frozen=True)
 class Entry:
-    """A term of the glossary: its name, meaning, chapter and name in the code."""
+    """A term of the glossary: its name, its meaning in one sentence, the chapter that teaches it and its name in the
+    code."""
 
     name: str
     text: str  # one sentence
@@ -23,27 +24,27 @@ class Entry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names of the term: its own and the alternative ones by which it can be found."""
+        """All names of the term, under which `find` finds it: its own and the alternative ones."""
         return (self.name, *self.also)
 
 
 @cache
 def glossary() -> Sequence[Entry]:
-    """Return all entries, in the order of their names."""
+    """Return all entries of the glossary, sorted by name."""
     with FILE.open("rb") as file:
         rows = tomllib.load(file)["term"]
     return sorted((Entry(**row | {"also": tuple(row.get("also", ()))}) for row in rows), key=lambda e: e.name.lower())
 
 
 def plain(name: str) -> str:
-    """Return a name without case, blanks, hyphens and underscores, so that CausalSelfAttention is causal
-    self-attention."""
+    """Return a name in lower case without blanks, hyphens and underscores, so that a search for CausalSelfAttention
+    finds causal self-attention."""
     return "".join(c for c in name.lower() if c.isalnum())
 
 
 def find(word: str) -> list[Entry]:
-    """Return the entries with exactly the name `word` or, if there are none, those with a name in which a word begins
-    with `word`."""
+    """Return the glossary entries with exactly the name `word` or, if there are none, the entries with a name that
+    contains a word beginning with `word`."""
     exact = [entry for entry in glossary() if plain(word) in map(plain, entry.names)]
     if exact or len(plain(word)) < 3:
         return exact
@@ -51,7 +52,7 @@ def find(word: str) -> list[Entry]:
 
 
 def nearest_terms(word: str) -> str:
-    """Return a sentence that names the terms most similar to an unknown word."""
+    """Return a sentence that names the glossary terms most similar to an unknown word, for an error message."""
     names = {plain(name): name for entry in glossary() for name in entry.names}
     close = [names[one] for one in get_close_matches(plain(word), names, 3, cutoff=0.55)]
     return f"did you mean {' or '.join(close)}?" if close else "onward learn lists the chapters"

@@ -16,8 +16,8 @@ ABOUT = "*Chapter {} of `onward learn` as a notebook. Open it where `onward` is 
 
 
 def notebook(chapter: Chapter) -> str:
-    """Return a chapter as the text of an .ipynb file. A shell block becomes a cell with `%%sh`, and a picture the
-    output of a cell that shows its file; answers to exercises are collapsed."""
+    """Return a chapter of the course as the text of an .ipynb file. A shell block becomes a cell with `%%sh`, and a
+    picture the output of a cell that shows its file; answers to exercises are collapsed."""
     cells = [{"id": f"cell-{i}", **cell} for i, cell in enumerate(notebook_cells(chapter))]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}, "title": chapter.title}
@@ -54,15 +54,15 @@ def block_cell(cell: Cell, metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def picture_cell(name: str, address: str) -> dict[str, Any]:
-    """Return a cell that shows the file of a picture; its output shows the picture of the page. That output is HTML,
-    since Jupyter shows an SVG only after the cell has run."""
+    """Return a notebook cell whose code shows the SVG file `name`, and whose output already shows the picture at
+    `address`, a data URL. The output is HTML, since Jupyter shows an SVG only after the cell has run."""
     data = {"text/html": f'<img src="{address}">', "text/plain": f"<{name}>"}
     shown = {"output_type": "execute_result", "execution_count": None, "metadata": {}, "data": data}
     return code_cell(f'from IPython.display import SVG\n\nSVG("{name}")', [shown], {})
 
 
 def code_cell(source: str, outputs: list[dict[str, Any]], metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return a cell of code."""
+    """Return a notebook cell of code as a JSON object."""
     return {
         "cell_type": "code",
         "execution_count": None,

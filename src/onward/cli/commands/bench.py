@@ -205,8 +205,8 @@ def train(options: Options, batches: Sequence[int]) -> None:
 
 
 def words(text: str, known: Sequence[str], name: str) -> list[Any]:
-    """Split a text such as `a,b` at its commas. Raises a UserError for a word that is not in `known`; `name` is the
-    option."""
+    """Split the value of an option, such as `a,b`, at its commas. Raises a UserError for a word that is not in `known`;
+    `name` is the name of the option."""
     from onward.fields import nearest
 
     names = [word.strip() for word in text.split(",")]
@@ -217,7 +217,7 @@ def words(text: str, known: Sequence[str], name: str) -> list[Any]:
 
 
 def numbers(text: str) -> list[int]:
-    """Parse an option that lists batch sizes, such as `1,16`."""
+    """Parse the value of an option that lists batch sizes, such as `1,16`."""
     values = [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")]
     if not all(1 <= number <= 4096 for number in values):
         raise UserError(f"batch is {text!r}: write numbers of rows from 1 to 4096, such as 1,16")

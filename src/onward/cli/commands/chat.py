@@ -102,8 +102,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 class Conversation:
-    """A conversation with a model: its messages, the settings, and the cache with the keys and values of the
-    messages."""
+    """A conversation with a model in the terminal: its messages, the settings, and the KV cache of the messages."""
 
     def __init__(self, lm: "LanguageModel", options: Options) -> None:
         self.lm, self.options = lm, options
@@ -115,7 +114,7 @@ class Conversation:
         self.finish_reason = ""  # of the last answer; empty if it was interrupted
 
     def empty_cache(self) -> "ConversationCache":
-        """Make an empty cache that grows with the conversation."""
+        """Create an empty KV cache that grows with the conversation."""
         from onward.generation.cache.conversation import ConversationCache
         from onward.generation.cache.growing import CHUNK, STEP
         from onward.model.cache import KVCache
@@ -151,7 +150,8 @@ class Conversation:
             console.print(f"the answer was cut after {new:,} tokens: see --max-new-tokens", soft_wrap=True)
 
     def pieces(self, messages: "Sequence[Message]", new: int) -> Iterator[str]:
-        """Yield the pieces of the answer to messages, of at most `new` tokens; set `finish_reason` at its end."""
+        """Yield the text of the answer to `messages`, at most `new` tokens, piece by piece; set `finish_reason`, why
+        the answer ended, after the last piece."""
         self.finish_reason = ""
         stream = self.lm.stream_chat(messages, new, options=self.settings, rows=1, cache=self.cache)
         self.finish_reason = yield from stream

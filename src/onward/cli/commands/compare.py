@@ -99,8 +99,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def changes(text: str) -> tuple[str, dict[str, Any], str]:
-    """Parse a variant written as `NAME: option=value ...`; return its name, its options, and `--variant NAME`, which
-    error messages name."""
+    """Parse a variant of a run, a configuration to compare, written as `NAME: option=value ...`; return its name, its
+    options, and `--variant NAME`, which error messages name."""
     name, _, options = text.partition(":")
     table: dict[str, Any] = {}
     known = [*fields.hints(RunConfig)]
@@ -117,5 +117,5 @@ def changes(text: str) -> tuple[str, dict[str, Any], str]:
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text into words; spaces inside parentheses belong to a word."""
+    """Split the options of a variant at spaces, except spaces inside parentheses."""
     return re.findall(r"(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\S)+", text)

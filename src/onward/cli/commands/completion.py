@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def tables() -> dict[str, list[Argument]]:
-    """Return the arguments of every command, by command."""
+    """Return the arguments (options and positional arguments) of every command, by the command's name."""
     return {name: list(arguments(importlib.import_module(f"onward.cli.commands.{name}").Options)) for name in COMMANDS}
 
 

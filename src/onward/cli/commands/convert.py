@@ -119,8 +119,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def roundings(path: Path, dtype: str) -> list[str]:
-    """Return the types of tensors in a model's folder or GGUF file that are rounded to become `dtype`: F32, F16 or
-    BF16."""
+    """Return a phrase such as "2 tensors rounded from F32 to F16" for each dtype of the tensors in a model's folder or
+    GGUF file that conversion to `dtype` (F32, F16 or BF16) rounds."""
     from onward.checkpoint.load import open_source
 
     stored = open_source(path).tensor_types()

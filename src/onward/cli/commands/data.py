@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def prepare(options: Options) -> None:
-    """Encode texts into shards, and print the report."""
+    """Encode texts into shards, files of token ids to train on, and print the report."""
     from onward.cli.shared.progress import progress_bars
     from onward.data.prepare import prepare
 
@@ -105,8 +105,8 @@ def prepare(options: Options) -> None:
 
 
 def prepare_one_part(options: Options, progress: Progress, own: dict[str, Any]) -> None:
-    """Encode one part of the texts, as `--part` names it, into shards of the folder that several machines prepare
-    together; print the folder of the part. `own` are the options of the preparation."""
+    """Encode one part of the texts, as `--part` names it, into shards (files of token ids) of a folder that several
+    machines prepare together; print the folder of the part. `own` are the options of the preparation."""
     from onward.data.parts import prepare_part
     from onward.data.prepare import Part
 
@@ -120,7 +120,7 @@ def prepare_one_part(options: Options, progress: Progress, own: dict[str, Any]) 
 
 
 def join(options: Options) -> None:
-    """Join the parts of a preparation, and print the report."""
+    """Join the parts that several machines have prepared, and print the report."""
     from onward.cli.shared.progress import progress_bars
     from onward.data.parts import join_parts
 
@@ -132,7 +132,8 @@ def join(options: Options) -> None:
 
 
 def print_report(options: Options, folder: Path, data: "TokenData", measured: Measured) -> None:
-    """Print the report of a preparation into a folder, `measured` if it was measured."""
+    """Print the report of a preparation into `folder`: the documents and tokens of each source, and times and speed if
+    they were `measured`."""
     report = data.index.report
     sources = [{key: getattr(source, key) for key in COUNTS} for source in data.records]
     if options.json:
@@ -168,7 +169,7 @@ COUNTS = "name", "documents", "tokens", "bytes"
 
 
 def density(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the bytes per token of a source, given its row in the report on a preparation, as a dict to add to the
+    """Return the bytes per token of a source, from its row in the report on a preparation, as a dict to add to that
     row."""
     return {"bytes_per_token": row["bytes"] / max(1, row["tokens"])}
 
@@ -179,7 +180,7 @@ def first_words(text: str) -> str:
 
 
 def list_corpora(options: Options) -> None:
-    """Print the corpora that can be used by name."""
+    """Print the corpora, public data sets of text, that can be used by name."""
     built_in = {"name": "embedded", "bytes": "about 2.2 MB", "content": "the documentation of this Python"}
     rows = [built_in | {"license": "PSF", "from": "no network needed"}]
     for name, corpus in corpora.DOWNLOADS.items():
@@ -193,7 +194,7 @@ def list_corpora(options: Options) -> None:
 
 
 def show(options: Options) -> None:
-    """Print examples as a model reads them."""
+    """Print examples of a data set as a model reads them."""
     from onward.cli.shared.examples import show_examples, show_without_model
     from onward.training.finetuning.config import FinetuneConfig
     from onward.training.methods import Method
@@ -214,7 +215,7 @@ def show(options: Options) -> None:
 
 
 def get(options: Options) -> None:
-    """Download a corpus, and print its path."""
+    """Download a corpus, a public data set of text, and print its path."""
     from onward.cli.shared.progress import progress_bars
 
     if len(options.sources) != 1:

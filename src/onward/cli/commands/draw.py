@@ -51,7 +51,8 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward draw`: print the picture of an idea or write it to a file; without an idea, list the ideas."""
+    """Run `onward draw`: print the picture of an idea, such as rotary positions, or write it to a file; without an
+    idea, list the ideas."""
     options = parse(Options, argv, prog="onward draw", about=ABOUT)
     from onward.planning.descriptions import sentence
     from onward.planning.releases import find
@@ -76,7 +77,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def logits_of(text: str) -> dict[str, float]:
-    """Parse `--logits`: numbers separated by commas, named by their index. Raises a UserError for anything else."""
+    """Parse the option `--logits`: numbers separated by commas. Returns a dict that maps each number's index, as text,
+    to the number. Raises a UserError for anything else."""
     try:
         logits = {f"#{index}": float(number) for index, number in enumerate(text.split(","))}
     except ValueError:

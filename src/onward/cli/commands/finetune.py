@@ -60,7 +60,7 @@ class Options(FinetuneConfig):
 
 
 def method_of(argv: Sequence[str]) -> type[Method] | None:
-    """Return the class of the fine-tuning method that the words of a command name, directly or in their TOML file; None
+    """Return the class of the fine-tuning method that the command line `argv` names, directly or in its TOML file; None
     for a sum of methods and for an unknown one. The modules of `--import` are imported."""
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--import", action="append", default=[], dest="imports")
@@ -75,7 +75,8 @@ def method_of(argv: Sequence[str]) -> type[Method] | None:
 
 
 def about(method: type[Method] | None) -> str:
-    """Return the text of `--help`: the command, the methods, and the formula of the chosen one."""
+    """Return the text of `--help` for `onward finetune`: the command, the methods, and the formula of the chosen one
+    (None: no method)."""
     summary, _, examples = ABOUT.partition("\n\n")
     sentences = {kind: summary_of(one) for kind, one in Method.choices().items()}
     table = "\n".join(f"  {kind:<9} {sentence}" for kind, sentence in sentences.items())
@@ -84,7 +85,7 @@ def about(method: type[Method] | None) -> str:
 
 
 def summary_of(method: type[Method]) -> str:
-    """Return the first sentence of a method's docstring, without its sources."""
+    """Return the first sentence of a fine-tuning method's docstring, without its sources."""
     text = " ".join((inspect.getdoc(method) or "").split())
     return re.split(r"(?<![ (][A-Z])(?<!et al)[.:;](?: |$)| \(", text)[0]
 

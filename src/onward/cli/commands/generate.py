@@ -234,7 +234,7 @@ def row(request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dic
 
 
 def likely(logprobs: "Sequence[TokenLogprob]", tokenizer: "Tokenizer") -> Iterator[dict[str, Any]]:
-    """Yield rows of a table: each token, its log-probability and the likeliest alternatives."""
+    """Yield a table row for each token: its text, its log-probability and the likeliest alternatives."""
     for one in logprobs:
         others = ", ".join(f"{tokenizer.piece(token)!r} {value:.2f}" for token, value in one.alternatives)
         values = {"token": repr(tokenizer.piece(one.token)), "logprob": one.logprob}

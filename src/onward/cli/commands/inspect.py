@@ -179,7 +179,8 @@ def present(options: Options, picture: Picture) -> None:
 
 
 def drawn(options: Options, lm: LanguageModel) -> Picture:
-    """Compute the picture of a view of a text; the view of the roles of heads needs no text."""
+    """Compute the picture of the view that the options name for their text; the view of the roles of heads needs no
+    text."""
     from onward.generation.sampling import Sampling
     from onward.reports.pictures.reading import Reading
     from onward.reports.pictures.views import VIEWS
@@ -216,7 +217,7 @@ def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens |
 
 
 def features(options: Options, source: str) -> Picture:
-    """Train a sparse autoencoder on a text, and return the picture of its features."""
+    """Train a sparse autoencoder on the texts of `source`, and return the picture of its features."""
     from onward.inspection.fitting import fit_features, windows_of
     from onward.reports.pictures.features import features
     from onward.training.config import seconds
@@ -233,7 +234,7 @@ def features(options: Options, source: str) -> Picture:
 
 
 def tokens_of(tokenizer: Tokenizer, source: str) -> Tokens:
-    """Return the tokens of a source of texts, to train on."""
+    """Return the tokens of a source of texts (a file, folder or prepared data) to train on."""
     from onward.cli.shared.sources import announce
     from onward.inspection.doctor.target import text_tokens
 

@@ -102,7 +102,7 @@ def show_cached(models: list[dict[str, Any]]) -> None:
 
 
 def show_all(families: list[dict[str, Any]]) -> None:
-    """Print all families and their releases."""
+    """Print all families of published models and their releases."""
     width = max(len(preset["name"]) for family in families for preset in family["presets"])
     for family in families:
         print(f"{family['family']}: {family['about']}")
@@ -113,7 +113,7 @@ def show_all(families: list[dict[str, Any]]) -> None:
 
 
 def show_one(release: dict[str, Any]) -> None:
-    """Print a release, its parts and the steps since its first ancestor."""
+    """Print a published model, its parts, and the changes of the architecture since its first ancestor."""
     print(f"{release['name']}: {release['family']}")
     show_rows(release["facts"])
     for step in release["steps"]:

@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def row(run: dict[str, Any]) -> dict[str, str]:
-    """Return the figures of a run as text; "" for a figure that is not recorded."""
+    """Return a table row with the figures of a run as text; "" for a figure that is not recorded."""
     from onward.reports.pictures.plot import clock, short
 
     shown = lambda name, form: "" if run[name] is None else form(run[name])

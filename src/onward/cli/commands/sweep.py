@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
 
 def swept(values: dict[str, Any], named: Sequence[str]) -> dict[str, list[str]]:
     """Find the options to sweep: numeric options whose value has commas, and the texts OPTION=VALUE,VALUE in `named`.
-    Remove them from `values`, and return their lists of values by option."""
+    Removes them from `values`, the options by name, and returns their lists of values by option."""
     table = {argument.name: argument for argument in arguments(RunConfig) if argument.name not in SAME}
     axes = {}
     for name, argument in table.items():
@@ -114,7 +114,7 @@ def takes_number(argument: Argument) -> bool:
 
 
 def split(text: str) -> list[str]:
-    """Split a text at commas; commas inside parentheses belong to a value."""
+    """Split an option's list of values at commas, except commas inside parentheses."""
     parts, depth = [""], 0
     for letter in text:
         depth += {"(": 1, ")": -1}.get(letter, 0)

@@ -126,7 +126,8 @@ def compare(options: Options) -> dict[str, Any]:
 
 
 def read(sources: Sequence[Source], options: Options, progress: Progress, size: int = 1 << 16) -> Iterator[str]:
-    """Yield passages of all sources, of at most `size` characters; report the bytes read so far to `progress`."""
+    """Yield passages of at most `size` characters from all sources of text; report the bytes read so far to
+    `progress`."""
     download_corpora(sources, progress)
     done = 0
     for text in passages(sources, field=options.field, encoding=options.encoding, size=size):

@@ -58,12 +58,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def readable(value: float | bool) -> str:
-    """Format a measurement as text, or whether a property holds as yes or no."""
+    """Format a measurement as text: a number, or yes or no for whether a property holds."""
     return ("yes" if value else "NO") if isinstance(value, bool) else f"{value:.1e}"
 
 
 def reference_of(options: Options, lm: "LanguageModel") -> "Reference":
-    """Return the program to compare with, named by --against, with the same model loaded."""
+    """Return the program, named by the option --against, that computes the same model, with the model loaded."""
     from pathlib import Path
 
     from onward.hub import locate

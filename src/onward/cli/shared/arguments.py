@@ -17,7 +17,8 @@ IMPORTS = "module with parts of your own, which is imported first"
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """The description of an option or, where `positional`, an argument of a command."""
+    """The description of an option of a command or, if `positional`, of a positional argument, from a field of a
+    dataclass."""
 
     name: str  # name of the field; dots separate nested fields, as in model.position.theta
     kind: Any  # type of the field
@@ -35,21 +36,21 @@ class Argument:
 
     @property
     def many(self) -> bool:
-        """Whether it takes several values: in a row if positional, else one each time the option is given."""
+        """Whether the option takes several values: in a row if positional, else one each time the option is given."""
         return get_origin(self.kind) is tuple
 
     @property
     def choices(self) -> list[str]:
-        """The values that it allows, if they are a short list of words."""
+        """The values that the option allows, if they are a short list of words; else empty."""
         if get_origin(self.kind) is Literal:
             return [str(choice) for choice in get_args(self.kind) if choice != ""]
         return [part.kind for part in fields.part_choices(self.kind)]
 
 
 def arguments(cls: type) -> Iterator[Argument]:
-    """Yield an argument for every field of a dataclass that text can set, in the order of its classes; a table stands
-    for all fields of DecoderConfig and of its parts. The class variable `part` may name a class of parts whose fields
-    are options too. Last comes `--import`, which every command has."""
+    """Yield the options and positional arguments of a command: one for every field of the dataclass `cls` that text can
+    set. A dict stands for all fields of DecoderConfig and of its parts; the class variable `part` may name a class
+    whose fields are options too. Last comes `--import`, which every command has."""
     if part := getattr(cls, "part", None):
         for name, kind in fields.hints(part).items():
             default = getattr(part, name, None)
@@ -77,7 +78,8 @@ def arguments(cls: type) -> Iterator[Argument]:
 
 
 def model_arguments() -> Iterator[Argument]:
-    """Yield `--model.FIELD` for the fields of DecoderConfig, and `--model.PART.FIELD` for those of its parts."""
+    """Yield the options that change the architecture: `--model.FIELD` for the fields of DecoderConfig, and
+    `--model.PART.FIELD` for those of its parts."""
     title = "model (a part is written name or name(field=value), several that repeat over the layers (first, second))"
     hints, docs = fields.hints(DecoderConfig), fields.docs(DecoderConfig)
     for name, kind in hints.items():

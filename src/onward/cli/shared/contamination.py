@@ -40,8 +40,9 @@ def training_data(name: str) -> tuple[Tokenizer, Sequence[Tokens]]:
 def contamination_rows(
     graded: Mapping[str, Sequence[GradedQuestions]], data: tuple[Tokenizer, Sequence[Tokens]], progress: Progress
 ) -> list[dict[str, Any]]:
-    """Return a row for each model and task: the share of its questions that were found in the data, the number of those
-    that are too short to be found, and the score without those that were found. `graded` are the questions by model."""
+    """Return a row for each model and task: the share of its questions that occur in the training data, the number of
+    questions too short to be found, and the score without the questions that occur. `graded` are each model's questions
+    with their grades, `data` the tokenizer and the tokens of the training data."""
     from onward.evaluation.contamination import N, contaminated
 
     tokenizer, sources = data

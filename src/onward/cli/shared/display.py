@@ -27,7 +27,8 @@ SCORES = {"accuracy", "reward", "rollout_share"}  # figures of fine-tuning that 
 
 
 class Display:
-    """Shows the events of a run: on a terminal as a picture that is redrawn, elsewhere as lines at each validation."""
+    """Shows the progress of a run: on a terminal as a picture that is redrawn, elsewhere as lines at each
+    validation."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -86,8 +87,9 @@ class Display:
             console.print(Text("  ") + self.sample, soft_wrap=True)
 
     def continue_prompt(self) -> None:
-        """Generate a continuation of the prompt, with the same random numbers each time, and record it in
-        samples.jsonl. A divided model generates none, since this process has only a part of it."""
+        """Generate a continuation of the run's prompt, with the same random numbers each time, and record it in
+        samples.jsonl. If the run's processes divide the model, nothing is generated, since this process has only a part
+        of it."""
         if self.run.processes.mesh.divides:
             return
         with self.run.trainer.averaged():
@@ -96,7 +98,8 @@ class Display:
         self.samples.write({"step": self.run.step, "prompt": self.prompt, "text": text})
 
     def figures(self) -> dict[str, str]:
-        """Return the figures by name, as text; "" for a figure that is not known yet."""
+        """Return the figures of the run so far, such as the loss, by name, as text; "" for a figure that is not known
+        yet."""
         steps, done = expected_steps(self.run), self.step - self.first
         left = (perf_counter() - self.began) / done * (steps - self.step) if done else 0.0
         return {
@@ -122,5 +125,6 @@ class Display:
 
 
 def sample_text(lm: LanguageModel, prompt: Prompt) -> str:
-    """Generate a continuation of a prompt, with the same random numbers each time."""
+    """Generate a continuation of a prompt, with the same random numbers each time, to compare a model at different
+    steps."""
     return lm.complete([prompt], SAMPLE_TOKENS, slide=True, temperature=0.8, seed=0)[0][0].text

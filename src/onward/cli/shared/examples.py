@@ -31,8 +31,9 @@ def show_without_model(config: FinetuneConfig, count: int, as_json: bool) -> int
 
 
 def show(config: FinetuneConfig, tokenizer: Tokenizer, count: int, as_json: bool, tokens: bool) -> int:
-    """Print the first `count` examples of data, with a line between tokens or, without `tokens`, between trained and
-    other text; with `as_json` as JSON. Returns the exit status. Raises a UserError if `count` is below 1."""
+    """Print the first `count` training examples, with a line between tokens or, without `tokens`, between text that is
+    trained on and other text; with `as_json` as JSON. Returns the exit status. Raises a UserError if `count` is below
+    1."""
     if count < 1:
         raise UserError(f"the number of examples is {count}: give at least 1")
     records, rows = Records(config.sources, config.columns), list[dict[str, Any]]()
@@ -59,8 +60,8 @@ def show(config: FinetuneConfig, tokenizer: Tokenizer, count: int, as_json: bool
 
 
 def spans(sequence: TokenSequence, tokenizer: Tokenizer, tokens: bool) -> list[tuple[str, bool]]:
-    """Return the texts of a sequence, each with whether it is trained: those of tokens or, without `tokens`, as long as
-    possible."""
+    """Return the texts of a training example, each with whether it is trained on: one per token if `tokens`, else as
+    long as possible."""
     pairs = list(zip(sequence.tokens, sequence.trained))
     if tokens:
         return [(tokenizer.piece(token), trained) for token, trained in pairs]
@@ -70,7 +71,8 @@ def spans(sequence: TokenSequence, tokenizer: Tokenizer, tokens: bool) -> list[t
 
 
 def colored(parts: list[tuple[str, bool]]) -> Text:
-    """Return texts with a line between them; without color, trained texts are in brackets."""
+    """Return the texts of `spans`, each with whether it is trained on, with a line between them and in colors; without
+    color, trained texts are in brackets."""
     result = Text()
     for text, trained in parts:
         piece = printable(text).replace("\n", "\\n")

@@ -36,8 +36,8 @@ class Compiling:
 
 
 def compile_steps(engine: Engine, row_counts: Iterable[int]) -> None:
-    """Compile an engine's decoding steps for these numbers of rows; print how long it took, or why the steps stay
-    uncompiled."""
+    """Compile an engine's decoding steps for each number of rows (requests decoded together) in `row_counts`; print how
+    long it took, or why the steps stay uncompiled."""
     from time import perf_counter
 
     from onward.kernels.llvm.kept import private_folder
@@ -53,20 +53,21 @@ def compile_steps(engine: Engine, row_counts: Iterable[int]) -> None:
 
 
 def code_folder() -> Path | None:
-    """Return the folder that keeps machine code, see `cache_folder`."""
+    """Return the folder in which compiled decoding steps are stored for later starts, a folder in the user's cache;
+    None if there is no such place."""
     return cache_folder("code")
 
 
 def cache_folder(name: str) -> Path | None:
-    """Return the folder onward/NAME below the first absolute path of $XDG_CACHE_HOME and ~/.cache; None if neither is
-    absolute."""
+    """Return the folder onward/NAME in the user's cache, below the first absolute path of $XDG_CACHE_HOME and ~/.cache;
+    None if neither is absolute."""
     caches = Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.path.expanduser("~/.cache"))
     return next((folder / "onward" / name for folder in caches if folder.is_absolute()), None)
 
 
 def load(model: str, options: Loading, adapter_folders: Sequence[str] = ()) -> LanguageModel:
-    """Load the model in a folder, or of this name on the hub, with these options, and with adapters: those in
-    `adapter_folders` or else the one of the options."""
+    """Load the model in a folder, or with this name on the hub, with the given options, and with the adapters in
+    `adapter_folders`, by default the one of the options."""
     import torch
 
     import onward

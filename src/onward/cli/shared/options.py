@@ -23,8 +23,8 @@ def parse(cls: type[T], argv: Sequence[str], *, prog: str, about: str) -> T:
 
 
 def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
-    """Make an instance of the dataclass `cls` from the given values. Raises a UserError for a value that would have no
-    effect.
+    """Make an instance of the dataclass `cls` from the given values, by field. Raises a UserError for a value that
+    would have no effect.
 
     The class variable `reads` lists fields that are read only in some cases: it maps a case to its fields. A case is
     another given field (out: theme), or the `view` of the instance (attention: layer, head). All other fields are
@@ -44,8 +44,8 @@ def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
 
 
 def check_order(cls: type, values: Mapping[str, Any], prog: str) -> None:
-    """Raise a UserError if, among the given values, the first argument should be a model but another argument is the
-    model: they were swapped."""
+    """Raise a UserError if a command's first argument should be a model but another of the given arguments is one: the
+    user swapped them."""
     from onward.hub import is_model
 
     first, *others = getattr(cls, "positional", ("",))
@@ -61,8 +61,8 @@ def check_order(cls: type, values: Mapping[str, Any], prog: str) -> None:
 
 
 def unread(cls: type, name: str, value: str | Sequence[str], readers: Sequence[str], prog: str, view: str) -> str:
-    """Return the error message for a value of a field that only the cases `readers` read, while the command runs with
-    `view`."""
+    """Return the error message for a field `name` that was given a value but has no effect: only the cases `readers`
+    (other options, or views of the command) read it, and the command runs with `view`."""
     known, positional = fields.hints(cls), getattr(cls, "positional", ())
     if name in positional:
         word = value if isinstance(value, str) else value[0]
@@ -101,7 +101,8 @@ def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, 
 
 
 def surplus(word: str, table: Sequence[Argument], prog: str) -> str:
-    """Return the error message for a word that is neither an option nor an argument of the command."""
+    """Return the error message for a word of the command line that is neither an option nor an argument of the command,
+    whose arguments are `table`."""
     name, flags = word.split("=")[0], [argument.flag for argument in table if not argument.positional]
     if not word.startswith("-"):
         positionals = " ".join(argument.name for argument in table if argument.positional) or "options only"
@@ -136,8 +137,8 @@ def unescaped(text: str) -> str:
 
 
 def with_flags(message: str, argv: Sequence[str]) -> str:
-    """Replace the field's name at the start of a UserError's message by the option as typed: `--top-p is 2` for `top_p
-    is 2`, `--model.d-model` for `d_model`, `--model.mlp: gated.x` for `mlp.gated.x`."""
+    """Replace the field's name at the start of a UserError's message by the option as the user typed it in `argv`:
+    `--top-p is 2` for `top_p is 2`, `--model.d-model` for `d_model`, `--model.mlp: gated.x` for `mlp.gated.x`."""
     typed = {word.partition("=")[0] for word in argv if word.startswith("--")}
 
     def option(match: re.Match[str]) -> str:
@@ -157,8 +158,8 @@ def with_flags(message: str, argv: Sequence[str]) -> str:
 
 
 def nest(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert dotted names to nested tables: `{"model.position": "rotary", "model.position.theta": "5e5"}` becomes the
-    table of the key `model`. Raises a UserError for a name inside of several parts."""
+    """Convert dotted names to nested dicts: `{"model.position": "rotary", "model.position.theta": "5e5"}` becomes the
+    dict of the key `model`. Raises a UserError for a name that belongs to several parts."""
     result: dict[str, Any] = {}
     for name, value in sorted(values.items()):  # a part before its fields
         *path, last = name.split(".")

@@ -21,8 +21,8 @@ WIDEST = 1000  # columns of a table that is not printed on a terminal
 
 
 class Output(Console):
-    """The console for standard output. If its reader has gone, it raises BrokenPipeError as `print` does, and not
-    SystemExit."""
+    """The console for standard output. If the program that reads the output has ended, it raises BrokenPipeError as
+    `print` does, and not SystemExit."""
 
     def on_broken_pipe(self) -> None:
         """Raise BrokenPipeError, which ends the command with status 0."""
@@ -59,7 +59,7 @@ def shortened(message: str) -> str:
 
 
 def warn_of_unknown(tokenizer: "Tokenizer | None", texts: Iterable[str]) -> None:
-    """Print a warning with the number of characters that the tokenizer does not know, if any."""
+    """Print a warning with the number of characters in `texts` that the tokenizer does not know, if there are any."""
     if tokenizer is not None and tokenizer.unknown_id is not None:
         count = sum(tokenizer.encode(text).count(tokenizer.unknown_id) for text in texts)
         if count:
@@ -83,7 +83,7 @@ def readable(value: Any) -> str:
 
 
 def print_next(*commands: str) -> None:
-    """Print the commands that usually follow."""
+    """Print the commands that users usually run next."""
     console.print("\nNext:", style="bold")
     for command in commands:
         console.print(f"  {command}", markup=False, soft_wrap=True)

@@ -117,5 +117,5 @@ def add(group: Any, argument: Argument, shown: bool) -> None:
 
 
 def escaped(text: str) -> str:
-    """Escape a text for argparse's `help`."""
+    """Escape a text for argparse's `help`, in which % has a meaning."""
     return text.replace("%", "%%")

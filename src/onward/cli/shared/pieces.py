@@ -17,8 +17,8 @@ VISIBLE = str.maketrans({" ": "\u00b7", "\n": "\u23ce", "\t": "\u21e5", "\r": "\
 
 
 def show(names: Sequence[str]) -> dict[str, Any]:
-    """Encode a text, the last of `names`, by the tokenizers that the other names give; return the ids, texts and bytes
-    of the tokens as a JSON object. Raises a UserError for fewer than two names."""
+    """Encode a text, the last of `names`, with the tokenizers that the other names give; return the ids, texts and
+    bytes of the tokens as a JSON object. Raises a UserError for fewer than two names."""
     *models, text = names or ("",)
     if not models:
         raise UserError("onward tokenizer show takes models and a text: onward tokenizer show gpt2 runs/mybook 'Hello'")
@@ -27,8 +27,8 @@ def show(names: Sequence[str]) -> dict[str, Any]:
 
 
 def opened(name: str) -> Tokenizer:
-    """Load the tokenizer in a folder, a file, a GGUF file, or a model on the hub, of which only the tokenizer's files
-    are downloaded."""
+    """Load the tokenizer in a folder, a tokenizer file, a GGUF file, or a model on the hub, of which only the
+    tokenizer's files are downloaded."""
     from onward.checkpoint.load import open_source
 
     return open_source(Path(name) if Path(name).exists() else locate(name, only="tokenizer")).required_tokenizer()

@@ -58,6 +58,6 @@ def from_toml(path: Path, cls: type[RunConfig]) -> dict[str, Any]:
 
 
 def default_name(source: str) -> str:
-    """Return the default name of a run, after its first source: the file or, for a glob, its folder."""
+    """Return the default name of a run: the name of its first source, a file or, for a glob, its folder."""
     parts = (part for part in Path(source).parts if not {"*", "?"} & set(part))
     return "stdin" if source == "-" else Path(*parts).name.split(".")[0] or "run"

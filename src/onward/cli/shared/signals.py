@@ -10,8 +10,8 @@ Say = Callable[[str | Text], None]  # prints a sentence, in the first process on
 
 
 class Requests:
-    """Requests that arrive as signals: SIGINT, SIGTERM and SIGHUP ask to save and stop, SIGUSR1 to save and continue.
-    More SIGINT than `interrupts` raise KeyboardInterrupt, which stops at once."""
+    """Requests to a run that arrive as signals: SIGINT, SIGTERM and SIGHUP ask to save and stop, SIGUSR1 to save and
+    continue. More than `interrupts` SIGINT raise KeyboardInterrupt, which stops at once."""
 
     def __init__(self, say: Say, interrupts: int) -> None:
         self.say, self.interrupts = say, interrupts

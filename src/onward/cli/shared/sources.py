@@ -13,8 +13,7 @@ from onward.errors import UserError
 
 
 def announce(sources: Iterable[str]) -> None:
-    """Print on standard error the sources for whose input the command waits: pipes, and standard input on a
-    terminal."""
+    """Print on standard error which sources of text the command waits for: pipes, and standard input on a terminal."""
     for source in sources:
         if is_pipe(source):
             console.print(f"reading the pipe {source} until it is closed", markup=False, soft_wrap=True)
@@ -42,8 +41,8 @@ def known(source: str) -> bool:
 
 
 def skipped_in(source: str, out: Path) -> str:
-    """Return a sentence on the files of a source, if it is a folder, that are not read as texts, with an example of
-    each kind; "" if there are none. The folder `out` is not counted."""
+    """Return a sentence on the files in a folder of texts (`source`) that are not read as texts, with an example of
+    each kind; "" if there are none, or if the source is no folder. The folder `out` is not counted."""
     if not Path(source).is_dir():
         return ""
     kinds = []

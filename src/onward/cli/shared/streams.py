@@ -16,7 +16,7 @@ MOST_INPUT = 1 << 24  # bytes of a prompt, or characters of a message; more than
 
 
 class Closed(io.RawIOBase):
-    """Replaces a closed standard stream: reading or writing it raises a UserError."""
+    """Replaces a closed standard stream (input, output or error): reading or writing it raises a UserError."""
 
     def __init__(self, name: str) -> None:
         self.error = f"{name} is closed: connect it to a terminal, a file or a pipe"
@@ -30,11 +30,11 @@ class Closed(io.RawIOBase):
         return True
 
     def readinto(self, _: Any) -> int:
-        """Raise a UserError."""
+        """Raise a UserError: there is nothing to read."""
         raise UserError(self.error)
 
     def write(self, _: Any) -> int:
-        """Raise a UserError."""
+        """Raise a UserError: nothing can be written."""
         raise UserError(self.error)
 
 
@@ -99,7 +99,7 @@ def within_limit(text: AnyStr) -> AnyStr:
 
 
 def complain(message: str) -> None:
-    """Print a message on standard error, if it can be written."""
+    """Print a message on standard error; if that cannot be written, do nothing."""
     with suppress(OSError):
         print(message, file=sys.stderr)
 

@@ -31,8 +31,8 @@ Results = dict[str, "TaskResult"]  # by task
 
 @dataclass(frozen=True)
 class Exam:
-    """The tasks to run (some are those of lm-evaluation-harness, by name), and the numbers of solved examples and of
-    questions."""
+    """The tasks on which `onward evaluate` asks models questions (some are tasks of lm-evaluation-harness, by name),
+    the number of solved examples before each question, and the most questions."""
 
     tasks: Sequence[Task]
     foreign: Sequence[str]  # tasks of lm-evaluation-harness
@@ -114,9 +114,9 @@ def run_all(
     foreign: list[dict[str, Any]],
     graded: list[GradedQuestions],
 ) -> Results:
-    """Return the results of a model by task. Rows of results from lm-evaluation-harness are added to `foreign`,
-    questions and grades to `graded` if they are to be looked for in training data, and the messages of tasks that
-    failed to `failures`."""
+    """Return the results of a model by task. Rows of results from lm-evaluation-harness are added to `foreign`, and the
+    messages of tasks that failed to `failures`. If the exam searches training data for its questions, questions and
+    grades are added to `graded`."""
     lm, results = load(model, loading), Results()
     with kept_answers(lm, exam.keep) as kept, progress_bars(counted=True) as show:
         asked: dict[str, Any] = {
@@ -146,8 +146,8 @@ def run_all(
 
 @contextmanager
 def kept_answers(lm: LanguageModel, keep: bool) -> Iterator[Kept]:
-    """Yield the stored answers of a model, from the user's cache if `keep`. Ctrl-C inside the `with` block ends the
-    process and says how to go on."""
+    """Yield the store of a model's answers from earlier evaluations, in the user's cache if `keep`, else empty. Ctrl-C
+    inside the `with` block ends the process and says how to go on."""
     from onward.evaluation.kept import Kept, kept_for
 
     folder = cache_folder("answers") if keep else None
@@ -175,7 +175,7 @@ def kept_answers(lm: LanguageModel, keep: bool) -> Iterator[Kept]:
 
 
 def row(result: TaskResult) -> dict[str, Any]:
-    """Return a result as a row of the table."""
+    """Return the result of a task as a row of the printed table."""
     values = asdict(result)
     del values["right"]
     values = {name: value for name, value in values.items() if value is not None}
@@ -218,8 +218,8 @@ def harness_scores(step: int, rows: Sequence[Mapping[str, Any]]) -> list[TaskSco
 
 
 def keep(model: str, loading: Loading, scores: Sequence[TaskScore]) -> None:
-    """Store scores in the folder of a run, for its report card. Scores of weights that were changed on loading
-    (quantized or with an adapter), and of a model without a run, are not stored."""
+    """Store scores of the model in the folder `model`, a run, for its report card. Scores of weights that were changed
+    on loading (quantized or with an adapter), and of a model without a run, are not stored."""
     from onward.reports.runs.scores import keep_scores
 
     as_saved = not (loading.quantize or loading.dtype or loading.adapter_folder or loading.rope)

@@ -31,8 +31,8 @@ OK, LOOK = ("ok    ", "green"), ("look  ", "red")
 
 
 def in_processes(command: Callable[[], int]) -> int:
-    """Run a command that torchrun may have started in several processes; their errors become one report. Returns the
-    exit status."""
+    """Run a command that torchrun may have started in several processes, and print their errors as one report. Returns
+    the exit status."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return command()
@@ -68,8 +68,8 @@ def run_command(config: RunConfig | Path, as_json: bool, mesh: str = "") -> int:
 
 
 def after_restart(config: RunConfig | Path) -> RunConfig | Path | None:
-    """Return what to train after torchrun has started the processes again: the folder of their run if it has a save,
-    None if the run has finished, else the configuration. Without a restart, return `config`."""
+    """Return what to train if torchrun has restarted the processes after a failure: the folder of their run if it has a
+    save, None if the run has finished, else the configuration. Without a restart, return `config`."""
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
         return config
     from onward.checkpoint.saves.folder import saves
@@ -97,7 +97,7 @@ def next_commands(run: "Run") -> list[str]:
 
 
 def continue_text(model: "Decoder", tokenizer: "Tokenizer") -> None:
-    """Generate the text that the display samples at a validation, so that its time can be measured."""
+    """Generate the text that the display shows at a validation, so that its time can be measured."""
     from onward.cli.shared.display import sample_text
     from onward.language_model import LanguageModel
 
@@ -142,7 +142,7 @@ def in_words(result: dict[str, Any]) -> list[str]:
 
 
 def describe(run: "Run", say: Say) -> None:
-    """Print the sizes of the model and the data, and the results of the checks."""
+    """Print the sizes of the model and the data of a run, and the results of the checks before training."""
     from onward.training.run.checks import start_checks
     from onward.training.run.progress import expected_steps, steps_in_words
 
@@ -195,7 +195,7 @@ def examine(run: "Run", say: Say) -> None:
 
 
 def follow(run: "Run", requests: "Requests", say: Say) -> None:
-    """Train a run and show its events, until it ends or a signal asks to stop."""
+    """Train a run and show its progress, until it ends or a signal asks to stop."""
     from onward.cli.shared.display import Display
     from onward.training.run.events import Notice, Rollback
 

@@ -40,8 +40,8 @@ class VariantOptions(RunConfig):
 
 
 def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about: str) -> dict[str, Any]:
-    """Parse a command line into options by name, not yet checked as a whole. Those of the TOML file that it names by
-    --config are included; the command line takes precedence."""
+    """Parse a command line into options by name, without checking whether they fit together. Options in the TOML file
+    that --config names are included; the command line takes precedence."""
     values = read(cls, join_duration(argv), prog=prog, about=about)
     toml = values.pop("config", "")
     shared = from_toml(Path(toml), RunConfig) if toml else {}
@@ -54,7 +54,8 @@ def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about
 
 
 def no_length(values: Mapping[str, Any], where: str) -> None:
-    """Raise a UserError if the options of a file (`values`, `where` is the file) include a length of training."""
+    """Raise a UserError if the options `values` of a file include a length of training; the message names the file by
+    `where`."""
     if given := next((name for name in ("time", "steps", "epochs") if values.get(name)), None):
         raise UserError(
             f"{where} has {given}, and all variants train equally long: give --time, --tokens, --flops or "
@@ -63,8 +64,8 @@ def no_length(values: Mapping[str, Any], where: str) -> None:
 
 
 def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, Any], "Length"]:
-    """Remove the options of the command itself from `values`; return them, and the length of training that they give.
-    Raises a UserError unless they give exactly one."""
+    """Remove the options of the command `cls` itself from `values`, so that those of a run are left; return the removed
+    options, and the length of training that they give. Raises a UserError unless they give exactly one."""
     from onward.planning.tables import amount
     from onward.training.studies.variants import Length
 
@@ -85,8 +86,8 @@ def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, A
 
 
 def variant(name: str, values: Mapping[str, Any]) -> "Variant":
-    """Make a Variant from plain values; its name is changed to a valid folder name. Raises a UserError, which names the
-    variant, for an invalid option."""
+    """Make a Variant, a configuration to compare with others, from the options `values`; its name is changed to a valid
+    folder name. Raises a UserError, which names the variant, for an invalid option."""
     from onward.training.studies.variants import Variant
 
     plain = re.sub(r"[^\w.=+,()-]+", "-", name).strip(".-") or "variant"
@@ -98,14 +99,15 @@ def variant(name: str, values: Mapping[str, Any]) -> "Variant":
 
 
 def folder_of(values: Mapping[str, Any], kind: str) -> str:
-    """Return the folder of the runs from the options `values`: --out, by default a name made of the first source and
-    `kind`, the command."""
+    """Return the folder for the runs of a comparison or sweep: the option --out in `values`, by default a name made of
+    the first source and `kind`, the name of the command."""
     sources = values.get("sources") or RunConfig.sources
     return values.get("out") or f"runs/{default_name(sources[0])}-{kind}"
 
 
 class Shown:
-    """Shows the progress of runs: on a terminal as a bar, elsewhere as a line at the end of each."""
+    """Shows the progress of the runs of a comparison or sweep: on a terminal as a bar, elsewhere as a line at the end
+    of each."""
 
     def __init__(self) -> None:
         columns = (
@@ -138,8 +140,8 @@ class Shown:
 
 
 def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "list[Outcome] | int":
-    """Train each variant with `seeds` seeds, and show their progress. Returns the outcomes, or the exit status if a
-    signal ended the training."""
+    """Train each variant (a configuration among those compared) with `seeds` seeds, and show the progress. Returns the
+    outcomes, or the exit status if a signal ended the training."""
     from onward.cli.shared.progress import progress_bars
     from onward.training.studies.variants import prepare_variants, train_variants
 

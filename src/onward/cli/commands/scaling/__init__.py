@@ -73,8 +73,8 @@ def main(argv: Sequence[str]) -> int | None:
 
 
 def optimum(options: Options) -> dict[str, Any]:
-    """Compute the best sizes of model and data by each law, print them, and draw them if --out names a picture; return
-    them as a JSON object."""
+    """Compute the best sizes of model and data for an amount of computation by each scaling law, print them, and draw
+    them if --out names a picture; return them as a JSON object."""
     from onward.planning.devices import device_flops
     from onward.planning.laws import LAWS, NEWEST, REFIT, flops_for, smaller_models
     from onward.planning.laws import optimum as best
@@ -104,7 +104,7 @@ def optimum(options: Options) -> dict[str, Any]:
 
 
 def show_optimum(result: dict[str, Any], options: Options) -> None:
-    """Print the best sizes by each law, and smaller models of the same loss, as `optimum` returns them."""
+    """Print the result of `optimum`: the best sizes by each scaling law, and smaller models of the same loss."""
     from onward.planning.laws import FITTED
 
     print_table(
@@ -147,7 +147,7 @@ def show_optimum(result: dict[str, Any], options: Options) -> None:
 
 
 def fit(options: Options) -> dict[str, Any]:
-    """Fit a law to the runs in a folder or a table, print it, and draw it if --out names a picture; return its
+    """Fit a scaling law to the runs in a folder or a table, print it, and draw it if --out names a picture; return its
     constants and the forecast as a JSON object."""
     from onward.cli.shared.laws import fit_with_picture, show_fit
     from onward.planning.tables import read_table

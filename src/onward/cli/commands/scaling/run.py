@@ -89,9 +89,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(config: RunConfig, given: dict[str, Any]) -> dict[str, Any] | int:
-    """Plan and train the grid, fit the law, forecast the larger run and check the forecast; `given` are the options of
-    the command that are not of a run. Returns the result as a JSON object, or the exit status if a signal ended the
-    training."""
+    """Plan and train a grid of small runs, fit a scaling law, forecast a larger run and check the forecast. `config` is
+    the configuration that the runs share, `given` the command's other options. Returns the result as a JSON object, or
+    the exit status if a signal ended the training."""
     from onward.training.studies.scaling_study import compared, law_figures, open_study, train_cells
 
     budget, flops, check = given["budget"] or "", given["grid_flops"] or "", bool(given["check"])
@@ -123,7 +123,7 @@ def run(config: RunConfig, given: dict[str, Any]) -> dict[str, Any] | int:
 
 
 def describe(study: "ScalingStudy") -> None:
-    """Print the number and the sizes of the models in the study's grid, and its warnings."""
+    """Print the number and the sizes of the models in a scaling study's grid of runs, and its warnings."""
     say, sizes = partial(console.print, markup=False, soft_wrap=True), [cell.parameters for cell in study.cells]
     lengths = [cell.tokens for cell in study.cells]
     say(
@@ -148,7 +148,7 @@ def show_check(result: dict[str, Any]) -> None:
 
 
 def table(runs: "Sequence[Run]") -> None:
-    """Print the runs of the grid as a table."""
+    """Print the finished runs of a scaling study as a table."""
     rows = [
         {
             "FLOPs": f"{one.flops:.2e}",
