@@ -109,7 +109,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     time: str = ""  # time limit of the whole command, such as 100s, 5m or 2h; sets the number of steps, see schedule
     epochs: NotNegative = 0.0  # passes over the training text
     batch_size: BatchesOrZero = 0  # windows of context_length tokens in one forward and backward; 0: see preset, else 8
-    accumulation: Batches = 1  # batches whose gradients are summed for one step, divided among the processes
+    accumulation: Batches = 1  # batches per step over all processes; their gradients are summed
     seed: Seed = 0  # seed of the weights, the data order and dropout
 
     def __post_init__(self) -> None:
