@@ -134,7 +134,8 @@ def text_loss_by_position(model: Decoder, tokens: Sequence[int]) -> PositionLoss
 
 @dataclass(frozen=True)
 class Alternatives:
-    """The scores of alternative answers to one question: log-probabilities, in nats, also per token and per byte."""
+    """The scores of alternative answers to one question: their log-probabilities, in nats, also per token and per
+    byte."""
 
     texts: list[str]
     logprobs: list[float]  # sum over all tokens of each answer, in nats

@@ -44,7 +44,7 @@ class Cell:
 
 
 def pieces(text: str) -> Iterator[str | Cell]:
-    """Yield the prose and the blocks of code of a Markdown page, in order."""
+    """Yield the parts of a Markdown page in order: prose as text, and blocks of code as cells."""
     end = 0
     for match in CELL.finditer(text):
         yield text[end : match.start()]
@@ -81,8 +81,8 @@ def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
 
 
 def fails(cell: Cell, status: int) -> bool:
-    """Return whether a block's exit status says that a command failed with a user's mistake, although its page shows no
-    such error."""
+    """Return whether a block of code failed unexpectedly: its exit status 2 says that a command failed with a user's
+    mistake, and its page shows no output for it."""
     return status == 2 and not cell.output
 
 

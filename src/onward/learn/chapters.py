@@ -27,7 +27,7 @@ class Chapter:
 
     @property
     def about(self) -> str:
-        """The first line in italics, below the heading; "" if there is none."""
+        """The first line in italics of the chapter, a summary below the heading; "" if there is none."""
         match = ABOUT.search(self.text)
         return match[1] if match else ""
 

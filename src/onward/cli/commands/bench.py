@@ -60,7 +60,8 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The measured use of the model: training or decoding."""
+        """The measured use of the model, "training" or "decoding". Options that only the other use reads are
+        refused."""
         return "training" if self.train else "decoding"
 
 
@@ -158,7 +159,7 @@ def show_generation(options: Options, speeds: "Sequence[Speed]", limits: "Limits
 
 
 def train(options: Options, batches: Sequence[int]) -> None:
-    """Measure training with each of these batch sizes, and print a row of speeds for each."""
+    """Measure training with each of the batch sizes `batches`, and print a row of speeds for each."""
     import torch
 
     from onward.device import choose_device

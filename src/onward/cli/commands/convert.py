@@ -54,7 +54,7 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The format of the result."""
+        """The format of the result, "gguf" or "hf". Options that only the other format reads are refused."""
         return self.to or ("gguf" if self.out.endswith(".gguf") else "hf")
 
 

@@ -69,7 +69,8 @@ class Options(Cleaning):
 
     @property
     def view(self) -> str:
-        """The action: prepare, join, list, get or show."""
+        """The action of the command: prepare, join, list, get or show. Options that only other actions read are
+        refused."""
         return self.action
 
 

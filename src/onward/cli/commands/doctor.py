@@ -65,7 +65,8 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The kind of the target in words, such as a model, a class or function, or texts."""
+        """The kind of the target in words, such as a model, a class or function, or texts. Options that only other
+        kinds read are refused."""
         from onward.data.tokens import is_prepared
         from onward.hub import is_model
 

@@ -46,7 +46,7 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The idea to draw."""
+        """The idea to draw, such as rope. Options that only other ideas read are refused."""
         return self.idea or "alone"
 
 

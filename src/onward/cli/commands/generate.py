@@ -91,7 +91,8 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
 
     @property
     def view(self) -> str:
-        """The method that chooses tokens: sampling or a search."""
+        """The method that chooses tokens: sampling or a search. Options that only the other method reads are
+        refused."""
         return "search" if self.beams or self.alpha is not None else "sampling"
 
 

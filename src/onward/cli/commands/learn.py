@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def write(kind: str, name: str, text: str) -> None:
-    """Write a file whole, and print its name."""
+    """Write `text` to the file `name` as a whole, and print the name after `kind`, a word such as the kind of file."""
     with atomic_write(Path(name)) as new:
         new.write_text(text, encoding="utf-8")
     console.print(f"{kind}: {name}", markup=False, soft_wrap=True)

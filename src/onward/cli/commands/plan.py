@@ -67,7 +67,8 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The kind of model: a preset of training, or a model with a vocabulary."""
+        """The kind of model: a preset of training, or a model with a vocabulary. Options that only the other kind reads
+        are refused."""
         from onward.training.presets import PRESETS
 
         return "a preset of training" if self.model in PRESETS else "a model with a vocabulary"

@@ -52,7 +52,7 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The action: train, compare or show."""
+        """The action of the command: train, compare or show. Options that only other actions read are refused."""
         return self.action
 
 
@@ -137,8 +137,8 @@ def read(sources: Sequence[Source], options: Options, progress: Progress, size: 
 
 
 def print_comparison(result: dict[str, Any]) -> None:
-    """Print the result of `compare` as tables, with a letter for each tokenizer, and a text that decoding does not
-    restore."""
+    """Print the result of `compare` as tables, in which a letter stands for each tokenizer, and any text that decoding
+    does not restore."""
     letters = {one["name"]: chr(ord("A") + n) for n, one in enumerate(result["tokenizers"])}
     columns = "name", "vocabulary", "bytes_per_token", "round_trip_failures"
     print_table([{"": letters[one["name"]], **{key: one[key] for key in columns}} for one in result["tokenizers"]])
