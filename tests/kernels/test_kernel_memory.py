@@ -26,7 +26,7 @@ from onward.generation.drafts.proposal import Proposal
 from onward.generation.engine.sampler import Sampler
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
-from onward.kernels.cross_entropy import cross_entropies
+from onward.kernels.cross_entropy import cross_entropies, cross_entropy
 from onward.kernels.linear import linear
 from onward.kernels.quantized import quantized_linear
 from onward.kernels.rotation import rotate
@@ -36,7 +36,6 @@ from onward.model.decoder import Decoder
 from onward.model.feedforward import GatedFeedForwardModule
 from onward.model.mask import AttentionMask
 from onward.model.norms import RMSNormModule
-from onward.training.step.loss import cross_entropy
 from onward.transforms.quantize import quantize_weight
 
 from support.decoders import DECODERS

@@ -21,8 +21,8 @@ from support.decoders import config
 from support.ranks import Ranks
 from support.simulated import Counted, Key, planned
 
-LLAMA = config(n_kv_heads=2)
-MIXTURE = config(mlp=Experts(count=4, top_k=2, d_ff=8))
+LLAMA = config(n_kv_heads=2, vocab_size=12)
+MIXTURE = config(mlp=Experts(count=4, top_k=2, d_ff=8))  # of a vocabulary that is not divided
 
 
 class Debug(CommDebugMode):

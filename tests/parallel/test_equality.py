@@ -4,7 +4,7 @@ In fp64 rounding is 1e9 times smaller than in fp32, so a difference in the arith
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -83,13 +83,16 @@ class Case:
     tolerance: float = 1e-8  # relative to the largest value of a tensor
 
 
-LLAMA = DECODERS["llama"]
-SPEAKER = DecoderConfig(tokenizer().vocab_size, 16, 2, 4, context_length=96)
+VOCABULARY = 12  # of four processes each has a part
+EVEN = {name: replace(config, vocab_size=VOCABULARY) for name, config in DECODERS.items()}
+LLAMA = EVEN["llama"]
+SPEAKER = DecoderConfig(-(-tokenizer().vocab_size // 4) * 4, 16, 2, 4, context_length=96)
 MIXTURE = DecoderConfig(
-    13, 16, 2, 4, n_kv_heads=1, context_length=12, mlp=Experts(count=4, top_k=2, d_ff=8, d_shared=4)
+    VOCABULARY, 16, 2, 4, n_kv_heads=1, context_length=12, mlp=Experts(count=4, top_k=2, d_ff=8, d_shared=4)
 )
-CASES = {name: Case(config) for name, config in DECODERS.items()}
+CASES = {name: Case(config) for name, config in EVEN.items()}
 CASES |= {
+    "a vocabulary that is not divided": Case(DECODERS["gpt2"]),
     "fp32": Case(LLAMA, dtype=torch.float32, tolerance=1e-4),
     "bf16": Case(LLAMA, {"precision": "bf16", "learning_rate": 1e-4}, dtype=torch.float32, tolerance=0.1),
     "packed documents": Case(LLAMA, batches=packed),
@@ -101,6 +104,7 @@ CASES |= {
     "an optimizer of torch": Case(LLAMA, {"optimizer": "torch.optim:NAdam"}),
     "balanced experts": Case(MIXTURE, {"balance_loss": 1.0}),
     "lora": Case(MIXTURE, lora=LoRA(rank=2, full=("norm",))),
+    "lora and the whole head": Case(LLAMA, lora=LoRA(rank=2, full=("head",))),
     "lora of head and embedding": Case(LLAMA, lora=LoRA(rank=2, targets=("embed", "head", "attn.q"))),
     "dpo": Case(SPEAKER, batches=preferences, loss=frozen_copy),
     "dpo of adapters": Case(SPEAKER, batches=preferences, loss=frozen_copy, lora=LoRA(rank=2)),

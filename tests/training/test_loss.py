@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.errors import UserError
+from onward.kernels.cross_entropy import cross_entropy
 from onward.model.decoder import Decoder
-from onward.training.step.loss import CrossEntropy, Loss, as_loss, cross_entropy
+from onward.training.step.loss import CrossEntropy, Loss, as_loss
 
 from support.allocations import Allocations
 from support.decoders import DECODERS, LENGTH, assert_close, config, decoder, token_ids

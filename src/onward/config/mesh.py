@@ -18,8 +18,8 @@ class Mesh:
 
     `replicate` groups each hold the whole model and process different training windows; the `shard` processes of a
     group divide weights, gradients and optimizer state, and process different windows too (FSDP); `tensor` processes
-    divide the heads and the feed-forward units of each layer, and process the same windows (Shoeybi et al. 2019,
-    Megatron-LM).
+    divide the heads and the feed-forward units of each layer and the vocabulary, and process the same windows (Shoeybi
+    et al. 2019, Megatron-LM).
     """
 
     replicate: int = 1
@@ -84,6 +84,12 @@ class Mesh:
                 f"mesh is {str(self)!r}, and {self.tensor} does not divide {uneven}: choose tensor among "
                 f"{', '.join(map(str, known))}"
             )
+
+
+def divides_vocabulary(config: DecoderConfig, n: int) -> bool:
+    """Return whether n processes of a tensor axis divide the embedding and the head of a decoder; if not, each process
+    has both whole."""
+    return config.vocab_size % n == 0
 
 
 def undivided(config: DecoderConfig, n: int) -> str:

@@ -4,7 +4,7 @@ layer (Shoeybi et al. 2019, Megatron-LM).
 A branch (the attention or the feed-forward of a block) receives the whole residual stream and returns a part of its
 output, which is summed over the processes. In the backward the gradient of its input is such a sum. So inside a branch
 a gradient is a part of a sum, and the gradient of a parameter that all processes have whole is summed too. Everything
-outside of branches is computed by each process for itself.
+outside of branches is computed by each process for itself, except the embedding and the head (`vocabulary.py`).
 
 Parameters are DTensors; while a module computes, it and its submodules see this process's part of each parameter as a
 plain tensor under its name.
@@ -19,12 +19,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from onward.config.decoder import SelfAttention, at
+from onward.config.mesh import divides_vocabulary
 from onward.errors import UserError
 from onward.model.attention import SelfAttentionModule
 from onward.model.context import AttentionContext
@@ -34,7 +34,9 @@ from onward.model.feedforward import GatedFeedForwardModule, PlainFeedForwardMod
 from onward.model.latent import LatentAttentionModule
 from onward.model.linear import Linear
 from onward.model.mask import AttentionMask
-from onward.parallel.parts import all_gathered, piece
+from onward.parallel.functions import Copy, Join, Sum
+from onward.parallel.parts import piece
+from onward.parallel.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -114,53 +116,6 @@ def rule_of(branch: nn.Module, name: str, n: int) -> Rule:
     return ONCE if rule == IN and not adapter and path[-1] == "bias" else rule
 
 
-class Copy(torch.autograd.Function):
-    """The autograd function of the input of a divided attention or feed-forward: the identity, whose gradient is summed
-    over the processes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return summed(grad, ctx.group), None
-
-
-class Sum(torch.autograd.Function):
-    """The autograd function of the output of a divided attention or feed-forward: the sum over the processes; the
-    gradient is passed on unchanged."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        return summed(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
-
-
-class Gather(torch.autograd.Function):
-    """The autograd function that joins the parts `x` of all processes along a dimension; the gradient of a part is
-    summed over the processes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
-        ctx.dim, ctx.mesh = dim, mesh
-        return torch.cat(all_gathered(x, mesh.size(), mesh.get_group()), dim)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        full = summed(grad, ctx.mesh.get_group())
-        return piece(full, ctx.dim, ctx.mesh.size(), ctx.mesh.get_local_rank()), None, None
-
-
-def summed(x: Tensor, group: Any) -> Tensor:
-    """Return the sum of a tensor over the processes."""
-    return collectives.wait_tensor(collectives.all_reduce(x.contiguous(), "sum", group))
-
-
 @dataclass(frozen=True)
 class Shown:
     """A divided parameter of a module, and the rule by which this process uses its part."""
@@ -220,6 +175,8 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
     for name, branch in branches.items():
         rules |= rules_of(name, branch, n)
         inside.update(branch.modules())
+    of_vocabulary = rules_of_vocabulary(model, n)
+    rules |= of_vocabulary
     distributed: dict[nn.Parameter, nn.Parameter] = {}  # a head may share the embedding's parameter
     for module in list(model.modules()):
         own = []
@@ -232,6 +189,8 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
                 own.append(Shown(module, name, rule))
         if own and module not in inside:
             Locally(module, own, mesh)
+    if of_vocabulary:
+        Vocabulary(model, mesh)
     for path, branch in branches.items():
         used = [
             Shown(owner, name, rules[owner, name])
@@ -258,6 +217,15 @@ def rules_of(name: str, branch: nn.Module, n: int) -> dict[tuple[nn.Module, str]
         for own, _ in owner.named_parameters(recurse=False):
             rules[owner, own] = rule_of(branch, f"{path}.{own}".lstrip("."), n)
     return rules
+
+
+def rules_of_vocabulary(model: Decoder, n: int) -> dict[tuple[nn.Module, str], Rule | None]:
+    """Return how n processes divide the embedding and the head, as `rules_of` does: by rows, or not at all if n does
+    not divide the vocabulary or one of them has adapters."""
+    modules = model.embed, model.head
+    if not divides_vocabulary(model.config, n) or any(module._modules for module in modules):
+        return {}
+    return {(module, name): OUT for module in modules for name, _ in module.named_parameters()}
 
 
 def as_dtensor(parameter: nn.Parameter, rule: Rule | None, mesh: DeviceMesh) -> nn.Parameter:
@@ -307,7 +275,7 @@ def normalize_gathered(branch: nn.Module, model: Decoder, layer: int, mesh: Devi
         copies = max(1, n // heads)  # processes with the same head
 
         def gather(_: nn.Module, inputs: Any, copies: int = copies) -> tuple[Tensor]:
-            full = Gather.apply(inputs[0], dim, mesh)
+            full: Tensor = Copy.apply(Join.apply(inputs[0], dim, mesh), mesh.get_group())
             if copies > 1:
                 full = torch.cat(full.chunk(n, dim)[::copies], dim)
             return (full,)

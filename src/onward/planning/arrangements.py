@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onward.config.decoder import DecoderConfig
-from onward.config.mesh import Mesh, undivided
+from onward.config.mesh import Mesh, divides_vocabulary, undivided
 from onward.planning.devices import MACHINE
 from onward.planning.flops import part_sizes, training_flops
 from onward.planning.machine import Machine
@@ -72,10 +72,9 @@ def step_time(
             meanwhile += seconds
         else:
             waiting += seconds
-    head = 3 * sum(
-        part.flops for part in part_sizes(config) if part.name == "head"
-    )  # which each process computes without dividing them
-    operations = head + (training_flops(config, length, recompute) - head) / mesh.tensor
+    head = 3 * sum(part.flops for part in part_sizes(config) if part.name == "head")
+    whole = 0 if divides_vocabulary(config, mesh.tensor) else head  # operations of each process
+    operations = whole + (training_flops(config, length, recompute) - whole) / mesh.tensor
     return StepTime(rows * length * operations / (machine.training_share * machine.peak(precision)), meanwhile, waiting)
 
 

@@ -9,18 +9,20 @@ from dataclasses import replace
 from typing import Any
 
 from onward.config.decoder import DecoderConfig, Experts, each
-from onward.config.mesh import Mesh
+from onward.config.mesh import Mesh, divides_vocabulary
 from onward.data.windows import Batch
 from onward.planning.dry import DryStep, Segment, dry_step
 from onward.planning.memory import AUTOCAST, HOLES, ORTHOGONAL, TrainingMemory, training_memory
 from onward.planning.parameters import kinds, modules, parameters, size
 from onward.planning.pieces import Group, groups, matrices_by_shape
 
+LOOKUP = 9  # bytes that a divided embedding keeps of a token: its row, and whether another process has it
+
 
 def narrowed(config: DecoderConfig, tensor: int) -> DecoderConfig:
     """Return a decoder with the activations of one of `tensor` processes that divide the layers: it has one process's
-    heads and feed-forward units, and the full vocabulary. Key/value heads are repeated if there are fewer than
-    processes."""
+    heads and feed-forward units, and its part of the vocabulary if that is divided. Key/value heads are repeated if
+    there are fewer than processes."""
 
     def experts(part: Any) -> Any:
         if not isinstance(part, Experts):
@@ -29,6 +31,7 @@ def narrowed(config: DecoderConfig, tensor: int) -> DecoderConfig:
 
     return replace(
         config,
+        vocab_size=config.vocab_size // tensor if divides_vocabulary(config, tensor) else config.vocab_size,
         n_heads=config.n_heads // tensor,
         n_kv_heads=max(1, config.n_kv_heads // tensor),
         d_head=config.d_head,
@@ -72,6 +75,9 @@ def device_memory(
         low_blocks=low,
         keep_casts=mesh.tensor == 1,
     )
+    if part.vocab_size < config.vocab_size:
+        looked_up = LOOKUP * rows * length
+        dry = replace(dry, embedding=Segment(dry.embedding.kept + looked_up, dry.embedding.peak + looked_up))
     activations, gathered = dry.forward.kept, 0
     if sharded:
         dry = with_gathers(dry, part, of_decoder, width)

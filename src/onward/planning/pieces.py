@@ -11,8 +11,9 @@ from torch import nn
 
 from onward.config.decoder import DecoderConfig
 from onward.config.mesh import Mesh
+from onward.model.decoder import Decoder
 from onward.parallel.parallelize import shard_dim
-from onward.parallel.tensor import Rule, rules_of
+from onward.parallel.tensor import Rule, rules_of, rules_of_vocabulary
 from onward.planning.parameters import modules
 
 
@@ -84,6 +85,9 @@ def pieces_of(module: nn.Module, mesh: Mesh) -> Iterator[Piece]:
         if branch := module._modules.get(kind):
             of_branch = rules_of(kind, branch, mesh.tensor)
             rules |= {id(owner._parameters[name]): rule for (owner, name), rule in of_branch.items()}
+    if mesh.tensor > 1 and isinstance(module, Decoder):
+        of_vocabulary = rules_of_vocabulary(module, mesh.tensor)
+        rules |= {id(owner._parameters[name]): rule for (owner, name), rule in of_vocabulary.items()}
     for name, parameter in module.named_parameters():
         full_shape, shape, rule = tuple(parameter.shape), list(parameter.shape), rules.get(id(parameter))
         if rule and rule.split is not None:

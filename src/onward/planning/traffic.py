@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from onward.checkpoint.source import SizeLimit
 from onward.config.decoder import AttentionOnly, DecoderConfig, Experts, SelfAttention, at
-from onward.config.mesh import Mesh
+from onward.config.mesh import Mesh, divides_vocabulary
 from onward.model.decoder import Decoder
+from onward.parallel.vocabulary import rows_at_once
 from onward.planning.dry import Shortened, computing_in, kinds_of_layers, reduced
 from onward.planning.memory import AUTOCAST
 from onward.planning.pieces import groups, matrices_by_shape
@@ -89,9 +90,10 @@ def of_tensor(
     config: DecoderConfig, mesh: Mesh, rows: int, length: int, precision: str, recompute: bool
 ) -> Iterator[Collective]:
     """Yield the communication of the tensor axis in a step: sums of the outputs of attention and feed-forward, of the
-    gradients of their inputs, and of the gradients of parameters that each device keeps undivided."""
+    gradients of their inputs, and of the gradients of parameters that each device keeps undivided; and the sums of a
+    divided vocabulary."""
     make, n = partial(Collective, "tensor", SUM), mesh.tensor
-    layers = branches_of(config, rows, length, precision)
+    layers, embedded, before_head = branches_of(config, rows, length, precision)
     outputs = [size for layer in layers for size in layer.outputs]
     if recompute:
         outputs += [size for layer in layers for size in layer.outputs[: -1 if layer.ends_early else None]]
@@ -108,6 +110,13 @@ def of_tensor(
     total = width * sum(count * size for count, size in summed)
     yield make("gradients of parameters that are not divided", n, sum(count for count, _ in summed), total)
     yield from of_norms(config, mesh, rows * length * low_width(precision), 1 + recompute)
+    if divides_vocabulary(config, n):
+        tokens = rows * length
+        chunks = -(-tokens // rows_at_once(config.vocab_size // n))
+        chunks = -(-tokens // -(-tokens // chunks))  # as torch.chunk makes them
+        yield make("embeddings", n, 1, embedded)
+        yield make("maxima, denominators and targets of the softmax", n, 3 * chunks, 3 * 4 * tokens)
+        yield make("gradients of the inputs of the head", n, chunks, before_head)
 
 
 def of_norms(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Iterator[Collective]:
@@ -144,9 +153,9 @@ class Branches:
         self.ends_early = False
 
 
-def branches_of(config: DecoderConfig, rows: int, length: int, precision: str) -> list[Branches]:
-    """Return the sizes of the attention and the feed-forward of each layer, from a forward in a dry run of two blocks
-    of each kind."""
+def branches_of(config: DecoderConfig, rows: int, length: int, precision: str) -> tuple[list[Branches], int, int]:
+    """Return the sizes of the attention and the feed-forward of each layer, and the bytes of the embeddings and of the
+    inputs of the head, from a forward in a dry run of two blocks of each kind."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)
@@ -157,8 +166,10 @@ def branches_of(config: DecoderConfig, rows: int, length: int, precision: str) -
         for branches, block in zip(noted, model.blocks):
             for name, child in block.named_children():
                 child.register_forward_hook(branches.note if name in ("attn", "mlp") else branches.note_other)
-        model.hidden_of_checked(torch.zeros(rows, length, dtype=torch.int64), None, None)
-    return [noted[chosen.index(kind) + (kind != layer)] for layer, kind in enumerate(kinds)]
+        tokens = torch.zeros(rows, length, dtype=torch.int64)
+        embedded, before_head = model.embed(tokens), model.embed_out(model.hidden_of_checked(tokens, None, None))
+    layers = [noted[chosen.index(kind) + (kind != layer)] for layer, kind in enumerate(kinds)]
+    return layers, embedded.nbytes, before_head.nbytes
 
 
 def of_muon(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:

@@ -34,7 +34,7 @@ from onward.planning.memory import (
 from onward.planning.mesh import device_memory
 from onward.planning.parameters import active_parameters, cache_bytes_per_token, parameters
 from onward.planning.traffic import Collective, collectives
-from onward.reports.plan_lines import Line, memory_lines, number, size, time_lines, traffic_lines
+from onward.reports.plan_lines import Line, memory_lines, number, size, time_lines, traffic_lines, vocabulary_line
 from onward.training.step.loss import CrossEntropy
 
 BATCHES = 1 << 20  # largest batch that the search tries, rows
@@ -219,6 +219,8 @@ class Planned:
         section = f"one device of mesh {mesh}, training in {self.precision}"
         memory, windows = self.on_mesh(mesh), self.batch * mesh.data
         yield from memory_lines(section, memory, mesh)
+        if mesh.tensor > 1:
+            yield vocabulary_line(section, self.config, mesh)
         yield from self.fit(
             partial(size, section), memory.peak, "largest sum of these and temporary tensors at one time"
         )

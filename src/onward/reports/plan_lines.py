@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from onward.config.mesh import Mesh
+from onward.config.decoder import DecoderConfig
+from onward.config.mesh import Mesh, divides_vocabulary
 from onward.hub import size_of
 from onward.planning.arrangements import StepTime
 from onward.planning.memory import TrainingMemory
@@ -48,6 +49,15 @@ def memory_lines(section: str, memory: TrainingMemory, mesh: Mesh) -> Iterator[L
     )
     if memory.gathered:
         yield line("gathered weights", memory.gathered, "embedding and head in 4 bytes, and two blocks")
+
+
+def vocabulary_line(section: str, config: DecoderConfig, mesh: Mesh) -> Line:
+    """Return the line for the vocabulary of a device: its rows of the embedding and the head."""
+    if divides_vocabulary(config, mesh.tensor):
+        rows, how = config.vocab_size // mesh.tensor, f"vocab_size / {mesh.tensor}"
+    else:
+        rows, how = config.vocab_size, f"whole, since {mesh.tensor} does not divide {config.vocab_size:,}"
+    return Line(section, "rows of embedding and head", rows, f"{rows:,} rows", how)
 
 
 def traffic_lines(section: str, sent: list[Collective], mesh: Mesh) -> Iterator[Line]:

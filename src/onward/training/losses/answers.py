@@ -17,7 +17,8 @@ from onward.data.windows import IGNORE_INDEX
 from onward.model.decoder import Decoder, without_dropout
 from onward.parallel.parallelize import inside, resharded
 from onward.parallel.parts import local, part_of
-from onward.training.step.loss import MAX_LOGITS, Loss, Sums
+from onward.parallel.vocabulary import rows_at_once, scores
+from onward.training.step.loss import Loss, Sums
 from onward.transforms.heads import NAME
 from onward.transforms.lora import adapter_names, use_adapter
 
@@ -92,7 +93,7 @@ def logprobs_of(model: Decoder, hidden: Tensor, batch: ExampleBatch, tail: float
     targets = batch.targets.flatten()
     chosen = (targets != IGNORE_INDEX).nonzero()[:, 0]
     sequences = batch.sequences.flatten()[chosen]
-    size = max(1, MAX_LOGITS // model.config.vocab_size)
+    size = rows_at_once(model.head.out_features)
     parts = zip(hidden[chosen].split(size), targets[chosen].split(size))
     if len(chosen) <= size:
         logprobs = [target_logprobs(model, h, t) for h, t in parts]
@@ -110,9 +111,7 @@ def logprobs_of(model: Decoder, hidden: Tensor, batch: ExampleBatch, tail: float
 
 def target_logprobs(model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
     """Compute the log-probabilities of targets (N,) after hidden states (N, D)."""
-    logits = model.logits(hidden)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    return scores(model, hidden).logprobs(targets)
 
 
 class Frozen:

@@ -19,10 +19,11 @@ from onward.data.windows import IGNORE_INDEX, Batch
 from onward.generation.sampling import Sampling
 from onward.hub import locate
 from onward.model.decoder import Decoder
+from onward.parallel.vocabulary import rows_at_once
 from onward.text.tokenizer import Tokenizer
 from onward.training.losses.answers import Frozen
 from onward.training.losses.completions import complete, completion_batch, prompts_of
-from onward.training.step.loss import MAX_LOGITS, Loss, Sums
+from onward.training.step.loss import Loss, Sums
 
 
 def divergence(student: Tensor, teacher: Tensor, mix: float) -> Tensor:
@@ -68,7 +69,7 @@ class Distillation(Loss):
             wanted = teacher.hidden(batch.tokens, batch.positions).flatten(0, 1)
         hidden = model.hidden(batch.tokens, batch.positions).flatten(0, 1)
         chosen = (batch.targets.flatten() != IGNORE_INDEX).nonzero()[:, 0]
-        size = self.chunk or max(1, MAX_LOGITS // model.config.vocab_size // 2)
+        size = self.chunk or rows_at_once(2 * model.config.vocab_size)
         parts = [*zip(hidden[chosen].split(size), wanted[chosen].split(size))]
         of_chunk = partial(self.of_hidden, model, teacher)
         if len(parts) > 1:

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from onward.arguments import named
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder
+from onward.parallel.vocabulary import rows_at_once
 from onward.training.reinforcement.shared_prompts import target_states
-from onward.training.step.loss import MAX_LOGITS
 from onward.transforms.heads import VALUE, head_labels, head_of
 
 
@@ -79,7 +79,7 @@ def policy_outputs(model: Decoder, batch: Batch, temperature: float) -> PolicyOu
         plain = log_p.detach() if temperature == 1.0 else logits.detach().log_softmax(-1)
         return log_p.gather(1, t[:, None])[:, 0], entropy, plain.gather(1, t[:, None])[:, 0]
 
-    size = max(1, MAX_LOGITS // model.config.vocab_size)
+    size = rows_at_once(model.config.vocab_size)
     pieces = list(zip(states.split(size), targets.split(size)))
     run = (
         part

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from onward.config.decoder import DecoderConfig
-from onward.config.mesh import Mesh
+from onward.config.mesh import Mesh, divides_vocabulary
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.limits import in_bytes, memory_size
@@ -91,10 +91,15 @@ def device_bytes(config: RunConfig) -> int:
 
 
 def in_words(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> str:
-    """Describe a mesh in a sentence: the memory that it needs on each device, by kind."""
+    """Describe a mesh in a sentence: the memory that it needs on each device, by kind, and whether a tensor axis leaves
+    the embedding and the head whole."""
     memory = memory_per_process(config, decoder, mesh)
     kinds = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer", "activations", "gathered")}
     named = ", ".join(f"{name} {in_bytes(size)}" for name, size in kinds.items() if size)
-    return (
-        f"mesh {mesh}: each process needs about {in_bytes(memory.peak)} of {in_bytes(device_bytes(config))} ({named})"
+    whole = (
+        ""
+        if divides_vocabulary(decoder, mesh.tensor)
+        else (f"; embedding and head are whole, since {mesh.tensor} does not divide vocab_size {decoder.vocab_size:,}")
     )
+    have = in_bytes(device_bytes(config))
+    return f"mesh {mesh}: each process needs about {in_bytes(memory.peak)} of {have} ({named}){whole}"

@@ -18,14 +18,13 @@ from torch.autograd.function import once_differentiable
 from onward.arguments import checked, explained
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.errors import UserError
-from onward.kernels.cross_entropy import cross_entropy
 from onward.model.decoder import Decoder, without_dropout
 from onward.parallel.parallelize import inside
+from onward.parallel.vocabulary import rows_at_once, scores
 from onward.training.step.precision import autocast
 
 Sums = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Mapping[str, Tensor]]
 LossFunction = Callable[[Any, Any], Sums]  # of a model and a batch, see `Loss`
-MAX_LOGITS = 1 << 25  # in memory at once: 128 MiB in fp32
 
 
 class Loss:
@@ -115,7 +114,7 @@ class CrossEntropy(Loss):
         hidden = model.hidden(batch.tokens, batch.positions).flatten(0, 1)
         targets = batch.targets.flatten()
         loss = partial(self.of_hidden, model)
-        chunks = -(-len(targets) // (self.chunk or max(1, MAX_LOGITS // model.config.vocab_size)))
+        chunks = -(-len(targets) // (self.chunk or rows_at_once(model.head.out_features)))
         if chunks <= 1:
             return loss(hidden, targets)
         head = [p for part in (model.embed_out, model.head) for p in part.parameters() if p.requires_grad]
@@ -124,14 +123,12 @@ class CrossEntropy(Loss):
     def of_hidden(self, model: Decoder, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the sum to minimize and the plain cross-entropy for hidden states (N, D) and targets (N,), with all
         logits in memory at once."""
-        logits = model.logits(hidden)
-        plain = loss = cross_entropy(logits, targets, IGNORE_INDEX)
+        of_tokens = scores(model, hidden)
+        plain = loss = of_tokens.cross_entropy(targets, IGNORE_INDEX)
         if self.label_smoothing or self.z_loss:
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            log_z = logits.logsumexp(-1)
-            extra = self.z_loss * log_z.square()
+            extra = self.z_loss * of_tokens.log_z.square()
             if self.label_smoothing:  # the cross-entropy of a target spread over the whole vocabulary
-                extra = extra + self.label_smoothing * (log_z - logits.mean(-1))
+                extra = extra + self.label_smoothing * (of_tokens.log_z - of_tokens.mean)
             loss = (1 - self.label_smoothing) * plain + (extra * (targets != IGNORE_INDEX)).sum()
         return loss, plain.detach()
 

@@ -1,0 +1,126 @@
+"""The vocabulary divided over the processes of a tensor axis: each has some rows of the embedding and of the head, and
+losses read logits of which each process has some columns, so that whole ones are never gathered (Shoeybi et al. 2019,
+section 3).
+
+Shapes: N tokens, D d_model, V vocabulary, n processes.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import DeviceMesh
+from torch.nn import functional as F
+
+from onward.kernels.cross_entropy import cross_entropy
+from onward.model.decoder import Decoder
+from onward.parallel.functions import Copy, Join, Sum, reduced
+
+MAX_LOGITS = 1 << 25  # in memory at once: 128 MiB in fp32
+
+
+def rows_at_once(columns: int) -> int:
+    """Return the number of tokens whose logits are in memory at once, given the number of logits of each."""
+    return max(1, MAX_LOGITS // columns)
+
+
+class Scores:
+    """The results of a softmax over logits (N, V), in at least fp32, as losses read them."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+    @cached_property
+    def exact(self) -> Tensor:
+        """The logits in at least fp32."""
+        return self.logits.to(torch.promote_types(self.logits.dtype, torch.float32))
+
+    @cached_property
+    def log_z(self) -> Tensor:
+        """The logarithms of the softmax's denominators, (N,)."""
+        return self.exact.logsumexp(-1)
+
+    @property
+    def mean(self) -> Tensor:
+        """The means of the logits, (N,)."""
+        return self.exact.mean(-1)
+
+    def logprobs(self, targets: Tensor) -> Tensor:
+        """Return the log-probabilities of targets (N,)."""
+        return self.exact.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+
+    def cross_entropy(self, targets: Tensor, ignored: int) -> Tensor:
+        """Return the sum of the cross-entropies for targets (N,), without those equal to `ignored`."""
+        return cross_entropy(self.logits, targets, ignored)
+
+
+class DividedScores(Scores):
+    """Scores of which this process has the logits (N, V / n) of its part of the vocabulary. Numbers for each token are
+    reduced over the processes; all must ask for the same."""
+
+    def __init__(self, logits: Tensor, vocabulary: Vocabulary) -> None:
+        super().__init__(logits)
+        self.vocabulary = vocabulary
+
+    @cached_property
+    def log_z(self) -> Tensor:
+        own, group = self.exact.logsumexp(-1), self.vocabulary.group
+        top = reduced(own.detach(), "max", group)
+        return top + Sum.apply((own - top).exp(), group).log()
+
+    @property
+    def mean(self) -> Tensor:
+        total: Tensor = Sum.apply(self.exact.sum(-1), self.vocabulary.group)
+        return total / self.vocabulary.size
+
+    def logprobs(self, targets: Tensor) -> Tensor:
+        rows, foreign = self.vocabulary.rows_of(targets)
+        logits = self.exact.gather(-1, rows[:, None])[:, 0].masked_fill(foreign, 0)
+        return Sum.apply(logits, self.vocabulary.group) - self.log_z  # type: ignore[no-any-return]
+
+    def cross_entropy(self, targets: Tensor, ignored: int) -> Tensor:
+        without = targets == ignored
+        return -self.logprobs(targets.masked_fill(without, 0)).masked_fill(without, 0).sum()
+
+
+class Vocabulary:
+    """A vocabulary of V tokens of which this process of a mesh of one axis has V / n. It replaces the forward of the
+    decoder's embedding, whose rows are looked up where they are, and `logits`, which gathers those of all processes;
+    `scores` gathers none."""
+
+    def __init__(self, model: Decoder, mesh: DeviceMesh) -> None:
+        self.group, self.part = mesh.get_group(), mesh.get_local_rank()
+        self.size, self.own = model.config.vocab_size, model.config.vocab_size // mesh.size()
+        self.embed, self.logits = model.embed, model.logits
+        changed: Any = model
+        changed.embed.forward = self.vectors
+        changed.logits = lambda hidden: Join.apply(self.logits(hidden), -1, mesh)
+        changed.vocabulary = self
+        model.head.out_features = self.own
+        model.head.register_forward_pre_hook(lambda _, inputs: (Copy.apply(inputs[0], self.group),))
+
+    def vectors(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings of tokens (..., D), from the processes that have them."""
+        rows, foreign = self.rows_of(tokens)
+        vectors = F.embedding(rows, self.embed.weight)
+        return Sum.apply(vectors.masked_fill(foreign[..., None], 0), self.group)  # type: ignore[no-any-return]
+
+    def scores(self, hidden: Tensor) -> DividedScores:
+        """Return the scores of hidden states (N, D)."""
+        return DividedScores(self.logits(hidden), self)
+
+    def rows_of(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return this process's rows of tokens, 0 for tokens of other processes, and which are of others. An id outside
+        the vocabulary stays outside of the rows, so that looking it up is an error."""
+        rows = tokens - self.part * self.own
+        foreign = (tokens >= 0) & (tokens < self.size) & ((rows < 0) | (rows >= self.own))
+        return rows.masked_fill(foreign, 0), foreign
+
+
+def scores(model: Any, hidden: Tensor) -> Scores:
+    """Return the scores of hidden states (N, D) of a decoder."""
+    vocabulary: Vocabulary | None = getattr(model, "vocabulary", None)
+    return vocabulary.scores(hidden) if vocabulary else Scores(model.logits(hidden))
