@@ -63,8 +63,8 @@ def their_step(folder: Path, size: tuple[int, ...], tokens: torch.Tensor) -> Ste
     return step
 
 
-def our_step(size: tuple[int, ...], tokens: torch.Tensor) -> Step:
-    """A step of Onward's trainer on the same architecture."""
+def our_model(size: tuple[int, ...]) -> onward.Decoder:
+    """Onward's decoder of the same architecture."""
     width, layers, heads, context, _ = size
     config = onward.DecoderConfig(
         vocab_size=65,
@@ -78,7 +78,12 @@ def our_step(size: tuple[int, ...], tokens: torch.Tensor) -> Step:
         norm=onward.LayerNorm(bias=False),
         tied=True,
     )
-    model = onward.Decoder(config)
+    return onward.Decoder(config)
+
+
+def our_step(size: tuple[int, ...], tokens: torch.Tensor) -> Step:
+    """A step of Onward's trainer on this decoder."""
+    model = our_model(size)
     adamw = optimizers(model, "adamw", 1e-3, 0.1, (0.9, 0.99))
     trainer = Trainer(model, adamw, lambda step: 1e-3, StepConfig(clip=1.0, precision="bf16"))
     plan = StepPlan([Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())])
