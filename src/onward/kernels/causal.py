@@ -15,7 +15,6 @@ from onward.kernels.memory import address, buffer, fits, strided_address
 from onward.kernels.rules import DTYPES, emitter, is_worth, kernels_can_read
 
 LANES = 16  # tokens and numbers of a head are multiples of it
-MAX_WINDOW = 1 << 15  # numbers of a head's keys in a window, which stay in a core's cache
 
 
 def takes_kernel(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -26,9 +25,9 @@ def takes_kernel(q: Tensor, k: Tensor, v: Tensor) -> bool:
     (rows, tokens, heads, width), kv_heads = q.shape, k.size(2)
     return (
         tokens % LANES == width % LANES == 0
-        and tokens * width <= MAX_WINDOW
         and kv_heads > 0
         and heads % kv_heads == 0
+        and 2 * rows * kv_heads >= torch.get_num_threads()  # which divide windows and key/value heads
         and all(fits(each, q.dtype, rows, tokens, kv_heads, width) and kernels_can_read(each) for each in (k, v))
         and is_worth("causal", q)
     )
