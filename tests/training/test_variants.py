@@ -142,7 +142,7 @@ def test_one_bad_variant_is_one_sentence_and_nothing_is_trained(
     assert not [*tmp_path.rglob("seed-*")]
 
 
-@pytest.mark.parametrize("command", ["compare a.txt", "sweep a.txt", "scaling run a.txt", "evaluate runs/a"])
+@pytest.mark.parametrize("command", ["compare a.txt", "sweep a.txt", "scaling run a.txt", "generate runs/a"])
 def test_several_processes_are_refused(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

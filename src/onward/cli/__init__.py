@@ -62,7 +62,7 @@ GROUPS = {
     },
 }
 COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
-IN_PROCESSES = "train", "finetune"  # commands that torchrun may start in several processes
+IN_PROCESSES = "train", "finetune", "evaluate"  # commands that torchrun may start in several processes
 SYNONYMS = {  # names of commands elsewhere -> ours
     **dict.fromkeys(("talk", "ask", "repl"), "chat"),
     **dict.fromkeys(("server", "api", "host"), "serve"),
@@ -125,7 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # so that an error of the output is reported here and not when Python ends
             return status
         except KeyboardInterrupt:
-            streams.complain("\nonward: interrupted")
+            if os.environ.get("RANK", "0") == "0":  # one rank says it
+                streams.complain("\nonward: interrupted")
             return 130
         except BrokenPipeError:  # the reader of the output has gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from onward.evaluation.kept import Kept
+from onward.evaluation.kept import Kept, whole
 from onward.generation.engine.engine import Engine
 from onward.generation.options import GenerationOptions
 from onward.generation.prompts import submit
@@ -41,33 +41,39 @@ def write_answers(
     options.seed + i.
 
     Answers in `kept`, the stored results of earlier evaluations, are not generated again, and new ones are added one by
-    one. `progress` is called with the number of answers that are done. Raises the error of the first answer that fails,
-    once the others are done.
+    one; the replicas of `kept` divide the answers. `progress` is called with the number of answers that are done.
+    Raises the error of the first answer that fails, once the others are done.
     """
     kept = kept or Kept()
     seeds = [None if options.seed is None else options.seed + i for i in range(len(prompts) * options.n)]
     alone = [replace(options, n=1, seed=seed) for seed in seeds]
     requests = [("answer", tuple(prompts[i // options.n]), repr(one)) for i, one in enumerate(alone)]
     results = [kept_answer(kept.get(*request)) for request in requests]
-    waiting = {}
-    for i, result in enumerate(results):
-        if result is None:
+    missing = [i for i, result in enumerate(results) if result is None]
+
+    def write() -> None:
+        """Generate this process's share of the answers."""
+        waiting = {}
+        for i in kept.replicas.share(missing):
             [(one, answer)] = submit(engine, tokenizer, [prompts[i // options.n]], alone[i]).items()
             waiting[one] = i, answer
-    failed: list[Exception] = []
-    progress(len(results) - len(waiting))
-    while waiting:
-        for one in [one for one in waiting if one.finish_reason]:
-            i, answer = waiting.pop(one)
-            if one.error:
-                failed.append(one.error)
-                continue
-            generated = results[i] = GeneratedAnswer(answer.finish(), one.tokens)
-            kept.add([(requests[i], [*generated])])
-            progress(len(results) - len(waiting))
-        if engine.busy:
-            engine.step()
-    if failed:
-        raise failed[0]
-    done = [result for result in results if result is not None]
+        failed: list[Exception] = []
+        report = lambda: progress(max(0, len(results) - len(waiting) * kept.replicas.count))
+        report()
+        while waiting:
+            for one in [one for one in waiting if one.finish_reason]:
+                i, answer = waiting.pop(one)
+                if one.error:
+                    failed.append(one.error)
+                    continue
+                generated = results[i] = GeneratedAnswer(answer.finish(), one.tokens)
+                kept.add([(requests[i], [*generated])])
+                report()
+            if engine.busy:
+                engine.step()
+        if failed:
+            raise failed[0]
+
+    kept.divide(f"{len(missing):,} answers", write)
+    done = whole([one or kept_answer(kept.get(*request)) for one, request in zip(results, requests)])
     return [done[i : i + options.n] for i in range(0, len(done), options.n)]

@@ -96,7 +96,8 @@ def run_task(
 ) -> TaskResult:
     """Evaluate a model on up to `limit` questions of a task, each after the same `examples` solved ones; with `chat` as
     a conversation, by the chat template. `engine` makes the engine that writes the answers to questions without
-    choices. Results in `kept`, stored by earlier evaluations, are used, and new ones added. Raises a UserError if a
+    choices. Results in `kept`, stored by earlier evaluations, are used, and new ones added; its replicas divide the
+    questions, and the first one grades written answers. Raises a UserError if a
     task has too few questions, or if the examples do not fit into the context."""
     kept = kept or Kept()
     report = lambda done, total: progress(task.label, done, total)
@@ -116,8 +117,8 @@ def run_task(
         total = mean_of(right)
     else:
         answers = answers_of(task, questions, asking, model, engine, kept, report)
-        right, by_length = task.grades(answers, questions, kept), None
-        total = task.total([one[0] for one in answers], questions, right)
+        right = kept.replicas.first(f"grades of {task.label}", lambda: task.grades(answers, questions, kept))
+        total, by_length = task.total([one[0] for one in answers], questions, right), None
     chance = fmean(1 / len(question.choices) if question.choices else 0.0 for question in questions)
     return TaskResult(task.label, *total, by_length, chance, examples, tuple(right))
 

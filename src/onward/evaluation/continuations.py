@@ -16,7 +16,7 @@ from onward.config.decoder import at
 from onward.config.scaling import LinearScaling, Llama3Scaling, YaRNScaling
 from onward.data.windows import IGNORE_INDEX
 from onward.errors import UserError
-from onward.evaluation.kept import Kept
+from onward.evaluation.kept import Kept, whole
 from onward.kernels.cross_entropy import cross_entropies
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, check_ids, without_dropout
@@ -83,7 +83,7 @@ def score_continuations(
     Texts longer than the model's context lose their first tokens. `progress` is called with the number of pairs that
     are done. Scores in `kept`, stored by earlier evaluations, are not computed again, and new ones are added to it,
     batch by batch. Raises a UserError for a continuation longer than the context, and for token ids outside the
-    vocabulary.
+    vocabulary. The replicas of `kept` divide the batches.
     """
     length = model.config.context_length
     inputs: list[tuple[int, ...]] = []  # all tokens of each pair except the last
@@ -100,17 +100,24 @@ def score_continuations(
     missing = [i for i, one in enumerate(result) if one is None]
     done = len(pairs) - len(missing)
     progress(done)
-    with without_dropout(model):
-        for group in batches([inputs[i][: len(inputs[i]) - len(pairs[i].continuation)] for i in missing]):
+
+    def compute() -> None:
+        """Compute this process's share of the batches."""
+        nonlocal done
+        contexts = [inputs[i][: len(inputs[i]) - len(pairs[i].continuation)] for i in missing]
+        for group in kept.replicas.share(batches(contexts)):
             batch = [missing[j] for j in group]
             states = read(model, [inputs[i] for i in batch], [len(pairs[i].continuation) for i in batch])
             batch_scores = scores(model, states, [pairs[i].continuation for i in batch])
             for i, scored in zip(batch, batch_scores):
                 result[i] = scored
             kept.add([(request(pairs[i]), [one.logprob, one.greedy]) for i, one in zip(batch, batch_scores)])
-            done += len(batch)
-            progress(done)
-    return [one for one in result if one is not None]
+            done += len(batch) * kept.replicas.count
+            progress(min(done, len(pairs)))
+
+    with without_dropout(model):
+        kept.divide(f"{len(missing):,} scores", compute)
+    return whole([one or kept_score(kept.get(*request(pair))) for one, pair in zip(result, pairs)])
 
 
 def request(pair: Pair) -> tuple[str, tuple[int, ...], tuple[int, ...]]:

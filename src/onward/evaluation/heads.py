@@ -13,8 +13,10 @@ from onward.data.examples import Examples, tabulated
 from onward.data.forms import Encoder, Example, classified, preferred
 from onward.data.records import Record
 from onward.errors import UserError
-from onward.evaluation.outputs import outputs
+from onward.evaluation.outputs import ROWS, outputs
+from onward.evaluation.score import batched
 from onward.model.decoder import Decoder
+from onward.parallel.replicas import ALONE, Replicas
 from onward.text.tokenizer import Tokenizer
 from onward.transforms.heads import VALUE, head_labels
 
@@ -65,10 +67,13 @@ def within(examples: Iterable[Example], length: int) -> Iterator[Example]:
         yield example
 
 
-def evaluate_head(model: Decoder, examples: Examples) -> ClassEvaluation | PairEvaluation:
-    """Compute the figures of a classifier or, for a head with one output, of a reward model."""
+def evaluate_head(model: Decoder, examples: Examples, replicas: Replicas = ALONE) -> ClassEvaluation | PairEvaluation:
+    """Compute the figures of a classifier or, for a head with one output, of a reward model. `replicas` divide the
+    batches of examples."""
     labels = head_labels(model)
-    scores = outputs(model, [examples.sequence(i).until_trained() for i in range(len(examples.ends))]).cpu()
+    sequences = (examples.sequence(i).until_trained() for i in range(len(examples.ends)))
+    of_batch = lambda batch: outputs(model, batch).cpu()
+    scores = torch.cat(replicas.map(f"{len(examples):,} examples", of_batch, batched(sequences, ROWS)))
     if len(labels) < 2:
         chosen, rejected = scores[::2, 0], scores[1::2, 0]
         right = (chosen > rejected).float() + 0.5 * (chosen == rejected)

@@ -6,19 +6,22 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from onward.compiled.fingerprint import fingerprint
+from onward.errors import UserError
 from onward.model.decoder import Decoder
+from onward.parallel.replicas import ALONE, Replicas
 from onward.text.tokenizer import Tokenizer
 
 LARGEST = 1 << 26  # bytes of a file, to which nothing more is added then
 FOLDER = 1 << 28  # bytes of the folder; of more, the files used longest ago are deleted
 ENDING = ".jsonl"
 PACKAGES = "onward", "torch", "tokenizers"  # that compute results
+T = TypeVar("T")
 
 
 class NotKept(UserWarning):
@@ -32,11 +35,17 @@ class Kept:
     A request is all that its result depends on besides the model: tokens, or a text, and options. A line of the file is
     a JSON list of hash and result; other lines, such as the last one of a process that was killed, are skipped. Several
     processes may append to one file.
+
+    Several `replicas` have the same results in memory, and each appends those that it computes to its file.
     """
 
-    def __init__(self, file: Path | None = None) -> None:
+    def __init__(self, file: Path | None = None, replicas: Replicas = ALONE) -> None:
         self.results: dict[str, Any] = dict(lines(file)) if file else {}
+        self.replicas = replicas
+        if file:
+            self.unite(file.name)
         self.before = frozenset(self.results)  # of an earlier evaluation
+        self.added: list[tuple[str, Any]] = []  # since the last call of `divide`
         self.file, self.reused, self.descriptor = file, 0, -1
         if file:
             try:
@@ -60,6 +69,7 @@ class Kept:
         """Store results, given as pairs (request, result), where a request is (kind, ...) as for `get`."""
         new = [(key_of(request[0], request[1:]), result) for request, result in results]
         self.results.update(new)
+        self.added += new
         data = "".join(json.dumps(line) + "\n" for line in new).encode()
         if self.descriptor >= 0 and len(data) <= self.room:
             try:
@@ -67,6 +77,25 @@ class Kept:
                 self.room -= len(data)
             except OSError as error:
                 self.give_up(error)
+
+    def unite(self, name: str) -> None:
+        """Take in the results that other processes have read from their files, if these differ."""
+        keys = hashlib.sha256(repr(sorted(self.results)).encode()).hexdigest()
+        if len({*self.replicas.together(f"answers for {name}", lambda: keys)}) > 1:
+            for results in self.replicas.together(f"all answers for {name}", lambda: self.results):
+                self.results |= results
+
+    def divide(self, name: str, compute: Callable[[], None]) -> None:
+        """Call `compute`, which adds a share of the results in each process, and take in those of the other processes;
+        see `Replicas.together`."""
+
+        def own() -> list[tuple[str, Any]]:
+            self.added = []
+            compute()
+            return self.added
+
+        for results in self.replicas.together(name, own):
+            self.results.update(results)
 
     def give_up(self, error: OSError) -> None:
         """Stop storing results on disk after an error, with a NotKept warning; they are kept in memory."""
@@ -85,15 +114,23 @@ def key_of(kind: str, request: tuple[Any, ...]) -> str:
     return hashlib.sha256(repr((kind, *request)).encode(errors="replace")).hexdigest()[:32]
 
 
-def kept_for(model: Decoder, tokenizer: Tokenizer, folder: Path) -> Kept:
+def whole(results: Sequence[T | None]) -> list[T]:
+    """Return results that several processes have computed. Raises a UserError if one is None, because the processes
+    computed different ones."""
+    if None in results:
+        raise UserError("the ranks ask different questions: give all of them the same files and versions")
+    return [one for one in results if one is not None]
+
+
+def kept_for(model: Decoder, tokenizer: Tokenizer, folder: Path, replicas: Replicas = ALONE) -> Kept:
     """Open the store of results of a model in a folder. The name of its file is a hash of all that results depend on
     besides their requests: weights, configuration, tokenizer, kind of device, and versions of Onward and PyTorch. A
     model with hooks or edits gets a store in memory alone."""
     weights = fingerprint(model)
     if weights is None:
-        return Kept()
+        return Kept(replicas=replicas)
     facts = (weights, repr(model.config), tokenizer.inner.to_str(), tokenizer.end_ids, model.device.type, versions())
-    return Kept(folder / (hashlib.sha256(repr(facts).encode()).hexdigest()[:32] + ENDING))
+    return Kept(folder / (hashlib.sha256(repr(facts).encode()).hexdigest()[:32] + ENDING), replicas)
 
 
 def versions() -> list[str]:

@@ -17,6 +17,7 @@ from onward.data.windows import IGNORE_INDEX
 from onward.errors import UserError
 from onward.kernels.cross_entropy import cross_entropies
 from onward.model.decoder import Decoder, check_ids, without_dropout
+from onward.parallel.replicas import ALONE, Replicas
 
 T = TypeVar("T")
 
@@ -80,13 +81,15 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def evaluate(model: Decoder, tokens: np.ndarray | Tokens, n_bytes: int, stride: int = 0) -> Evaluation:
+def evaluate(
+    model: Decoder, tokens: np.ndarray | Tokens, n_bytes: int, stride: int = 0, replicas: Replicas = ALONE
+) -> Evaluation:
     """Compute loss, perplexity and bits per byte of tokens (T,), with a window that advances by `stride` tokens.
 
     By default windows do not overlap: the stride is the context length. With a smaller stride, tokens are predicted
     from more context, which takes longer. `n_bytes` is the length of the text without its first token, which is not
-    predicted. Tokens are read window by window. Raises a UserError for a stride out of range, and for fewer than two
-    tokens.
+    predicted. Tokens are read window by window. `replicas` divide the batches of windows. Raises a UserError for a
+    stride out of range, and for fewer than two tokens.
     """
     length = model.config.context_length
     stride = stride or length
@@ -95,14 +98,18 @@ def evaluate(model: Decoder, tokens: np.ndarray | Tokens, n_bytes: int, stride: 
     if len(tokens) < 2:
         raise UserError("the text has fewer than two tokens, so that no token can be predicted: give more text")
 
-    def each() -> Iterator[float]:
-        """Yield the log-probability of each token."""
+    def batches() -> Iterator[list[tuple[int, int, int]]]:
+        """Yield lists of windows of the same shape that are read together."""
         for shape, spans in groupby(windows(len(tokens), length, stride), key=lambda s: (s[2] - s[0], s[1] - s[0])):
-            for batch in batched(spans, max(1, TOGETHER // shape[0])):
-                stack = np.stack([tokens[start:end] for start, _, end in batch])
-                yield from logprobs(model, stack, shape[1]).flat
+            yield from batched(spans, max(1, TOGETHER // shape[0]))
 
-    nats, count = -math.fsum(each()), len(tokens) - 1
+    def nats_of(batch: list[tuple[int, int, int]]) -> float:
+        """Return the sum of the negative log-probabilities of the tokens in a batch of windows."""
+        (start, first, _), *_ = batch
+        stack = np.stack([tokens[start:end] for start, _, end in batch])
+        return -math.fsum(logprobs(model, stack, first - start).flat)
+
+    nats, count = math.fsum(replicas.map(f"the loss of {len(tokens):,} tokens", nats_of, batches())), len(tokens) - 1
     loss = nats / count
     return Evaluation(
         loss, math.exp(min(loss, 700)), nats / math.log(2) / max(1, n_bytes), count, n_bytes, length, stride

@@ -15,6 +15,7 @@ from onward.errors import UserError
 from onward.evaluation.score import Evaluation, evaluate, logprobs
 from onward.files import check_text
 from onward.model.decoder import Decoder
+from onward.parallel.replicas import ALONE, Replicas
 from onward.text.tokenizer import SURROGATE, UNKNOWN, Tokenizer
 
 DECODED_AT_ONCE = 1 << 20  # tokens whose bytes are counted at a time
@@ -63,25 +64,36 @@ def documents_of(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> 
     return result
 
 
-def evaluate_texts(model: Decoder, tokenizer: Tokenizer, documents: Sequence[str], stride: int = 0) -> Evaluation:
+def evaluate_texts(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    documents: Sequence[str],
+    stride: int = 0,
+    replicas: Replicas = ALONE,
+) -> Evaluation:
     """Compute loss, perplexity and bits per byte over documents, each after a beginning-of-text token if the tokenizer
-    has one; see `score.evaluate` for `stride`. Bytes are those of the documents, even if the tokenizer does not know a
-    character. Raises a UserError for anything but texts."""
+    has one; see `score.evaluate` for `stride` and `replicas`. Bytes are those of the documents, even if the tokenizer
+    does not know a character. Raises a UserError for anything but texts."""
     for text in documents:
         if not isinstance(text, str):
             raise UserError(f"a document is {text!r}: evaluate takes a text, a list of texts or token ids")
     encoded = [tokenizer.begin(tokenizer.encode(text, special=False)) for text in documents]
     tokens = [token for document in encoded for token in document]
     n_bytes = sum(len(SURROGATE.sub(UNKNOWN, text).encode()) for text in documents)
-    return evaluate(model, np.array(tokens, np.int64), n_bytes - tokenizer.byte_count(tokens[:1]), stride)
+    return evaluate(model, np.array(tokens, np.int64), n_bytes - tokenizer.byte_count(tokens[:1]), stride, replicas)
 
 
 def evaluate_tokens(
-    model: Decoder, tokenizer: Tokenizer, tokens: np.ndarray | Tokens, stride: int = 0, n_bytes: int | None = None
+    model: Decoder,
+    tokenizer: Tokenizer,
+    tokens: np.ndarray | Tokens,
+    stride: int = 0,
+    n_bytes: int | None = None,
+    replicas: Replicas = ALONE,
 ) -> Evaluation:
-    """Compute loss, perplexity and bits per byte over token ids (T,) of any length; see `score.evaluate` for `stride`.
-    The bytes of their text, `n_bytes`, are by default counted from the tokens; an unknown character counts as the three
-    bytes of U+FFFD. Raises a UserError for an array of another shape or dtype."""
+    """Compute loss, perplexity and bits per byte over token ids (T,) of any length; see `score.evaluate` for `stride`
+    and `replicas`. The bytes of their text, `n_bytes`, are by default counted from the tokens; an unknown character
+    counts as the three bytes of U+FFFD. Raises a UserError for an array of another shape or dtype."""
     if isinstance(tokens, np.ndarray) and (tokens.ndim != 1 or tokens.dtype.kind not in "iu"):
         raise UserError(f"tokens are {tokens.dtype} {tokens.shape}: evaluate takes integers (T,)")
     if n_bytes is None:
@@ -89,4 +101,4 @@ def evaluate_tokens(
         n_bytes = sum(map(tokenizer.byte_count, parts))
     else:
         n_bytes -= tokenizer.byte_count(tokens[:1].tolist())  # which is not predicted
-    return evaluate(model, tokens, n_bytes, stride)
+    return evaluate(model, tokens, n_bytes, stride, replicas)

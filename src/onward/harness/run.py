@@ -66,14 +66,20 @@ def run_harness(
             raise UserError(f"{task!r:.60} is not a task of Onward or of lm-evaluation-harness: {near}")
     rows, failures = list[dict[str, Any]](), dict[str, str]()
     questions: list[GradedQuestions] = []
+    kept = kept or Kept()
+
+    def ask(task: str) -> None:
+        """Add the results of a task."""
+        model = HarnessModel(lm, kept=kept, progress=partial(under, task, progress))
+        outcome = run_one(model, task, manager, examples, limit, chat, graded)
+        own = [row for name, metrics in outcome["results"].items() for row in rows_of(name, metrics, examples)]
+        rows.extend(own)
+        both = [(row, outcome["samples"].get(row["task"], [])) for row in own]
+        questions.extend(one for row, samples in both if graded and (one := graded_of(row, samples)))
+
     for task in tasks:
         try:
-            model = HarnessModel(lm, kept=kept, progress=partial(under, task, progress))
-            outcome = run_one(model, task, manager, examples, limit, chat, graded)
-            own = [row for name, metrics in outcome["results"].items() for row in rows_of(name, metrics, examples)]
-            rows += own
-            both = [(row, outcome["samples"].get(row["task"], [])) for row in own]
-            questions += [one for row, samples in both if graded and (one := graded_of(row, samples))]
+            kept.replicas.together(f"the task {task}", partial(ask, task))
         except UserError as error:
             failures[task] = str(error)
     return HarnessResults(rows, failures, questions)

@@ -22,13 +22,13 @@ class Terminated(BaseException):
 
 
 @contextmanager
-def one_report(patience: float = 5.0) -> Iterator[None]:
+def one_report(patience: float = 5.0, remedy: str = "go on with --resume") -> Iterator[None]:
     """A context for the work of one process of many: joins torchrun's process group, and reports a failure once. The
     first process that fails raises its own error, with its rank; the others raise a UserError that names this rank.
 
     Errors of the connection follow from the failure of another process: they wait up to `patience` seconds for that
     process to give a reason. If none does, or if a process was killed, the first process that notices raises a
-    UserError. torchrun reads the sentence from the file TORCHELASTIC_ERROR_FILE.
+    UserError, which ends with the `remedy`. torchrun reads the sentence from the file TORCHELASTIC_ERROR_FILE.
     """
     processes = Processes.join()
     if processes.store is None:
@@ -48,11 +48,11 @@ def one_report(patience: float = 5.0) -> Iterator[None]:
         if failed == rank and isinstance(error, Terminated):
             raise SystemExit(128 + signal.SIGTERM) from None
         if failed == reporter == rank:
-            report = in_one_sentence(error, rank)
+            report = in_one_sentence(error, rank, remedy)
         elif reporter == rank:
             report = UserError(
-                f"rank {failed} was killed, perhaps for lack of memory: go on with --resume, if need be with a smaller "
-                "--batch-size"
+                f"rank {failed} was killed, perhaps for lack of memory: {remedy}, if need be with smaller batches or "
+                "fewer processes"
             )
         else:
             report = UserError(f"rank {rank} ended because rank {failed} ended")
@@ -68,14 +68,14 @@ def terminate(*_: object) -> NoReturn:
     raise Terminated
 
 
-def in_one_sentence(error: BaseException, rank: int) -> BaseException:
+def in_one_sentence(error: BaseException, rank: int, remedy: str) -> BaseException:
     """Return an error of the user or of the connection between processes as a UserError that names `rank`, the rank of
-    this process; any other error unchanged."""
+    this process, and for a lost connection the `remedy`; any other error unchanged."""
     if isinstance(error, UserError):
         return UserError(f"rank {rank}: {error}")
     if isinstance(error, DistError) or "gloo" in str(error):
         reason = str(error).splitlines()[0]
-        return UserError(f"rank {rank} has lost the connection to another rank ({reason}): go on with --resume")
+        return UserError(f"rank {rank} has lost the connection to another rank ({reason}): {remedy}")
     return error
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from onward.cli.shared.loading import Loading, load
+from onward.cli.shared.loading import Loading
 from onward.cli.shared.options import parse
-from onward.cli.shared.output import print_json, print_next, print_table, warn_of_unknown
+from onward.cli.shared.output import console, print_json, print_next, print_table, warn_of_unknown
+from onward.cli.shared.training import in_processes
 from onward.config.part_types import Size, SizeOrZero
 from onward.errors import UserError
 from onward.evaluation.overlap import Match
@@ -19,6 +20,7 @@ from onward.suggestions import nearest
 if TYPE_CHECKING:
     from onward.evaluation.tasks import Task
     from onward.language_model import LanguageModel
+    from onward.parallel.replicas import Replicas
     from onward.training.inputs.texts import Inputs
 
 ABOUT = """\
@@ -37,6 +39,7 @@ examples:
   onward evaluate runs/mybook --tasks "arithmetic(digits=2), choices:questions.jsonl" --examples 5
   onward evaluate runs/mybook runs/other --tasks cloze:other.txt          is one better by more than noise?
   onward evaluate runs/mybook --tasks choices:exam.jsonl --against runs/mybook        were the questions trained on?
+  torchrun --standalone --nproc-per-node 2 -m onward evaluate runs/mybook other.txt   windows or questions, divided
 
 tasks:
 """
@@ -88,22 +91,43 @@ class Options(Loading):
     json: bool = False  # print the result as JSON
 
 
-def main(argv: Sequence[str]) -> None:
-    """Run `onward evaluate`: print the figures of a model on a text, on tasks or on examples."""
+def main(argv: Sequence[str]) -> int:
+    """Run `onward evaluate`: print the figures of a model on a text, on tasks or on examples; returns the exit
+    status."""
+    return in_processes(lambda: evaluate(argv), "give the same command again")
+
+
+def evaluate(argv: Sequence[str]) -> int:
+    """Evaluate a model in this process and in those that torchrun started beside it; the first process prints the
+    figures. Returns the exit status."""
     options = parse(Options, argv, prog="onward evaluate", about=ABOUT + TASKS)
+    from onward.parallel.replicas import Replicas
+
+    replicas = Replicas.of_group()
+    console.quiet = bool(replicas.rank)
     if options.tasks or options.choices or options.answers:
-        of_tasks(options)
-        return
-    from onward.cli.shared.tasks import keep, own_tasks, row, step_of
+        of_tasks(options, replicas)
+    else:
+        of_data(options, replicas)
+    return 0
+
+
+def of_data(options: Options, replicas: "Replicas") -> None:
+    """Evaluate a model on texts or examples, and print the figures."""
+    from onward.cli.shared.tasks import keep, load_alike, own_tasks, row, step_of
     from onward.evaluation.heads import judges
     from onward.reports.runs.scores import scores_of
 
-    lm = load(options.model, options)
-    measure = of_examples(options, lm) if judges(lm.model) else of_text(options, lm)
+    lm = load_alike(options.model, options, replicas)
+    measure = of_examples(options, lm, replicas) if judges(lm.model) else of_text(options, lm, replicas)
     result = asdict(measure(lm))
-    plain = asdict(measure(load(options.model, replace(options, quantize="")))) if options.quantize else {}
+    plain = {}
+    if options.quantize:
+        plain = asdict(measure(load_alike(options.model, replace(options, quantize=""), replicas)))
     inputs = None if options.sources or judges(lm.model) else inputs_of(options)
-    results = own_tasks(lm, inputs.validation_text(lm.text())) if inputs else []
+    results = own_tasks(lm, inputs.validation_text(lm.text()), replicas) if inputs else []
+    if replicas.rank:
+        return
     keep(options.model, options, scores_of([], results, step_of(options.model)))
     tasks = [*map(row, results)]
     if options.json:
@@ -125,25 +149,25 @@ def main(argv: Sequence[str]) -> None:
 Measure = Callable[["LanguageModel"], Any]
 
 
-def of_text(options: Options, lm: "LanguageModel") -> Measure:
+def of_text(options: Options, lm: "LanguageModel", replicas: "Replicas") -> Measure:
     """Return the function that evaluates a language model on the given texts, or on the validation text of its run."""
     from onward.cli.shared.sources import announce
     from onward.data.sources import documents
-    from onward.evaluation.text import evaluate_texts
+    from onward.evaluation.text import evaluate_texts, evaluate_tokens
 
     if options.sources:
         announce(options.sources)
         texts = list(documents(options.sources, field=options.field, encoding=options.encoding))
         warn_of_unknown(lm.tokenizer, texts)
-        return lambda lm: evaluate_texts(lm.model, lm.text(), texts, options.stride)
+        return lambda lm: evaluate_texts(lm.model, lm.text(), texts, options.stride, replicas)
     inputs = inputs_of(options)
     if inputs is None or inputs.validation is None:
         raise UserError(f"{options.model} has no validation text of its own: name a text to evaluate on")
     tokens, n_bytes = inputs.validation, inputs.validation_bytes
-    return lambda lm: lm.evaluate(tokens, options.stride, n_bytes=n_bytes)
+    return lambda lm: evaluate_tokens(lm.model, lm.text(), tokens, options.stride, n_bytes, replicas)
 
 
-def of_tasks(options: Options) -> None:
+def of_tasks(options: Options, replicas: "Replicas") -> None:
     """Evaluate models on the tasks of --tasks, and print their scores."""
     from onward.cli.shared.tasks import Exam, evaluate_tasks
     from onward.evaluation.tasks.task import COMMAS, Task, tasks_of, with_text
@@ -171,7 +195,7 @@ def of_tasks(options: Options) -> None:
     text = inputs.validation_text(Tokenizer.load(options.model)) if inputs else ""
     tasks = [*(with_text(tasks_of(ours), text) if ours else []), *own_questions(options)]
     exam = Exam(tasks, foreign, **{name: getattr(options, name) for name in ASKED})
-    evaluate_tasks([options.model, *options.sources], options, exam, options.json)
+    evaluate_tasks([options.model, *options.sources], options, exam, options.json, replicas)
 
 
 def own_questions(options: Options) -> "Iterator[Task]":
@@ -189,7 +213,7 @@ def own_questions(options: Options) -> "Iterator[Task]":
         yield Answers(options.answers, options.match)
 
 
-def of_examples(options: Options, lm: "LanguageModel") -> Measure:
+def of_examples(options: Options, lm: "LanguageModel", replicas: "Replicas") -> Measure:
     """Return the function that evaluates a classifier or a reward model on the given examples, or on the held-out
     examples of its run."""
     from onward.data.shapes import Records
@@ -199,10 +223,10 @@ def of_examples(options: Options, lm: "LanguageModel") -> Measure:
         raise UserError(f"{given[0]} applies to texts, and {options.model} is evaluated on examples: leave it out")
     if options.sources:
         examples = examples_of(lm.model, lm.text(), Records(options.sources))
-        return lambda lm: evaluate_head(lm.model, examples)
+        return lambda lm: evaluate_head(lm.model, examples, replicas)
     if (held_out := getattr(inputs_of(options), "held_out", None)) is None:
         raise UserError(f"{options.model} has no examples of its own that were held out: name some, as a .jsonl")
-    return lambda lm: evaluate_head(lm.model, held_out)
+    return lambda lm: evaluate_head(lm.model, held_out, replicas)
 
 
 def inputs_of(options: Options) -> "Inputs | None":

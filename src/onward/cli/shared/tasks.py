@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from onward.evaluation.kept import Kept
     from onward.evaluation.tasks import Task
     from onward.language_model import LanguageModel
+    from onward.parallel.replicas import Replicas
     from onward.reports.runs.scores import TaskScore
 
 QUICK = "cloze, words, copying, brackets, arithmetic, mapping"
@@ -44,16 +46,19 @@ class Exam:
     keep: bool = True  # store answers, and reuse stored ones
 
 
-def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json: bool) -> None:
+def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json: bool, replicas: Replicas) -> None:
     """Evaluate models on tasks and print their scores, as tables or with `as_json` as JSON, and the differences of the
-    others to the first. Raises a UserError, after the other results are printed, if a task failed."""
+    others to the first. `replicas` divide the questions, and the first one prints. Raises a UserError, after the other
+    results are printed, if a task failed."""
     from onward.reports.runs.scores import scores_of
 
     failures: dict[str, str] = {}
     foreign: list[dict[str, Any]] = []
     data = training_data(exam.against) if exam.against else None
     graded: dict[str, list[GradedQuestions]] = {model: [] for model in models}
-    results = {model: run_all(model, loading, exam, failures, foreign, graded[model]) for model in models}
+    results = {model: run_all(model, loading, exam, failures, foreign, graded[model], replicas) for model in models}
+    if replicas.rank:
+        return
     rows = [{"model": model} | row(result) for model, by_task in results.items() for result in by_task.values()]
     scores = {model: scores_of(exam.tasks, [*by_task.values()], step_of(model)) for model, by_task in results.items()}
     core = [
@@ -113,12 +118,13 @@ def run_all(
     failures: dict[str, str],
     foreign: list[dict[str, Any]],
     graded: list[GradedQuestions],
+    replicas: Replicas,
 ) -> Results:
     """Return the results of a model by task. Rows of results from lm-evaluation-harness are added to `foreign`, and the
     messages of tasks that failed to `failures`. If the exam searches training data for its questions, questions and
-    grades are added to `graded`."""
-    lm, results = load(model, loading), Results()
-    with kept_answers(lm, exam.keep) as kept, progress_bars(counted=True) as show:
+    grades are added to `graded`. `replicas` divide the questions."""
+    lm, results = load_alike(model, loading, replicas), Results()
+    with kept_answers(lm, exam.keep, replicas) as kept, progress_bars(counted=True) as show:
         asked: dict[str, Any] = {
             "examples": exam.examples,
             "limit": exam.limit,
@@ -127,8 +133,9 @@ def run_all(
             "progress": show,
         }
         for task in exam.tasks:
+            ask = partial(lm.evaluate_tasks, [task], run_code=exam.run_code, **asked)
             try:
-                (results[task.label],) = lm.evaluate_tasks([task], run_code=exam.run_code, **asked)
+                ((results[task.label],), *_) = replicas.together(f"the task {task.label}", ask)
             except UserError as error:
                 failures[task.label] = str(error)
         if exam.foreign:
@@ -144,18 +151,30 @@ def run_all(
     return results
 
 
+def load_alike(model: str, loading: Loading, replicas: Replicas) -> LanguageModel:
+    """Load a model in all processes. Raises a UserError if they have different weights."""
+    lm = load(model, loading)
+    if replicas.count > 1:
+        from onward.compiled.fingerprint import fingerprint
+
+        replicas.together(f"{model} with weights {fingerprint(lm.model)!s:.8}", lambda: None)
+    return lm
+
+
 @contextmanager
-def kept_answers(lm: LanguageModel, keep: bool) -> Iterator[Kept]:
+def kept_answers(lm: LanguageModel, keep: bool, replicas: Replicas) -> Iterator[Kept]:
     """Yield the store of a model's answers from earlier evaluations, in the user's cache if `keep`, else empty. Ctrl-C
-    inside the `with` block ends the process and says how to go on."""
-    from onward.evaluation.kept import Kept, kept_for
+    inside the `with` block ends the process, and the first process says how to go on."""
+    from onward.evaluation.kept import Kept, kept_for, lines
 
     folder = cache_folder("answers") if keep else None
-    kept = kept_for(lm.model, lm.text(), folder) if folder else Kept()
+    kept = kept_for(lm.model, lm.text(), folder, replicas) if folder else Kept(replicas=replicas)
 
     def end(*_: object) -> None:
-        go_on = f"; {len(kept.results):,} answers are kept in {kept.file}, and the same command continues from there"
-        os.write(2, f"\nonward: interrupted{go_on if kept.file else ''}\n".encode())
+        if not replicas.rank:
+            count = len(dict(lines(kept.file))) if kept.file else 0  # also those of other processes
+            go_on = f"; {count:,} answers are kept in {kept.file}, and the same command continues from there"
+            os.write(2, f"\nonward: interrupted{go_on if kept.file else ''}\n".encode())
         os._exit(130)
 
     before = signal.getsignal(signal.SIGINT)
@@ -182,16 +201,19 @@ def row(result: TaskResult) -> dict[str, Any]:
     return values | {"error": None if math.isnan(result.error) else result.error, "questions": result.questions}
 
 
-def own_tasks(lm: LanguageModel, text: str) -> list[TaskResult]:
+def own_tasks(lm: LanguageModel, text: str, replicas: Replicas) -> list[TaskResult]:
     """Return the results of a model at the built-in tasks of QUICK, whose questions are made from the validation text
-    of its run. A task for which the text is too short is left out, and named on standard error."""
+    of its run; `replicas` divide them. A task for which the text is too short is left out, and named on standard
+    error."""
+    from onward.evaluation.kept import Kept
     from onward.evaluation.tasks.task import tasks_of, with_text
 
     results: list[TaskResult] = []
     with progress_bars(counted=True) as show:
         for task in with_text(tasks_of(QUICK), text):
+            ask = partial(lm.evaluate_tasks, [task], kept=Kept(replicas=replicas), progress=show)
             try:
-                results += lm.evaluate_tasks([task], progress=show)
+                results += replicas.together(f"the task {task.label}", ask)[0]
             except UserError as error:
                 console.print(f"without the task {task.label}: {error}", markup=False, soft_wrap=True)
     return results

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 OK, LOOK = ("ok    ", "green"), ("look  ", "red")
 
 
-def in_processes(command: Callable[[], int]) -> int:
-    """Run a command that torchrun may have started in several processes, and print their errors as one report. Returns
-    the exit status."""
+def in_processes(command: Callable[[], int], remedy: str = "go on with --resume") -> int:
+    """Run a command that torchrun may have started in several processes, and print their errors as one report, which
+    for a lost process ends with the `remedy`. Returns the exit status."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return command()
     from onward.training.failures import one_report
 
-    with one_report():
+    with one_report(remedy=remedy):
         return command()
 
 

@@ -106,7 +106,7 @@ class Core(ScoredTask, kind="core"):
         if self.shots >= len(items):
             raise UserError(f"{self.task} has {len(items)} items and needs {self.shots} examples: use a higher limit")
         right: list[bool] = []
-        for group in batched(range(len(items)), TOGETHER):
+        for group in batched(range(len(items)), TOGETHER * kept.replicas.count):
             pairs = {i: self.pairs(items, i, tokenizer, model.config.context_length) for i in group}
             flat = [pair for own in pairs.values() for pair in own]
             scored = iter(score_continuations(model, flat, kept=kept))
