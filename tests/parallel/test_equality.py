@@ -21,7 +21,8 @@ from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder
 from onward.parallel.parts import gathered
 from onward.training.config import RunConfig
-from onward.training.losses.answers import PairLoss, Reference
+from onward.training.losses.answers import Frozen, PairLoss, Reference
+from onward.training.losses.distillation import Distillation
 from onward.training.methods.dpo import DPO
 from onward.training.processes import Processes
 from onward.training.step.build import build_trainer
@@ -70,6 +71,11 @@ def frozen_copy(config: DecoderConfig) -> Loss:
     return PairLoss(DPO(beta=0.3).of_pairs, 0.3, Reference(lambda: initial(config, torch.float64)))
 
 
+def of_teacher(config: DecoderConfig) -> Loss:
+    """Distillation, which reads whole logits, from another model."""
+    return Distillation(Frozen(lambda: initial(replace(config, d_ff=24), torch.float64)), mix=0.5)
+
+
 @dataclass(frozen=True)
 class Case:
     """What is trained: a decoder, options of a run, and batches."""
@@ -107,6 +113,7 @@ CASES |= {
     "lora and the whole head": Case(LLAMA, lora=LoRA(rank=2, full=("head",))),
     "lora of head and embedding": Case(LLAMA, lora=LoRA(rank=2, targets=("embed", "head", "attn.q"))),
     "dpo": Case(SPEAKER, batches=preferences, loss=frozen_copy),
+    "distillation": Case(LLAMA, loss=of_teacher),
     "dpo of adapters": Case(SPEAKER, batches=preferences, loss=frozen_copy, lora=LoRA(rank=2)),
 }
 
