@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from onward.config.decoder import DecoderConfig, Experts, each
+from onward.config.decoder import DecoderConfig, Experts, SelfAttention, at, each
 from onward.config.mesh import Mesh, divides_vocabulary
 from onward.data.windows import Batch
 from onward.planning.dry import DryStep, Segment, dry_step
@@ -78,6 +78,8 @@ def device_memory(
     if part.vocab_size < config.vocab_size:
         looked_up = LOOKUP * rows * length
         dry = replace(dry, embedding=Segment(dry.embedding.kept + looked_up, dry.embedding.peak + looked_up))
+    if mesh.tensor > 1 and not recompute:
+        dry = with_norms(dry, config, mesh.tensor, rows * length)
     activations, gathered = dry.forward.kept, 0
     if sharded:
         dry = with_gathers(dry, part, of_decoder, width)
@@ -92,6 +94,22 @@ def device_memory(
     state = 8 * trained - (4 * matrices if optimizer == "muon" else 0)
     return TrainingMemory(
         4 * local, 4 * trained, state, activations, dry.loss.peak, transient, int(holes * transient), gathered
+    )
+
+
+def with_norms(dry: DryStep, config: DecoderConfig, tensor: int, tokens: int) -> DryStep:
+    """Add the queries and keys of other processes to a step, which the norms that see all heads keep, before and after,
+    until the backward of their layer."""
+    heads = config.n_heads + config.n_kv_heads - config.n_heads // tensor - max(1, config.n_kv_heads // tensor)
+    attention = (at(config.attention, layer) for layer in range(config.n_layers))
+    norms = [part.qk_norm if isinstance(part, SelfAttention) else "none" for part in attention]
+    sizes = {"width": 8 * config.d_head, "heads": 8 * config.d_head + 4}  # with a statistic of each head
+    kept = [tokens * heads * sizes.get(norm, 0) for norm in norms]
+    return replace(
+        dry,
+        blocks=[Segment(s.kept + more, s.peak + more) for s, more in zip(dry.blocks, kept)],
+        backward=[Segment(s.kept - more, s.peak) for s, more in zip(dry.backward, reversed(kept[1:]))],
+        end=Segment(dry.end.kept - kept[0], dry.end.peak),
     )
 
 
