@@ -57,8 +57,8 @@ def functions(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
 
 
 def described(name: str, text: str | None) -> Iterator[tuple[str, str]]:
-    """Yield (name, first sentence of `text`) if the name is public and the first paragraph of its documentation `text`
-    begins with a plain sentence; else nothing."""
+    """Yield (name, first sentence of `text`) if the name has no part with a leading underscore, and the first paragraph
+    of its documentation `text` begins with a complete sentence of moderate length in ASCII; else nothing."""
     paragraph = inspect.cleandoc(text or "").partition("\n\n")[0]
     sentence = SENTENCE.match(" ".join(paragraph.split()))
     if NAME.fullmatch(name) and "._" not in name and sentence and len(sentence[0]) in LENGTHS and sentence[0].isascii():

@@ -72,8 +72,9 @@ def evaluate_texts(
     replicas: Replicas = ALONE,
 ) -> Evaluation:
     """Compute loss, perplexity and bits per byte over documents, each after a beginning-of-text token if the tokenizer
-    has one; see `score.evaluate` for `stride` and `replicas`. Bytes are those of the documents, even if the tokenizer
-    does not know a character. Raises a UserError for anything but texts."""
+    has one. `stride` is the distance between the starts of overlapping windows (0: windows do not overlap), and
+    `replicas` are the processes that share the work, as in `score.evaluate`. Bytes are those of the documents, even if
+    the tokenizer does not know a character. Raises a UserError for anything but texts."""
     for text in documents:
         if not isinstance(text, str):
             raise UserError(f"a document is {text!r}: evaluate takes a text, a list of texts or token ids")

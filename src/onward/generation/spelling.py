@@ -114,8 +114,8 @@ class Search:
         return self.find(following)
 
     def find(self, matcher: LLMatcher) -> list[int] | None:
-        """Return tokens that complete the answer after the tokens that `matcher` has consumed; None if no search finds
-        any."""
+        """Return some tokens that complete the answer after the tokens that `matcher` has consumed. Returns None if
+        none of the searches, each limited to TRIES states, finds a completion; there may still be one."""
         return next((path for step in STEPS if (path := self.best_first(matcher, step)) is not None), None)
 
     def best_first(self, matcher: LLMatcher, step: float) -> list[int] | None:

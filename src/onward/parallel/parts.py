@@ -50,8 +50,8 @@ def part_of(full: Tensor, like: Tensor) -> Tensor:
 
 
 def divided(full: Tensor, like: Tensor) -> Tensor:
-    """Return a copy of a full tensor on the device of the parameter `like`, divided over the processes as `like` is, if
-    it is and the shapes agree."""
+    """Return a copy of a full tensor on the device of the parameter `like`. If `like` is divided over processes and has
+    the same shape, the copy is divided in the same way."""
     if not isinstance(like, DTensor) or full.shape != like.shape:
         return full.to(like.device, copy=True)
     return from_part(part_of(full, like).contiguous().to(like.device, copy=True), like)

@@ -148,7 +148,8 @@ class DryStep:
 
     @property
     def forward(self) -> Segment:
-        """The change of memory from the start of the step to the hidden states."""
+        """The change of memory from the start of the step to the hidden states, computed from the recorded allocations:
+        at the end of this part and at its peak."""
         return replay([self.embedding, *self.blocks])
 
     @property

@@ -60,8 +60,9 @@ class Frontier:
 
 @dataclass(frozen=True)
 class Law:
-    """A published scaling law. `exponents` are the 10th and 90th percentiles of the exponent in N ~ C ** exponent, the
-    best size for C operations, if published."""
+    """A published scaling law: its name, its source, and the fitted formula `law`. `exponents` are the 10th and 90th
+    percentiles of the exponent in N ~ C ** exponent, the best size for C operations; None if they were not
+    published."""
 
     name: str
     source: str

@@ -28,7 +28,8 @@ Data = Tensor | Sequence[Sequence[int]]  # token ids (B, T), or those of texts o
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """A change of one activation for `edit`, at all positions of the text or only at some.
+    """A change of one activation for `edit`: `function` maps the activation and its Location to the new value, at all
+    positions of the text or only at the positions `at`.
 
     Generation with a cache equals one call with the whole text, since positions count tokens of the text, not of the
     call. Scores and weights of masked keys are not changed.

@@ -214,8 +214,9 @@ def with_reference(examples: Examples, config: FinetuneConfig) -> Examples:
 
 
 def open_examples(config: FinetuneConfig, folder: Path, verify: Literal["size", "sha256"] = "sha256") -> ExampleInputs:
-    """Open the examples named in inputs.json. With "sha256" the checksums of the files are verified. Raises a UserError
-    if the examples have changed, or the base model, where the method compares with it."""
+    """Open the examples named in the file inputs.json of the run in `folder`. With "sha256" the checksums of the files
+    and of the base model are verified, with "size" nothing. Raises a UserError if the examples have changed, or if the
+    base model has and the method compares with it."""
     record = read_record(folder)
     for name, digest in record.data.items():
         if verify == "sha256" and file_sha256(folder / name) != digest:

@@ -128,9 +128,10 @@ def open_study(
 
 
 def planned(config: RunConfig, sizes: Sizes, inputs: Inputs, limit: float, asked: dict[str, Any]) -> dict[str, Any]:
-    """Plan a grid: return the content of grid.json, the operations of its largest run and the precision of all runs.
-    `asked` is the user's request: the grid has `grid_flops` operations in total or, if that is empty, all runs end
-    within `limit` seconds. Raises a UserError if the smallest grid takes more."""
+    """Plan a grid: return the content of grid.json as a dict, with the operations of the grid's largest run and the
+    precision of all runs. `asked` is the user's request. If its `grid_flops` are given, the grid has so many operations
+    in total; else all its runs together end within `limit` seconds. Raises a UserError if even the smallest grid takes
+    more."""
     least = least_budget(sizes)
     smallest = grid(sizes, least)
     config = with_precision(config, inputs, sizes.vocab_size, smallest[-1])

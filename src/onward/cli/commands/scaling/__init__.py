@@ -52,7 +52,8 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The action. Raises a UserError for `run`, which has its own parser."""
+        """The action typed after `onward scaling`, such as `optimum` or `fit`, which decides about the options that are
+        read. Raises a UserError for `run`, which has its own parser."""
         if self.action == "run":
             raise UserError("the word run comes first: onward scaling run DATA --budget 10m")
         return self.action
