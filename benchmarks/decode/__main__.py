@@ -15,6 +15,7 @@ sections:
   batch        16 rows against one
   requests     64 requests of mixed lengths at once, one after the other, and by transformers' continuous batching
   slots        a few tokens in a cache of many slots
+  families     decoding by each family that transformers has too, at 75 to 126 M parameters
   context      decoding after 8,000 tokens
   stories      stories260K, a trained model of 260,032 parameters
   memory       peak memory in a fresh process
@@ -44,7 +45,7 @@ def main() -> None:
 
     import torch
 
-    from benchmarks.decode import memory, parts, serving, speculation, speed, stories, uncached
+    from benchmarks.decode import families, memory, parts, serving, speculation, speed, stories, uncached
     from benchmarks.decode.bench import Bench
     from benchmarks.decode.models import PRECISIONS, SIZES
     from benchmarks.decode.peers import missing
@@ -52,7 +53,8 @@ def main() -> None:
 
     compared = speed.decode, speed.prefill, speed.batch, serving.requests, serving.context
     others = parts.parts, serving.slots, stories.stories, memory.memory, uncached.uncached, speculation.speculation
-    sections = {function.__name__: function for function in (*compared, *others)}
+    alone = (*others, families.families)
+    sections = {function.__name__: function for function in (*compared, *alone)}
     chosen, precisions = options.sections or list(sections), options.precisions or list(PRECISIONS)
     for names, known in ((chosen, sections), (precisions, PRECISIONS)):
         if unknown := set(names) - set(known):

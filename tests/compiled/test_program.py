@@ -23,9 +23,6 @@ from onward.model.paged import PagedKVCache
 from support.decoders import DECODERS
 
 REFUSED = {  # what a step is not compiled for
-    "bloom": "a bias of the scores",
-    "alibi in windows": "a bias of the scores",
-    "everything about scores": "a bias of the scores",
     "gpt-oss": "tolist, which reads values",  # of the router
     "deepseek": "attention that reads the cache as a tensor",
     "scaled turns": "pow with a tensor as its parameter",  # of a scaling by the length

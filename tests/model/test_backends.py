@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.config.decoder import DecoderConfig, SelfAttention, at
+from onward.config.decoder import Alibi, DecoderConfig, Rotary, SelfAttention, at
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.manager import CacheManager
 from onward.kernels import attention, rules
 from onward.model import backends
 from onward.model.cache import KVCache
 from onward.model.context import AttentionContext, attention_contexts
+from onward.model.mask import AttentionMask
 from onward.model.paged import PagedKVCache
 
 from support.decoders import DECODERS, assert_close
@@ -112,8 +113,9 @@ def test_kernel_in_the_cache_equals_the_reference(
     monkeypatch.setattr(rules, "COMPILED_AFTER", 0)
     sizes = {"vocab_size": 9, "d_model": 40, "n_layers": 1, "n_heads": 10, "n_kv_heads": 2, "d_head": 36}
     options: dict[str, Any] = {"scale": 0.3, "softcap": 2.0, "sinks": torch.randn(10).to(dtype)}
-    for window, given in (0, options), (3, {"scale": 0.3}):
-        config = DecoderConfig(**sizes, attention=SelfAttention(window=window))  # type: ignore[arg-type]
+    for window, position, given in (0, Rotary(), options), (3, Alibi(), {"scale": 0.3}):
+        attends = SelfAttention(window=window)
+        config = DecoderConfig(**sizes, position=position, attention=attends)  # type: ignore[arg-type]
         for kind in "contiguous", "growing", "paged":
             manager = CACHES[kind](config)
             for cache in manager.cache.layers:
@@ -127,10 +129,11 @@ def test_kernel_in_the_cache_equals_the_reference(
         y = backends.without_gathering(q, k, v, mask, **given)
         assert y is not None
         assert_close(y, backends.reference(q, k, v, mask, **given), bound)
-        for limit in 0, 1 << 30:  # biased and packed rows, and many keys, are left to other backends
+        for limit in 0, 1 << 30:  # other biases, packed rows, and many keys, are left to other backends
             monkeypatch.setattr(backends, "MAX_KEYS", limit)
             packed = attention_contexts(config, dtype, PACKED, None, plain=False)[0].mask
-            others = [mask.with_slopes(torch.ones(10)), packed, *[mask] * (not limit)]
+            biased = AttentionMask(torch.arange(9)[None], torch.arange(9)[None], plain=True, slopes=torch.ones(10))
+            others = [biased, packed, *[mask] * (not limit)]
             assert not any(backends.without_gathering(q, k, v, other, **given) is not None for other in others)
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onward.compiled.steps import compile_step
-from onward.config.decoder import DecoderConfig, NoPosition, SelfAttention
+from onward.config.decoder import Alibi, DecoderConfig, NoPosition, SelfAttention
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.manager import CacheManager
 from onward.generation.drafts.proposal import Proposal
@@ -135,15 +135,15 @@ def losses(memory: Allocator) -> Found:
 
 @torch.no_grad()
 def attentions(memory: Allocator) -> Found:
-    forms = (  # dtype, H, K, E, window, cap
-        (torch.float32, 4, 2, 8, 0, None),
-        (torch.float32, 3, 1, 17, 3, 2.0),
-        (torch.float32, 2, 2, 1, 0, 2.0),
-        (torch.bfloat16, 4, 2, 33, 0, 2.0),
-        (torch.bfloat16, 6, 1, 16, 3, None),
+    forms = (  # dtype, H, K, E, window, cap, positions
+        (torch.float32, 4, 2, 8, 0, None, NoPosition()),
+        (torch.float32, 3, 1, 17, 3, 2.0, NoPosition()),
+        (torch.float32, 2, 2, 1, 0, 2.0, Alibi()),
+        (torch.bfloat16, 4, 2, 33, 0, 2.0, NoPosition()),
+        (torch.bfloat16, 6, 1, 16, 3, None, Alibi()),
     )
-    for dtype, heads, kv_heads, d_head, window, softcap in forms:
-        parts: dict[str, Any] = {"attention": SelfAttention(window=window), "position": NoPosition()}
+    for dtype, heads, kv_heads, d_head, window, softcap, position in forms:
+        parts: dict[str, Any] = {"attention": SelfAttention(window=window), "position": position}
         config = DecoderConfig(9, 8, 1, heads, n_kv_heads=kv_heads, d_head=d_head, **parts)
         options: dict[str, Any] = {
             "scale": 0.3,
@@ -164,8 +164,9 @@ def attentions(memory: Allocator) -> Found:
             assert found is not None
             yield found, backends.reference(*given, **options), 2 * DTYPES[dtype]
             layer = entries[0].cache
+            cached = layer.entries["k"], layer.entries["v"]
             plain = plain_attend(
-                q, layer.entries["k"], layer.entries["v"], positions, layer.table, window=window, **options
+                q, *cached, positions, layer.table, window=window, slopes=context.mask.slopes, **options
             )
             yield found, plain, 2 * DTYPES[dtype]
 
@@ -221,6 +222,7 @@ def programs(memory: Allocator) -> Found:
         ("gemma2", torch.float32, 2, 1),
         ("gpt2", torch.float32, 1, 3),
         ("neox", torch.bfloat16, 2, 2),
+        ("bloom", torch.float32, 2, 1),
     )
     for name, dtype, kind, width in steps:
         torch.manual_seed(0)

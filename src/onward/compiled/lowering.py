@@ -85,12 +85,14 @@ def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
     (kv_heads, *key_widths), (value_heads, *value_widths) = record.shapes
     if key_widths != [d_head] or len(value_widths) != 1 or value_heads != kv_heads or heads % kv_heads:
         raise NotCompilable("attention to a cache of another form")
-    options = attention.Options(record.window, record.scale, record.softcap, record.sinks is not None)
+    given = record.sinks is not None, record.slopes is not None
+    options = attention.Options(record.window, record.scale, record.softcap, *given)
     form = attention.Form(heads, kv_heads, d_head, value_widths[0], DTYPES[record.q.dtype], options, paged)
     arguments = attention.AttentionArguments(
         y=contiguous_address(record.y),
         q=contiguous_address(record.q),
         sinks=address(record.sinks, record.q.dtype, heads),
+        slopes=address(record.slopes, torch.float32, heads),
         positions=contiguous_address(positions),
         queries=rows * tokens,
         tokens=tokens,

@@ -36,7 +36,7 @@ def reads_and_writes(record: Record) -> tuple[set[int], set[int]]:
     if isinstance(record, Write):
         return memory(record.vectors), set()
     if isinstance(record, Attention):
-        return memory([record.q, record.sinks]), memory(record.y)
+        return memory([record.q, record.sinks, record.slopes]), memory(record.y)
     reads, result = memory([record.arguments, record.options]), memory(record.result)
     if record.function._schema.is_mutable:
         return reads, memory(record.arguments[0])

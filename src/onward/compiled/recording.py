@@ -48,6 +48,7 @@ class Attention:
     scale: float
     softcap: float | None
     sinks: Tensor | None
+    slopes: Tensor | None  # in fp32
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,12 +147,13 @@ class RecordedEntry(CacheEntry):
         """Record the attention of q (B, T, H, E) to this entry, the keys, and to the values `v`; returns a tensor
         (B, T, H, F) of zeros in place of the result. Raises NotCompilable if the mask adds a bias."""
         assert self.cache.recorder is not None
-        if mask.slopes is not None:
-            raise NotCompilable("a bias of the scores")
+        if not mask.linear:
+            raise NotCompilable("a bias of the scores that is not linear")
+        slopes = None if mask.slopes is None else mask.slopes.float()
         shapes = self.cache.entries[self.name].shape[2:], v.cache.entries[v.name].shape[2:]
         y = q.new_zeros(*q.shape[:3], shapes[1][-1])
         attention = Attention(
-            self.cache.index, self.name, v.name, q.contiguous(), y, shapes, mask.window, scale, softcap, sinks
+            self.cache.index, self.name, v.name, q.contiguous(), y, shapes, mask.window, scale, softcap, sinks, slopes
         )
         self.cache.recorder.records.append(attention)
         return y

@@ -30,13 +30,15 @@ def plain_attend(
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """Compute attention in plain PyTorch with queries q (B, T, H, E) at positions (B, T) to the entries of a KV cache:
     keys (B, S, K, E) and values (B, S, K, F) or, with a block table (B, P), (blocks, S, K, E) and (blocks, S, K, F).
     Returns (B, T, H, F).
 
     A query sees the positions up to its own, the last `window` of them (0: all). `scale` multiplies the scores;
-    `softcap` c replaces scores s by c * tanh(s / c); `sinks` (H,) are one more score per head, without a value.
+    `softcap` c replaces scores s by c * tanh(s / c); `sinks` (H,) are one more score per head, without a value;
+    `slopes` (H,) times the distance of query and key are subtracted from the scores (ALiBi).
     """
     if table is None:
         key_positions = positions[:, -1:] - (positions[:, -1:] - torch.arange(keys.size(1))) % keys.size(1)
@@ -48,6 +50,8 @@ def plain_attend(
     keys, values = (entry.repeat_interleave(q.size(2) // entry.size(2), 2).float() for entry in (keys, values))
     scores = torch.einsum("bthe,bshe->bhts", q.float(), keys) * scale
     scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    if slopes is not None:
+        scores = scores - slopes.float()[:, None, None] * distance[:, None]
     scores = scores.masked_fill(~seen[:, None], -math.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)], -1)
@@ -78,12 +82,14 @@ def attend(
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """Compute `plain_attend` by a kernel, on a CPU, for queries in the dtype of the cache; the arguments are those of
     `plain_attend`. Raises Unreadable for tensors that the kernel cannot read."""
     (rows, tokens, heads, d_head), threads, dtype = q.shape, torch.get_num_threads(), q.dtype
     slots, kv_heads, d_value = keys.size(1), keys.size(2), values.size(-1)
     positions, q = positions.contiguous(), q.contiguous()
+    slopes = None if slopes is None else slopes.float()
     length = slots if table is None else slots * table.size(1)
     cached = rows if table is None else len(keys)
     key_address, row_slots = rows_address(keys, dtype, cached, slots, kv_heads, d_head)
@@ -94,7 +100,7 @@ def attend(
     y, target = buffer((rows, tokens, heads, d_value), dtype)
     _scratch, scores = buffer((threads, heads // kv_heads, length), torch.float32)
     kernels = emitter("attention")
-    options = kernels.Options(window, scale, softcap, sinks is not None)
+    options = kernels.Options(window, scale, softcap, sinks is not None, slopes is not None)
     kernel = kernels.attention(heads, kv_heads, d_head, d_value, DTYPES[dtype], options, table is not None)
     kernel(
         target,
@@ -102,6 +108,7 @@ def attend(
         key_address,
         value_address,
         address(sinks, dtype, heads),
+        address(slopes, torch.float32, heads),
         address(positions, torch.int64, rows, tokens),
         rows * tokens,
         tokens,

@@ -156,7 +156,7 @@ def without_gathering(
     in their tensors; None if the kernel cannot do this, or is not faster."""
     if isinstance(k, CacheEntry) and isinstance(v, CacheEntry):
         return k.attend(q, v, mask, scale=scale, softcap=softcap, sinks=sinks)
-    if isinstance(k, CacheEntry) or isinstance(v, CacheEntry) or not mask.plain or mask.slopes is not None:
+    if isinstance(k, CacheEntry) or isinstance(v, CacheEntry) or not mask.plain or not mask.linear:
         return None
     size = (k[0].numel() + v[0].numel()) * k.element_size()
     if size > MAX_KEYS * q.size(2) or not kernel.takes_kernel(q, k, v, k.size(1)) or not is_worth("attention", q):
@@ -164,7 +164,9 @@ def without_gathering(
     positions = mask.query_positions.expand(len(q), -1)
     with suppress(Unreadable):
         vectors = q, k.contiguous(), v.contiguous(), positions
-        return kernel.attend(*vectors, window=mask.window, scale=scale, softcap=softcap, sinks=sinks)
+        return kernel.attend(
+            *vectors, window=mask.window, scale=scale, softcap=softcap, sinks=sinks, slopes=mask.slopes
+        )
     return None
 
 

@@ -110,7 +110,7 @@ class CacheEntry:
         computes attention from the result of `read`.
         """
         keys, values = (entry.cache.entries[entry.name] for entry in (self, v))
-        if mask.slopes is not None or not takes_kernel(q, keys, values, mask.key_positions.size(1)):
+        if not mask.linear or not takes_kernel(q, keys, values, mask.key_positions.size(1)):
             return None
         positions = mask.query_positions.expand(len(q), -1).to(torch.int64)
         if not self.cache.wraps:  # padding beyond the slots sees the tokens of the last slot
@@ -126,6 +126,7 @@ class CacheEntry:
                 scale=scale,
                 softcap=softcap,
                 sinks=sinks,
+                slopes=mask.slopes,
             )
         return None
 

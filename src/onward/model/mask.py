@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.model.positions import ScoreBias
+from onward.model.positions import ScoreBias, linear_bias
 
 ALL = slice(None)
 
@@ -89,6 +89,11 @@ class AttentionMask:
         self.plain = plain
         self.causal_only = plain and not window and slopes is None  # token t attends to tokens 0 to t, without a bias
         self._biases: dict[torch.dtype, Tensor] = {}
+
+    @property
+    def linear(self) -> bool:
+        """Whether the scores have no bias, or one that is linear in the distance, as attention kernels can add it."""
+        return self.slopes is None or self.bias_of is linear_bias
 
     def with_slopes(self, slopes: Tensor) -> AttentionMask:
         """Return this mask with other slopes of the score bias (H,), such as those of some heads."""

@@ -19,7 +19,7 @@ from onward.kernels.llvm.units import shuffle, sums, unit_for
 WriteArguments = arguments("WriteArguments", "entry", "vectors", "positions", "tokens", "slots", "table", "columns")
 AttentionArguments = arguments(
     "AttentionArguments",
-    *("y", "q", "k", "v", "sinks", "positions", "queries", "tokens"),
+    *("y", "q", "k", "v", "sinks", "slopes", "positions", "queries", "tokens"),
     *("slots", "row_slots", "scratch", "length", "table", "columns"),
 )
 AHEAD = 32  # keys and values are prefetched this many before they are read
@@ -60,12 +60,13 @@ def block_of(code: Code, given: Values, row: Any, column: Any) -> Any:
 @dataclass(frozen=True)
 class Options:
     """The options of an attention kernel: a window in positions (0: all), the scale of the scores, their softcap (None:
-    no cap), and whether there are sinks."""
+    no cap), and whether there are sinks, and slopes of a linear bias."""
 
     window: int
     scale: float
     softcap: float | None
     sinks: bool
+    slopes: bool
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,7 @@ class Group:
         """Emit code that writes the scores of all heads of the group and visible positions to `scratch`; return for
         each head the maximum of its scores and its sink."""
         code, form = self.code, self.form
+        slopes = {(part, keys): self.slopes(part, keys) for part in form.parts for keys in (KEYS, 1)}
         with self.runs(form.d_head, [LOWEST] * (2 * len(form.parts))) as (run, peaks):
             full_end = code.sub(run.size, code.urem(run.size, INT(KEYS)))
             for i, (start, stop, keys) in enumerate(((INT(0), full_end, KEYS), (full_end, run.size, 1))):
@@ -183,15 +185,30 @@ class Group:
                     place = code.add(run.place, code.mul(index, INT(form.kv_heads * form.d_head)))
                     self.prefetch(self.given.k, form.d_head, form.d_head, place, keys)
                     for n, part in enumerate(form.parts):
-                        scores = self.write_scores_of(part, keys, place, code.add(run.offset, index))
+                        number = code.add(run.offset, index)
+                        scores = self.write_scores_of(part, keys, place, number, slopes[part, keys])
                         more = code.fcmp_unordered(">", scores, carried[n])
                         carried[n] = code.select(more, scores, carried[n])
                 peaks[i::2] = carried
         return self.with_sinks(self.greatest(peaks))
 
-    def write_scores_of(self, part: range, keys: int, place: Any, index: Any) -> Any:
+    def slopes(self, part: range, keys: int) -> Any:
+        """Emit code for the slopes of the heads `part`, each repeated for `keys` keys, in a vector; None without a
+        bias."""
+        code, vector = self.code, ZEROS
+        if not self.form.options.slopes:
+            return None
+        for i, g in enumerate(part):
+            head = code.urem(code.add(self.head, INT(g)), INT(self.form.heads))
+            slope = code.scalar(self.given.slopes, "float32", head)
+            for lane in range(i * keys, (i + 1) * keys):
+                vector = code.insert_element(vector, slope, ir.IntType(32)(lane))
+        return vector
+
+    def write_scores_of(self, part: range, keys: int, place: Any, index: Any, slopes: Any) -> Any:
         """Emit code that writes the scores of the heads `part` for `keys` keys. `place` is the index of the first key
-        in the cache, `index` its number among the visible positions. Return the scores in a vector, head by head."""
+        in the cache, `index` its number among the visible positions, `slopes` as from the method of this name. Return
+        the scores in a vector, head by head."""
         code, form, given = self.code, self.form, self.given
         queries = [code.mul(code.add(self.head, INT(g)), INT(form.d_head)) for g in part]
         key_indices = [code.add(place, INT(i * form.kv_heads * form.d_head)) for i in range(keys)]
@@ -201,6 +218,10 @@ class Group:
         if form.options.softcap is not None:
             capped = tanh(code, code.fmul(scores, like(code, scores, 1 / form.options.softcap)))
             scores = code.fmul(capped, like(code, scores, form.options.softcap))
+        if slopes is not None:
+            first = code.repeat(code.sitofp(code.sub(code.add(index, INT(1)), self.count), FLOAT))
+            distances = code.fadd(first, ir.Constant(FLOATS, [float(lane % keys) for lane in range(LANES)]))
+            scores = code.fma(slopes, distances, scores)
         for i, g in enumerate(part):
             numbers = shuffle(code, range(i * keys, (i + 1) * keys), scores)
             code.put(numbers, given.scratch, "float32", code.add(self.weights[g], index))
