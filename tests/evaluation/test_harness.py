@@ -12,6 +12,8 @@ import onward
 from onward.cli import main
 from onward.language_model import LanguageModel
 
+from support.harness_tasks import task_file
+
 lm_eval = pytest.importorskip("lm_eval", reason="needs the extra eval")
 instance = pytest.importorskip("lm_eval.api.instance").Instance
 
@@ -73,22 +75,16 @@ def test_written_answers_are_those_of_transformers(pair: tuple[Any, Any]) -> Non
     assert ours == theirs
 
 
+def few_questions(folder: Path, name: str) -> Path:
+    rows = [{"question": f"The {word}", "choices": ["sat", "ran"], "answer": "sat"} for word in ("cat", "dog", "man")]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return task_file(folder / "rows.jsonl", name)
+
+
 def test_a_yaml_file_is_a_task(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"question": f"The {word}", "choices": ["sat", "on the mat"], "answer": 0} for word in ("cat", "dog")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "mine.yaml").write_text(
-        f"""\
-task: mine
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {tmp_path / "rows.jsonl"}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: answer
-metric_list: [{{metric: acc}}]
-"""
-    )
+    task_file(tmp_path / "rows.jsonl", "mine")
     assert (
         main(["evaluate", str(tiny_run), "--tasks", f"{tmp_path / 'mine.yaml'},copying", "--limit", "2", "--json"]) == 0
     )
@@ -107,19 +103,7 @@ def test_questions_that_were_trained_on_are_left_out(
     new = "Some words that no story has, in an order of their own, and more of these"
     rows = [{"question": text, "choices": ["sat", "on the mat"], "answer": 0} for text in (known, new, "The cat")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "exam.yaml").write_text(
-        f"""\
-task: exam
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {tmp_path / "rows.jsonl"}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: answer
-metric_list: [{{metric: acc}}]
-"""
-    )
+    task_file(tmp_path / "rows.jsonl", "exam")
     words = ["evaluate", str(tiny_run), "--tasks", f"{tmp_path / 'exam.yaml'},copying", "--against", str(tiny_run)]
     assert main([*words, "--limit", "3", "--json"]) == 0
     printed = capsys.readouterr().out
@@ -132,24 +116,12 @@ metric_list: [{{metric: acc}}]
     assert copying["contaminated"] == 0
 
 
-def task_file(folder: Path, name: str, more: str = "") -> Path:
-    rows = [{"question": f"The {word}", "choices": ["sat", "ran"], "answer": "sat"} for word in ("cat", "dog", "man")]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    path = folder / f"{name}.yaml"
-    path.write_text(
-        f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {folder / 'rows.jsonl'}}}}}\n"
-        'test_split: test\noutput_type: multiple_choice\ndoc_to_text: "{{question}}"\ndoc_to_choice: "{{choices}}"\n'
-        f"doc_to_target: answer\nmetric_list: [{{metric: acc}}]\n{more}"
-    )
-    return path
-
-
 def test_the_library_s_own_command_knows_the_model(
     tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import runpy
 
-    task_file(tmp_path, "mine")
+    few_questions(tmp_path, "mine")
     words = ["--model", "onward", "--model_args", f"path={tiny_run},quantize=int8", "--tasks", "mine", "--limit", "2"]
     monkeypatch.setattr("sys.argv", ["lm_eval", *words, "--include_path", str(tmp_path)])
     monkeypatch.setattr(
@@ -196,7 +168,7 @@ def test_a_wrong_task_file_is_one_sentence_and_loses_no_other(text: str, tiny_ru
     from onward.harness import run_harness
 
     (tmp_path / "bad.yaml").write_text(text)
-    tasks = [str(tmp_path / "bad.yaml"), str(task_file(tmp_path, "good"))]
+    tasks = [str(tmp_path / "bad.yaml"), str(few_questions(tmp_path, "good"))]
     found = run_harness(onward.load(tiny_run), tasks, examples=0, limit=2)
     assert [row["task"] for row in found.rows] == ["good"]
     (message,) = found.failures.values()
@@ -207,9 +179,9 @@ def test_a_wrong_task_file_is_one_sentence_and_loses_no_other(text: str, tiny_ru
 def test_a_task_that_runs_programs_in_no_sandbox_is_refused(tiny_run: Path, tmp_path: Path) -> None:
     from onward.harness import run_harness
 
-    file = task_file(tmp_path, "programs")
+    file = few_questions(tmp_path, "programs")
     file.write_text(file.read_text() + "\nunsafe_code: true\n")
-    found = run_harness(onward.load(tiny_run), [str(file), str(task_file(tmp_path, "good"))], examples=0, limit=2)
+    found = run_harness(onward.load(tiny_run), [str(file), str(few_questions(tmp_path, "good"))], examples=0, limit=2)
     assert [row["task"] for row in found.rows] == ["good"]
     assert "ask its questions by --tasks programs:FILE --run-code" in "".join(found.failures.values())
 

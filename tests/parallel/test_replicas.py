@@ -27,6 +27,7 @@ from onward.transforms.heads import add_head, head_of
 
 from support.decoders import DECODERS
 from support.finetuning import tokenizer
+from support.harness_tasks import task_file
 from support.ranks import Ranks
 
 
@@ -41,9 +42,8 @@ def files(story_file: Path, tiny_run: Path, tmp_path_factory: pytest.TempPathFac
     for name, rows in ("choices", choices), ("answers", answers):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     paths = {name: str(folder / f"{name}.jsonl") for name in ("choices", "answers")}
-    (folder / "mine.yaml").write_text(HARNESS.format(**paths))
     paths |= {"text": str(story_file), "run": str(folder / "run"), "other": str(folder / "other")}
-    return paths | {"tasks": TASKS.format(**paths), "harness": str(folder / "mine.yaml")}
+    return paths | {"tasks": TASKS.format(**paths), "harness": str(task_file(folder / "choices.jsonl", "mine"))}
 
 
 def said(words: Sequence[str]) -> tuple[int, str, str]:
@@ -73,17 +73,6 @@ CASES = {
 TASKS = (
     "cloze:{text},copying,mapping(shots=4),choices:{choices},answers:{answers},answers(file='{answers}',match='bleu')"
 )
-HARNESS = """
-task: mine
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {choices}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: answer
-metric_list: [{{metric: acc}}]
-"""
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import math
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import asdict, dataclass
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +143,8 @@ def run_all(
             from onward.harness import run_harness
 
             try:
-                outcome = run_harness(lm, exam.foreign, graded=bool(exam.against), **asked)
+                with redirect_stderr(StringIO()) if replicas.rank else nullcontext():  # the library's own bars
+                    outcome = run_harness(lm, exam.foreign, graded=bool(exam.against), **asked)
                 graded += outcome.graded
                 foreign += [{"model": model} | row for row in outcome.rows]
                 failures |= outcome.failures
