@@ -6,7 +6,8 @@ each key, so that a softmax needs no sum over the numbers of a vector. Keys afte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -88,6 +89,18 @@ class Work:
             for part in range(0, width, LANES):
                 value = code.floats(source, self.shape.dtype, code.add(start, INT(part)))
                 self.write(value, code.add(to, INT(part)))
+
+    @contextmanager
+    def blocks_of_queries(self) -> Iterator[tuple[Any, Any, Any, Any]]:
+        """Loop over the query heads of the key/value head and the blocks of their queries, inside the `with` block:
+        yields (block, head, first query, end of the visible keys), with the scores of the block in `weights`."""
+        code, given, group = self.code, self.given, self.shape.heads // self.shape.kv_heads
+        with code.loop(0, group) as (member, _), code.loop(0, code.udiv(given.tokens, INT(LANES))) as (block, _):
+            head = code.add(code.mul(self.kv_head, INT(group)), member)
+            first, end = code.mul(block, INT(LANES)), code.mul(code.add(block, INT(1)), INT(LANES))
+            self.block(given.q, given.q_stride, head, first, self.queries, self.queries_t, self.shape.scale)
+            self.products(block, self.queries_t, self.keys, self.weights, LOWEST)
+            yield block, head, first, end
 
     def block(self, source: Any, stride: Any, head: Any, first: Any, plain: Any, transposed: Any, scale: float) -> None:
         """Copy a head of LANES tokens from `first` on, times `scale`, to scratch: plain and transposed."""
@@ -193,18 +206,13 @@ def causal(shape: Causal) -> Callable[..., None]:
     contiguous, `statistics` (B, H, 2, T) in fp32 are the greatest score of each query and the inverse of the softmax's
     denominator. T is a multiple of LANES.
     """
-    group = shape.heads // shape.kv_heads
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         with code.loop(first, end) as (item, _):
             work = Work(code, shape, given, item)
             work.convert(given.k, given.k_stride, work.keys)
             work.convert(given.v, given.v_stride, work.values)
-            with code.loop(0, group) as (member, _), code.loop(0, code.udiv(given.tokens, INT(LANES))) as (block, _):
-                head = code.add(code.mul(work.kv_head, INT(group)), member)
-                start, limit = code.mul(block, INT(LANES)), code.mul(code.add(block, INT(1)), INT(LANES))
-                work.block(given.q, given.q_stride, head, start, work.queries, work.queries_t, shape.scale)
-                work.products(block, work.queries_t, work.keys, work.weights, LOWEST)
+            with work.blocks_of_queries() as (_, head, start, limit):
                 with code.loop(0, limit, 1, [NOTHING]) as (key, tops):
                     score = work.read(work.place(work.weights, key, LANES))
                     tops[0] = code.select(code.fcmp_ordered(">", score, tops[0]), score, tops[0])
@@ -223,7 +231,6 @@ def causal_gradient(shape: Causal) -> Callable[..., None]:
     `of_q`, `of_k` and `of_v` are the gradients, and `outer` (B, T, H, width) is the gradient of the output; all are
     contiguous.
     """
-    group = shape.heads // shape.kv_heads
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         with code.loop(first, end) as (item, _):
@@ -232,12 +239,8 @@ def causal_gradient(shape: Causal) -> Callable[..., None]:
             work.convert(given.v, given.v_stride, work.values)
             with code.loop(0, work.sized(2 * shape.width), LANES) as (index, _):
                 work.write(ZERO, code.add(work.of_keys, index))
-            with code.loop(0, group) as (member, _), code.loop(0, code.udiv(given.tokens, INT(LANES))) as (block, _):
-                head = code.add(code.mul(work.kv_head, INT(group)), member)
-                start, limit = code.mul(block, INT(LANES)), code.mul(code.add(block, INT(1)), INT(LANES))
-                work.block(given.q, given.q_stride, head, start, work.queries, work.queries_t, shape.scale)
+            with work.blocks_of_queries() as (block, head, start, limit):
                 work.block(given.outer, INT(shape.heads * shape.width), head, start, work.outers, work.outers_t, 1.0)
-                work.products(block, work.queries_t, work.keys, work.weights, LOWEST)
                 work.products(block, work.outers_t, work.values, work.of_weights, None)
                 top, factor = (code.floats(given.statistics, "float32", p) for p in work.statistics(head, start))
                 work.powers(limit, top, factor)
