@@ -96,8 +96,8 @@ class Language:
         return State(matcher, search)
 
     def spelled_by(self, spelling: Spelling) -> bool:
-        """Return whether the tokens of an incomplete vocabulary can still complete every prefix of a text that the
-        grammar allows. `spelling` describes the texts that these tokens can spell."""
+        """Return whether an incomplete vocabulary never leads into a dead end: whatever its tokens have spelled within
+        the grammar, they can complete it to a full text. `spelling` describes the texts that these tokens can spell."""
         if self.what == "regex":
             return spelling.prefix_free
         return self.what == "json_schema" and spelling.covers(self.text)

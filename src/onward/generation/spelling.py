@@ -104,8 +104,9 @@ class Search:
         self.weights = np.array([SPACE_COST if piece.isspace() else 1 for piece in pieces])
 
     def after(self, matcher: LLMatcher, token: int, known: Sequence[int]) -> Sequence[int] | None:
-        """Return tokens that complete the answer after `token`, the next token of `matcher`; None if the search finds
-        none. `known` are tokens that complete the answer before `token` is added."""
+        """Return tokens that complete the answer after `token`, which `matcher` has not consumed yet; None if the
+        search finds none. The matcher is not changed. `known` are tokens that complete the answer before `token` is
+        added."""
         for guess in (known[1:], known):  # the token is the first known one, or one of a run of equal tokens
             if matcher.validate_tokens([token, *guess, self.end]) == len(guess) + 2:
                 return guess

@@ -192,8 +192,8 @@ def of_muon(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
 
 
 def of_numbers(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
-    """Yield the sums of small numbers in a step: counts of targets, the loss, the norm of the gradient if it is
-    divided, and the tokens of each expert."""
+    """Yield the collectives that sum small numbers over the processes in a step: counts of targets, the loss, the norm
+    of the gradient if shards or a tensor axis divide the gradient, and the tokens of each expert."""
     calls = 3 if mesh.divides else 2
     yield Collective("", SUM, "numbers of targets, loss, norm", mesh.count, calls, 8 * (calls + 1))
     counts = [part.count for part in mlps(config) if isinstance(part, Experts)]

@@ -233,8 +233,8 @@ def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def plain_copy(value: Any) -> Any:
-    """Return a deep copy of a value that consists of texts, numbers, lists and tables. Raises a UserError if it
-    contains any other value."""
+    """Return a deep copy of a value that consists of strings, numbers, booleans, None, lists and dicts. Raises a
+    UserError if it contains any other value."""
     if isinstance(value, Mapping):
         return {str(name): plain_copy(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -164,8 +164,9 @@ METHODS: dict[str, Callable[..., str]] = {
 
 
 def formatted(environment: Environment, text: str, args: Any, kwargs: Mapping[str, Any]) -> str:
-    """Compute `text.format(*args, **kwargs)` with masks; values that are neither padded nor converted keep their masks.
-    Raises TooLarge if a field is too wide."""
+    """Compute `text.format(*args, **kwargs)` in a chat template, in whose `environment` attributes are looked up
+    safely. The masks of strings (see MaskedString) are kept for values that are neither padded nor converted. Raises
+    TooLarge if a field is too wide."""
     formatter, pieces, count = SandboxedFormatter(environment), list[str](), 0
     form = from_template if all(byte & FROM_TEMPLATE for byte in mask_of(text)) else MaskedString
     for literal, name, spec, conversion in Formatter().parse(text):

@@ -145,8 +145,8 @@ class Trace:
         return result
 
     def part(self, call: Call, name: str, index: int, row: Row) -> Tensor:
-        """Return row `index` of the activation `name` of a call, without padding; `row` gives the number of the row's
-        tokens."""
+        """Return the tokens of one request, without padding, of the activation `name` in `call`, one recorded call of
+        the model; `index` is the request's row in the batch, and `row` gives the number of its tokens."""
         value = call.activations[name]
         if name == "logits":
             rows = [*call.logit_rows]

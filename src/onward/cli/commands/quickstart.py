@@ -83,7 +83,8 @@ def sample(options: Options) -> int:
 
 
 def assist(options: Options, device: str) -> int:
-    """Fine-tune the model to answer questions, and print answers after each stage; return the exit status."""
+    """Fine-tune the model of the quickstart to answer questions, in the stages of `onward.quickstart.STAGES` (one
+    fine-tuning method each), and print answers after each stage; return the exit status."""
     from onward.data.questions import answers
     from onward.quickstart import STAGES, finetuning, held_out_answers, stage_figures
 

@@ -106,8 +106,9 @@ class BlockPool:
         return [i for i in writes if i >= len(blocks) or self.ref_counts[blocks[i]] != 1]
 
     def to_free(self, row: int, start: int, end: int) -> list[int]:
-        """Return which blocks of a row (indices in its list) to free: those from position `end` on, and those behind
-        the window of the first position in the block of `start`, since rows that share the prefix may continue from
+        """Return which blocks of a row (indices in its list) to free when the next query is at position `start`, and
+        the row keeps the positions below `end`. These are the blocks without a position below `end`, and those that the
+        window hides from the first position in the block of `start`, since rows that share the prefix may continue from
         that position."""
         blocks = self.row_blocks[row]
         freed = list(range(len(blocks) - 1, -(-end // self.size) - 1, -1))

@@ -147,8 +147,8 @@ def tile(
     ahead: Any = None,
     chains: int = 1,
 ) -> list[Any]:
-    """Emit code that multiplies rows of x, which begin at `x_indices`, with rows of the weight, which begin at
-    `indices`; return the vectors of partial sums.
+    """Emit code that multiplies rows of x with rows of the weight, each of `inputs` numbers; return the vectors of
+    partial sums. `x_indices` and `indices` are the indices of the first numbers of these rows in x and in the weight.
 
     `ahead`: the index from which on as much of the weight is prefetched as is multiplied; all passes over the same rows
     of the weight prefetch the same, since to skip it costs more. An addition waits for the previous one of its sum:

@@ -81,12 +81,14 @@ def calibrated(
 
 def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: int) -> tuple[RunConfig, Costs]:
     """Return the configuration for a time limit of `limit` seconds, of which `spent` have passed, and the costs of its
-    run, adapted from the measured `costs`. `tokens` is the length of the validation text.
+    run: the measured `costs` with the time spent so far and the cost of the final evaluation that was chosen. `tokens`
+    is the length of the validation text.
 
-    By default there are twenty validations, or fewer, so that they take at most a twentieth of the time. The final
-    evaluation uses as many tokens of the validation text as take a twentieth of the time, unless the number is given.
-    The number of steps that fit determines the warm-up. With a schedule that has a stable phase the clock fixes the
-    number of steps later; with any other it is fixed now, with a reserve of time.
+    If the configuration does not say how often to validate, there are twenty validations, or fewer, so that they take
+    at most a twentieth of the time. The final evaluation uses as many tokens of the validation text as take a twentieth
+    of the time, unless the number is given. The number of steps that fit determines the warm-up. With a schedule that
+    has a stable phase, the number of steps is fixed later, from the time left during training; with any other it is
+    fixed now, with a reserve of time.
     """
     given, by_clock = config.evaluation_tokens, config.schedule in ENDED_BY_CLOCK
     evaluated = given or tokens

@@ -109,7 +109,8 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float) -> Ten
 
 
 def whitened(advantages: Tensor, mask: Tensor) -> Tensor:
-    """Return advantages (N, T) shifted and scaled to mean 0 and variance 1 over the masked tokens."""
+    """Return advantages (N, T) shifted and scaled to mean 0 and variance 1 over the tokens whose `mask` (N, T) is 1; 0
+    at all others."""
     count = mask.sum().clamp(min=1)
     mean = (advantages * mask).sum() / count
     variance = ((advantages - mean).square() * mask).sum() / count

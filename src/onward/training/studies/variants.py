@@ -73,7 +73,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Length:
-    """How long each variant trains: exactly one of the four fields is set."""
+    """How long each variant trains: exactly one of the four fields is set. `time` is a text such as "60s" or "10m"."""
 
     time: str = ""  # such as 60s
     steps: int = 0
