@@ -23,7 +23,7 @@ SITE = Path(__file__).parent
 OUTSIDE = {"CONTRIBUTING.md": "CONTRIBUTING.md", "examples.md": "examples/README.md"}  # pages of files outside docs/
 LEARN = ("tutorial-mistakes", "examples")  # pages of Learn beside the chapters
 WORDS_A_MINUTE = 200
-SECONDS = (7, 3, 6, 2, 26, 32, 3, 16, 9, 3, 4, 12, 10, 10, 14, 41, 40)  # that `onward learn N --run` took on two cores
+SECONDS = (7, 3, 5, 2, 16, 19, 3, 13, 7, 2, 4, 11, 8, 4, 12, 25, 33)  # that `onward learn N --run` took on two cores
 USE = (
     "commands",
     "training",

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -35,11 +35,12 @@ from onward.training.step.trainer import StepPlan, Trainer
 from onward.training.step.validation import validate
 from onward.transforms.lora import adapter_names
 
+T = TypeVar("T")
 Sampler = Callable[[Decoder, Tokenizer], object]  # does what the caller of a run will do at each validation
 
 ALONE = Processes()
 TRIAL_SECONDS, TRIAL_PART = 2.0, 40  # of steps that are timed, at most, and this part of the time
-FULL_MEASUREMENT = 40.0  # seconds of a run below which validation and evaluation are timed on less text
+FULL_MEASUREMENT = 60.0  # seconds of a run below which validation and evaluation are timed on less text
 SLACK = 0.95  # share of the time that steps fixed at the start take, as machines are not equally fast all the time
 OPTIONAL = 20  # validations and the evaluation at the end each take at most this part of the time, unless asked for
 REPORT = 0.4  # seconds that the report takes at the end, and the end of the process
@@ -168,21 +169,30 @@ def measured_costs(
     step = statistics.median(taken[1:])
     start = clock()
     save_once(trainer, Path(config.out))
-    save, start = clock() - start, clock()
+    save = clock() - start
     validation = inputs.validation_windows(config, trainer.model.config.context_length)
     if validation is None:
         return Costs(step, save)
     less = replace(config, validation_tokens=max(2, int(part * config.validation_tokens)))
     sets = inputs.validation_sets(config, trainer.model.config.context_length)
-    validated = validate(trainer, tokenizer, validation, less, inputs.measure(trainer.loss), sets)
-    usual = min(config.validation_tokens, validation.num_tokens)
-    once = (clock() - start) * max(1.0, usual / max(1, validated.tokens))
-    sample(trainer.model, tokenizer)  # the first one may compile kernels
+    timed: Callable[..., Any] = partial(warmed, limit=limit / OPTIONAL, clock=clock)
+    measured, total = inputs.measure(trainer.loss), validation.num_tokens
+    validated, once = timed(lambda: validate(trainer, tokenizer, validation, less, measured, sets))
+    once *= max(1.0, min(config.validation_tokens, total) / max(1, validated.tokens))
+    once += warmed(lambda: sample(trainer.model, tokenizer), math.inf, clock)[1]
+    tokens = int(part * TIMED_TOKENS)
+    figures, end = timed(lambda: inputs.evaluate(trainer.model, tokenizer, trainer.loss, tokens))
+    return Costs(step, save + once, end * total / max(1, figures["tokens"]))
+
+
+def warmed(call: Callable[[], T], limit: float, clock: Callable[[], float]) -> tuple[T, float]:
+    """Call `call`, and a second time if the first took less than `limit` seconds, because the first call may compile
+    kernels. Return the last result and its seconds, in the time of `clock`."""
     start = clock()
-    sample(trainer.model, tokenizer)
-    once, start = once + clock() - start, clock()
-    evaluated = inputs.evaluate(trainer.model, tokenizer, trainer.loss, int(part * TIMED_TOKENS))["tokens"]
-    return Costs(step, save + once, (clock() - start) * validation.num_tokens / max(1, evaluated))
+    result, middle = call(), clock()
+    if middle - start >= limit:
+        return result, middle - start
+    return call(), clock() - middle
 
 
 def save_once(trainer: Trainer, folder: Path) -> None:
