@@ -17,8 +17,8 @@ IMPORTS = "module with parts of your own, which is imported first"
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """The description of an option of a command or, if `positional`, of a positional argument, from a field of a
-    dataclass."""
+    """An option of a command or, if `positional`, a positional argument, made from a field of the command's dataclass;
+    from it the parser, `--help` and the shell completion are made."""
 
     name: str  # name of the field; dots separate nested fields, as in model.position.theta
     kind: Any  # type of the field
@@ -36,21 +36,24 @@ class Argument:
 
     @property
     def many(self) -> bool:
-        """Whether the option takes several values: in a row if positional, else one each time the option is given."""
+        """Whether several values are allowed: of a positional argument one after the other, of an option by giving the
+        option several times."""
         return get_origin(self.kind) is tuple
 
     @property
     def choices(self) -> list[str]:
-        """The values that the option allows, if they are a short list of words; else empty."""
+        """The names that the option allows, such as the kinds of a model part or the values of a Literal; empty if any
+        value of its type is allowed."""
         if get_origin(self.kind) is Literal:
             return [str(choice) for choice in get_args(self.kind) if choice != ""]
         return [part.kind for part in fields.part_choices(self.kind)]
 
 
 def arguments(cls: type) -> Iterator[Argument]:
-    """Yield the options and positional arguments of a command: one for every field of the dataclass `cls` that text can
-    set. A dict stands for all fields of DecoderConfig and of its parts; the class variable `part` may name a class
-    whose fields are options too. Last comes `--import`, which every command has."""
+    """Yield the options and positional arguments of a command: one for every field of the dataclass `cls` that can be
+    written as text. A field whose type is a dict stands for the options of `model_arguments`; if `cls` has a class
+    variable `part`, a class such as a fine-tuning method, the fields of that class are options too. Last comes
+    `--import`, which every command has."""
     if part := getattr(cls, "part", None):
         for name, kind in fields.hints(part).items():
             default = getattr(part, name, None)
@@ -97,7 +100,7 @@ def model_arguments() -> Iterator[Argument]:
 
 
 def metavar(kind: Any) -> str:
-    """Return the placeholder that `--help` shows for values of a type."""
+    """Return the placeholder that `--help` shows for a value of the annotated type `kind`, such as N for an int."""
     if get_origin(kind) is Mapping:
         return f"{{{': '.join(map(metavar, get_args(kind)))}}}"
     words = "|".join(k.kind for k in fields.part_choices(kind)) or fields.describe(kind)

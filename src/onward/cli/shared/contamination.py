@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 def training_data(name: str) -> tuple[Tokenizer, Sequence[Tokens]]:
-    """Return the tokenizer and the tokens of each source of prepared data, or of the data that a run trains on, after
-    their checksums have been verified. Raises a UserError for a folder that is neither."""
+    """Return the tokenizer and the tokens of each source of text in the folder `name`, which holds data prepared by
+    `onward data` or a run on texts, after the files' checksums have been verified. Raises a UserError for any other
+    folder."""
     from onward.data.tokens import is_prepared, load_tokens
     from onward.text.tokenizer import Tokenizer
     from onward.training.stages import inputs_of
@@ -40,9 +41,10 @@ def training_data(name: str) -> tuple[Tokenizer, Sequence[Tokens]]:
 def contamination_rows(
     graded: Mapping[str, Sequence[GradedQuestions]], data: tuple[Tokenizer, Sequence[Tokens]], progress: Progress
 ) -> list[dict[str, Any]]:
-    """Return a row for each model and task: the share of its questions that occur in the training data, the number of
-    questions too short to be found, and the score without the questions that occur. `graded` are each model's questions
-    with their grades, `data` the tokenizer and the tokens of the training data."""
+    """Return a table row (dict) for each model and task: the share of the task's questions that occur in the training
+    data, the number of questions too short to be searched for, and the score with and without the questions that occur.
+    `graded` maps each model's name to its questions and grades, `data` are the tokenizer and the tokens of each source
+    of training data, and `progress` is called with the number of tokens searched."""
     from onward.evaluation.contamination import N, contaminated
 
     tokenizer, sources = data

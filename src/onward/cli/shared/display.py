@@ -27,8 +27,8 @@ SCORES = {"accuracy", "reward", "rollout_share"}  # figures of fine-tuning that 
 
 
 class Display:
-    """Shows the progress of a run: on a terminal as a picture that is redrawn, elsewhere as lines at each
-    validation."""
+    """Shows the progress of a training run: on a terminal as a text picture that is redrawn after steps, elsewhere as
+    plain lines at each validation."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -98,8 +98,8 @@ class Display:
         self.samples.write({"step": self.run.step, "prompt": self.prompt, "text": text})
 
     def figures(self) -> dict[str, str]:
-        """Return the figures of the run so far, such as the loss, by name, as text; "" for a figure that is not known
-        yet."""
+        """Return the figures of the run as text by name: step, losses, tokens per second and time left; "" for a figure
+        that is not known yet."""
         steps, done = expected_steps(self.run), self.step - self.first
         left = (perf_counter() - self.began) / done * (steps - self.step) if done else 0.0
         return {
@@ -112,7 +112,8 @@ class Display:
         }
 
     def picture(self) -> RenderableType:
-        """Return what a terminal shows: the figures, the progress bar, the sample, and a short last line."""
+        """Return the `rich` renderable that a terminal shows: the figures, the progress bar, the sampled text, and a
+        line about Ctrl-C."""
         figures = self.figures()
         table = Table.grid(padding=(0, 3))
         table.add_row(*(Text(name, style="dim") for name in figures))
@@ -125,6 +126,6 @@ class Display:
 
 
 def sample_text(lm: LanguageModel, prompt: Prompt) -> str:
-    """Generate a continuation of a prompt, with the same random numbers each time, to compare a model at different
-    steps."""
+    """Generate a continuation of a prompt, with the same random seed in each call, so that the texts of a model at
+    different training steps can be compared."""
     return lm.complete([prompt], SAMPLE_TOKENS, slide=True, temperature=0.8, seed=0)[0][0].text

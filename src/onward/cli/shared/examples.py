@@ -18,22 +18,23 @@ TRAINED, GIVEN, BETWEEN = "bold green", "dim", "\u2502"
 
 
 def show_examples(config: FinetuneConfig, count: int, as_json: bool = False) -> int:
-    """Print the first `count` examples of the data of a run, as its model reads them, as colored text or with `as_json`
-    as JSON; return the exit status."""
+    """Print the first `count` fine-tuning examples of a run's data, tokenized for the run's model, as colored text or
+    with `as_json` as JSON; return the exit status."""
     return show(config, base_tokenizer(config), count, as_json, tokens=True)
 
 
 def show_without_model(config: FinetuneConfig, count: int, as_json: bool) -> int:
-    """Print the first `count` examples of data as texts, by a plain chat template if the configuration names none,
-    colored or with `as_json` as JSON; return the exit status."""
+    """Print the first `count` fine-tuning examples of the data as text, without loading a model: the chat template is
+    the configuration's or, if it names none, a plain one. Colored or with `as_json` as JSON; returns the exit
+    status."""
     tokenizer = with_template(train_tokenizer("byte", []), config.template or "plain")
     return show(config, tokenizer, count, as_json, tokens=False)
 
 
 def show(config: FinetuneConfig, tokenizer: Tokenizer, count: int, as_json: bool, tokens: bool) -> int:
-    """Print the first `count` training examples, with a line between tokens or, without `tokens`, between text that is
-    trained on and other text; with `as_json` as JSON. Returns the exit status. Raises a UserError if `count` is below
-    1."""
+    """Print the first `count` training examples, in colors that tell text that is trained on from other text. A
+    vertical bar separates tokens if `tokens`, else trained from other text; with `as_json` the output is JSON. Returns
+    the exit status. Raises a UserError if `count` is below 1."""
     if count < 1:
         raise UserError(f"the number of examples is {count}: give at least 1")
     records, rows = Records(config.sources, config.columns), list[dict[str, Any]]()
@@ -60,8 +61,8 @@ def show(config: FinetuneConfig, tokenizer: Tokenizer, count: int, as_json: bool
 
 
 def spans(sequence: TokenSequence, tokenizer: Tokenizer, tokens: bool) -> list[tuple[str, bool]]:
-    """Return the texts of a training example, each with whether it is trained on: one per token if `tokens`, else as
-    long as possible."""
+    """Return a training example as pairs (text, whether it is trained on): one pair per token if `tokens`, else one per
+    run of consecutive tokens that are all trained on or all not."""
     pairs = list(zip(sequence.tokens, sequence.trained))
     if tokens:
         return [(tokenizer.piece(token), trained) for token, trained in pairs]
@@ -71,8 +72,8 @@ def spans(sequence: TokenSequence, tokenizer: Tokenizer, tokens: bool) -> list[t
 
 
 def colored(parts: list[tuple[str, bool]]) -> Text:
-    """Return the texts of `spans`, each with whether it is trained on, with a line between them and in colors; without
-    color, trained texts are in brackets."""
+    """Return the pairs of `spans`, (text, whether it is trained on), as one text with a vertical bar after each.
+    Trained texts have a color; without color they are in brackets."""
     result = Text()
     for text, trained in parts:
         piece = printable(text).replace("\n", "\\n")

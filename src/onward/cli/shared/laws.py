@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def fit_with_picture(runs: "Sequence[Run]", out: str) -> "FittedLaw":
-    """Fit a scaling law to runs, with a status line; draw it if `out` names a file."""
+    """Fit a scaling law to the sizes and losses of finished training runs, and show a status line meanwhile; also draw
+    the fit into the picture file `out`, unless it is ""."""
     from onward.planning.fitted import fit_runs
     from onward.reports.pictures.laws import fit_picture
 
@@ -24,8 +25,8 @@ def fit_with_picture(runs: "Sequence[Run]", out: str) -> "FittedLaw":
 
 
 def show_fit(result: dict[str, Any], out: str) -> None:
-    """Print the result of a fit: the constants of the scaling law with their intervals, the forecast and the warnings;
-    and the name of the picture's file, `out`."""
+    """Print the fit of a scaling law, `result` as a JSON object: the constants of the law with their intervals, the
+    forecast and the warnings; then `out`, the name of the picture's file, unless it is ""."""
     law, intervals = result["law"], result["intervals"]
     law = {**law, "a": law["beta"] / (law["alpha"] + law["beta"])}
     between = "{:.4g} to {:.4g}".format

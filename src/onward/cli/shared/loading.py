@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """How the model is loaded."""
+    """How the model is loaded. These options are shared by the commands that load a model."""
 
     device: str = "auto"  # auto, cpu, cuda, mps
     dtype: Literal["", "float32", "bfloat16"] = ""  # dtype of the weights; default: the dtype of the files
@@ -30,14 +30,14 @@ class Loading:
 
 @dataclass(frozen=True, kw_only=True)
 class Compiling:
-    """When decoding steps are compiled."""
+    """When decoding steps are compiled. This option is shared by the commands that generate text."""
 
     compile: bool = False  # compile before the first token, not after 16, and keep the machine code for the next start
 
 
 def compile_steps(engine: Engine, row_counts: Iterable[int]) -> None:
-    """Compile an engine's decoding steps for each number of rows (requests decoded together) in `row_counts`; print how
-    long it took, or why the steps stay uncompiled."""
+    """Compile an engine's decoding steps for each batch size (number of requests decoded together) in `row_counts`;
+    print how long it took, or why the steps are not compiled."""
     from time import perf_counter
 
     from onward.kernels.llvm.kept import private_folder
@@ -53,21 +53,21 @@ def compile_steps(engine: Engine, row_counts: Iterable[int]) -> None:
 
 
 def code_folder() -> Path | None:
-    """Return the folder in which compiled decoding steps are stored for later starts, a folder in the user's cache;
-    None if there is no such place."""
+    """Return the folder in the user's cache that stores compiled decoding steps for later starts; None if the cache has
+    no absolute path."""
     return cache_folder("code")
 
 
 def cache_folder(name: str) -> Path | None:
-    """Return the folder onward/NAME in the user's cache, below the first absolute path of $XDG_CACHE_HOME and ~/.cache;
-    None if neither is absolute."""
+    """Return the path `onward/NAME` of the folder `name` in the user's cache, $XDG_CACHE_HOME or ~/.cache, of which the
+    first absolute path is used; None if neither is absolute. The folder may not exist."""
     caches = Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.path.expanduser("~/.cache"))
     return next((folder / "onward" / name for folder in caches if folder.is_absolute()), None)
 
 
 def load(model: str, options: Loading, adapter_folders: Sequence[str] = ()) -> LanguageModel:
-    """Load the model in a folder, or with this name on the hub, with the given options, and with the adapters in
-    `adapter_folders`, by default the one of the options."""
+    """Load `model`, a folder, a file or a name on the Hugging Face hub, as `options` say, with the adapters in
+    `adapter_folders` or, if there are none, with the adapter in `options`."""
     import torch
 
     import onward

@@ -23,12 +23,13 @@ def parse(cls: type[T], argv: Sequence[str], *, prog: str, about: str) -> T:
 
 
 def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
-    """Make an instance of the dataclass `cls` from the given values, by field. Raises a UserError for a value that
-    would have no effect.
+    """Make an instance of the dataclass `cls` from `values`, its fields by name; `prog` is the command's name for
+    messages. Raises a UserError for a field that was given but would have no effect.
 
-    The class variable `reads` lists fields that are read only in some cases: it maps a case to its fields. A case is
-    another given field (out: theme), or the `view` of the instance (attention: layer, head). All other fields are
-    always read.
+    The class variable `reads` of `cls` lists fields that have an effect only in some cases, as {case: fields}. A case
+    is the name of another field that must be given too (`theme` is read only with `out`), or a value of the property
+    `view`, the action of the command (`layer` and `head` are read only by `attention`). All other fields always have an
+    effect.
     """
     check_order(cls, values, prog)
     options, reads = fields.build(cls, values), getattr(cls, "reads", {})
@@ -44,8 +45,9 @@ def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
 
 
 def check_order(cls: type, values: Mapping[str, Any], prog: str) -> None:
-    """Raise a UserError if a command's first argument should be a model but another of the given arguments is one: the
-    user swapped them."""
+    """Raise a UserError if the first positional argument of the command `prog` should be a model and is none, but
+    another of its positional arguments is one, since the user probably swapped them. `values` are the arguments by
+    field name."""
     from onward.hub import is_model
 
     first, *others = getattr(cls, "positional", ("",))
@@ -61,8 +63,8 @@ def check_order(cls: type, values: Mapping[str, Any], prog: str) -> None:
 
 
 def unread(cls: type, name: str, value: str | Sequence[str], readers: Sequence[str], prog: str, view: str) -> str:
-    """Return the error message for a field `name` that was given a value but has no effect: only the cases `readers`
-    (other options, or views of the command) read it, and the command runs with `view`."""
+    """Return the error message for the field `name` of the command `prog`, which was given `value` but has no effect:
+    only `readers`, other options or actions of the command, use it, and the command runs the action `view`."""
     known, positional = fields.hints(cls), getattr(cls, "positional", ())
     if name in positional:
         word = value if isinstance(value, str) else value[0]
@@ -76,9 +78,9 @@ def unread(cls: type, name: str, value: str | Sequence[str], readers: Sequence[s
 
 
 def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, Any]:
-    """Parse command-line words to the values that are given, as text, by the names of the fields of `cls`. The fields
-    named by the class variable `positional` are arguments, all others options. Raises a UserError for words that do not
-    fit."""
+    """Parse the words of a command line; return the values that the user gave, mostly as text, by field of the
+    dataclass `cls`. Fields in the class variable `positional` are positional arguments, all others options; `about` is
+    the text of `--help`. Raises a UserError for words that do not fit."""
     first = Parser(prog=prog, add_help=False, allow_abbrev=False)
     first.add_argument("--import", action="append", default=[], dest="imports")
     for module in first.parse_known_args(argv)[0].imports:
@@ -101,8 +103,8 @@ def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, 
 
 
 def surplus(word: str, table: Sequence[Argument], prog: str) -> str:
-    """Return the error message for a word of the command line that is neither an option nor an argument of the command,
-    whose arguments are `table`."""
+    """Return the error message for `word`, a word of the command line that is neither an option nor an expected
+    argument of the command `prog`; `table` are all arguments of the command."""
     name, flags = word.split("=")[0], [argument.flag for argument in table if not argument.positional]
     if not word.startswith("-"):
         positionals = " ".join(argument.name for argument in table if argument.positional) or "options only"
@@ -116,8 +118,9 @@ def surplus(word: str, table: Sequence[Argument], prog: str) -> str:
 
 
 def meant_option(name: str, table: Sequence[Argument]) -> str:
-    """Return the option that an unknown one probably means, with its value if the typed name is that of a value (--rope
-    for --model.position rotary); "" if none is similar."""
+    """Return the option in `table`, all arguments of a command, that the user probably means by the unknown option
+    `name`; "" if none is similar. If `name` is a value of an option, the option is returned with this value:
+    `--model.position rotary` for `--rope`."""
     flags = [argument.flag for argument in table if not argument.positional]
     if close := same_meaning(name.lstrip("-"), flags):
         return close[0]
@@ -137,8 +140,9 @@ def unescaped(text: str) -> str:
 
 
 def with_flags(message: str, argv: Sequence[str]) -> str:
-    """Replace the field's name at the start of a UserError's message by the option as the user typed it in `argv`:
-    `--top-p is 2` for `top_p is 2`, `--model.d-model` for `d_model`, `--model.mlp: gated.x` for `mlp.gated.x`."""
+    """Return a UserError's message in which the field's name at the start is replaced by the option as the user typed
+    it in `argv`: `--top-p is 2` for `top_p is 2`, `--model.d-model` for `d_model`, `--model.mlp: gated.x` for
+    `mlp.gated.x`."""
     typed = {word.partition("=")[0] for word in argv if word.startswith("--")}
 
     def option(match: re.Match[str]) -> str:
@@ -158,8 +162,9 @@ def with_flags(message: str, argv: Sequence[str]) -> str:
 
 
 def nest(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert dotted names to nested dicts: `{"model.position": "rotary", "model.position.theta": "5e5"}` becomes the
-    dict of the key `model`. Raises a UserError for a name that belongs to several parts."""
+    """Convert options by dotted name to nested dicts: `{"model.position": "rotary", "model.position.theta": "5e5"}`
+    becomes `{"model": {"position": {"kind": "rotary", "theta": "5e5"}}}`. Raises a UserError for a field of a part that
+    is given as several parts, one per layer."""
     result: dict[str, Any] = {}
     for name, value in sorted(values.items()):  # a part before its fields
         *path, last = name.split(".")

@@ -21,11 +21,11 @@ WIDEST = 1000  # columns of a table that is not printed on a terminal
 
 
 class Output(Console):
-    """The console for standard output. If the program that reads the output has ended, it raises BrokenPipeError as
-    `print` does, and not SystemExit."""
+    """The `rich` console for standard output. If the program that reads the output has ended, it raises BrokenPipeError
+    as `print` does, in place of `rich`'s SystemExit."""
 
     def on_broken_pipe(self) -> None:
-        """Raise BrokenPipeError, which ends the command with status 0."""
+        """Raise BrokenPipeError, on which the command line ends quietly; called by `rich`."""
         raise BrokenPipeError
 
 
@@ -35,8 +35,8 @@ def print_json(value: Any) -> None:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print rows with the same keys as a table: large numbers with separators, fractions with four digits. A row is
-    folded to the width of a terminal; elsewhere it is one line."""
+    """Print `rows`, dicts with the same keys, as a table: large numbers with separators, fractions with four digits. On
+    a terminal long cells are folded to its width; elsewhere each row is one line."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in rows[0]:
         number = isinstance(rows[0][name], int | float)
@@ -48,12 +48,13 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def printable(text: str) -> str:
-    """Replace control characters in a text, which could control a terminal."""
+    """Return a text in which control characters, which could control a terminal, are replaced by U+FFFD."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def shortened(message: str) -> str:
-    """Shorten a message to about MESSAGE characters by leaving out its middle."""
+    """Return an error message shortened to about 1,000 characters by leaving out its middle; a shorter one
+    unchanged."""
     half = MESSAGE // 2
     return message if len(message) <= MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
@@ -67,7 +68,7 @@ def warn_of_unknown(tokenizer: "Tokenizer | None", texts: Iterable[str]) -> None
 
 
 def warn_of_temperature(temperature: float) -> None:
-    """Print a warning for a temperature at which tokens are drawn almost at random."""
+    """Print a warning if the sampling temperature is above 2, at which tokens are drawn almost at random."""
     if temperature > HOT:
         console.print(
             f"the temperature is {temperature:g}: above {HOT:g}, tokens are drawn almost at random; usual is about 1",
@@ -83,14 +84,14 @@ def readable(value: Any) -> str:
 
 
 def print_next(*commands: str) -> None:
-    """Print the commands that users usually run next."""
+    """Print `commands`, which users usually run next, under the heading "Next:"."""
     console.print("\nNext:", style="bold")
     for command in commands:
         console.print(f"  {command}", markup=False, soft_wrap=True)
 
 
 def human(number: int) -> str:
-    """Format a number with three significant digits and a unit: 7.24 B."""
+    """Format a number with three significant digits and K, M, B or T: 7.24 B."""
     digits, power = f"{number:.2e}".split("e")
     thousands, tens = divmod(int(power), 3)
     return f"{float(digits) * 10**tens:.{2 - tens}f} {' KMBT'[thousands]}"

@@ -46,7 +46,7 @@ COMMON = {  # the options that `--help` shows, first and in this order; of the o
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises a UserError with one sentence, where argparse would print and exit."""
+    """An ArgumentParser that raises a UserError with one sentence where argparse would print its usage and exit."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -61,8 +61,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
-    """Make the parser of the command `prog` from the fields of `cls`; its `--help` begins with `about`, and lists all
-    options if `everything`, else the common ones."""
+    """Make the parser of the command `prog` from the fields of the dataclass `cls`. Its `--help` begins with the text
+    `about`, and lists all options if `everything`, else the common ones."""
     summary, _, examples = about.partition("\n\n")
     table = list(arguments(cls))
     common = COMMON.get(prog, ())
@@ -93,7 +93,8 @@ def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
 
 
 def add(group: Any, argument: Argument, shown: bool) -> None:
-    """Add an argument to a parser or to a group of it; `--help` lists it if `shown`."""
+    """Add an option or positional argument to `group`, an argparse parser or a group of one; `--help` lists it if
+    `shown`."""
     many, text = argument.many, argument.help
     if argument.positional:
         nargs = "*" if many else None if argument.required else "?"
@@ -117,5 +118,5 @@ def add(group: Any, argument: Argument, shown: bool) -> None:
 
 
 def escaped(text: str) -> str:
-    """Escape a text for argparse's `help`, in which % has a meaning."""
+    """Return a text for argparse's `help`, with %, which argparse would interpret, doubled."""
     return text.replace("%", "%%")

@@ -17,8 +17,9 @@ VISIBLE = str.maketrans({" ": "\u00b7", "\n": "\u23ce", "\t": "\u21e5", "\r": "\
 
 
 def show(names: Sequence[str]) -> dict[str, Any]:
-    """Encode a text, the last of `names`, with the tokenizers that the other names give; return the ids, texts and
-    bytes of the tokens as a JSON object. Raises a UserError for fewer than two names."""
+    """Tokenize a text, the last of `names`, with the tokenizers of the models that the other names give; return the
+    text and each tokenizer's tokens (id, piece, bytes) as a JSON object. The text "-" is read from standard input.
+    Raises a UserError for fewer than two names."""
     *models, text = names or ("",)
     if not models:
         raise UserError("onward tokenizer show takes models and a text: onward tokenizer show gpt2 runs/mybook 'Hello'")
@@ -27,15 +28,16 @@ def show(names: Sequence[str]) -> dict[str, Any]:
 
 
 def opened(name: str) -> Tokenizer:
-    """Load the tokenizer in a folder, a tokenizer file, a GGUF file, or a model on the hub, of which only the
-    tokenizer's files are downloaded."""
+    """Load the tokenizer of a model: `name` is a folder, a tokenizer file, a GGUF file, or a name on the hub, of which
+    only the tokenizer's files are downloaded."""
     from onward.checkpoint.load import open_source
 
     return open_source(Path(name) if Path(name).exists() else locate(name, only="tokenizer")).required_tokenizer()
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> list[dict[str, Any]]:
-    """Return the tokens of a text as rows with id, text and bytes; a part of a character is shown as U+FFFD."""
+    """Return the tokens of a text as table rows with the keys id, piece (the token's text) and bytes (in hexadecimal);
+    part of a character is shown as U+FFFD."""
     return [
         {"id": i, "piece": tokenizer.piece(i), "bytes": tokenizer.token_bytes(i).hex(" ")}
         for i in tokenizer.encode(text)
@@ -43,7 +45,8 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[dict[str, Any]]:
 
 
 def print_pieces(result: dict[str, Any], ids: bool) -> None:
-    """Print the result of `show`: a line of colored pieces for each tokenizer and, with `ids`, a table of them."""
+    """Print `result`, which `show` returns: for each tokenizer its number of tokens, a line of the tokens in colors
+    and, with `ids`, a table of them."""
     output = Output(file=sys.stdout, highlight=False)
     for one in result["tokenizers"]:
         tokens = one["tokens"]

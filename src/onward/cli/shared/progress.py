@@ -20,9 +20,9 @@ from onward.data.progress import Progress
 
 @contextmanager
 def progress_bars(counted: bool = False) -> Iterator[Progress]:
-    """Yield a function that shows one progress bar per task on standard error, inside the `with` block; silent if
-    standard error is not a terminal. Bars count bytes and show the time elapsed or, with `counted`, count items and
-    show the time left."""
+    """Return a context whose value is a function of (task, done, total) that shows one progress bar per task on
+    standard error; without a terminal nothing is shown. Bars count bytes and show the time elapsed or, with `counted`,
+    count items and show the time left."""
     of_items = MofNCompleteColumn(), TimeRemainingColumn()
     columns = (
         TextColumn("{task.description}"),

@@ -13,9 +13,9 @@ from onward.training.presets import merge
 
 
 def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[str, Any], Path | None, bool]:
-    """Return the options of a run from the `values` of a command line and its TOML file; the folder of the run to
-    resume, or None; and whether to print figures as JSON. Raises a UserError if options other than mesh are given with
-    --resume."""
+    """Take --resume, --config and --json from `values`, the options of a command line by name; return the options of
+    the run, joined with those in the TOML file of --config, the folder of the run to resume (None for a new run), and
+    whether to print figures as JSON. Raises a UserError if other options than --mesh are given with --resume."""
     resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))
     if resume:
         values.pop("imports", None)  # which are imported by now
@@ -30,7 +30,7 @@ def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[st
 
 
 def join_duration(argv: Sequence[str]) -> list[str]:
-    """Join a duration that is typed as two words, --time 10 seconds, to one."""
+    """Return the words of a command line with a duration of two words, as in --time 10 seconds, joined to one word."""
     words = list(argv)
     for i in range(len(words) - 2, 0, -1):
         number, unit = words[i], words[i + 1]
@@ -40,8 +40,9 @@ def join_duration(argv: Sequence[str]) -> list[str]:
 
 
 def from_toml(path: Path, cls: type[RunConfig]) -> dict[str, Any]:
-    """Read the options in a TOML file. Numbers are accepted where text is expected (time = 100), and a text for a list
-    of texts. Raises a UserError if the file is missing, is not TOML, or has unknown options."""
+    """Read the options in a TOML file, by name; `cls` is the class of the configuration that they belong to. A number
+    is accepted where text is expected (time = 100), and one text for a list of texts. Raises a UserError if the file is
+    missing or is not TOML."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -58,6 +59,7 @@ def from_toml(path: Path, cls: type[RunConfig]) -> dict[str, Any]:
 
 
 def default_name(source: str) -> str:
-    """Return the default name of a run: the name of its first source, a file or, for a glob, its folder."""
+    """Return the default name of a run from its first source of text: the name of the file without suffix or, for a
+    glob, the name of its folder; "stdin" for standard input, "-"."""
     parts = (part for part in Path(source).parts if not {"*", "?"} & set(part))
     return "stdin" if source == "-" else Path(*parts).name.split(".")[0] or "run"

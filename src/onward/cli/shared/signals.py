@@ -10,15 +10,16 @@ Say = Callable[[str | Text], None]  # prints a sentence, in the first process on
 
 
 class Requests:
-    """Requests to a run that arrive as signals: SIGINT, SIGTERM and SIGHUP ask to save and stop, SIGUSR1 to save and
-    continue. More than `interrupts` SIGINT raise KeyboardInterrupt, which stops at once."""
+    """Records signals as requests to a training run: SIGINT, SIGTERM and SIGHUP ask it to save and stop, SIGUSR1 to
+    save and continue. After `interrupts` SIGINTs, a further one raises KeyboardInterrupt, which stops the run at
+    once."""
 
     def __init__(self, say: Say, interrupts: int) -> None:
         self.say, self.interrupts = say, interrupts
         self.signal, self.saving = 0, False
 
     def note(self, number: int, _: object) -> None:
-        """Record a signal; the handler for `signal.signal`."""
+        """Record the signal `number`; the handler passed to `signal.signal`."""
         if number == signal.SIGUSR1:
             self.saving = True
             return
@@ -31,18 +32,19 @@ class Requests:
         self.signal = number
 
     def stop(self) -> bool:
-        """Return whether a signal has asked to save and stop."""
+        """Return whether a signal has asked the run to save and stop."""
         return self.signal > 0
 
     def save(self) -> bool:
-        """Return whether a signal has asked to save, and clear this request."""
+        """Return whether a signal has asked the run to save and continue since the last call."""
         wanted, self.saving = self.saving, False
         return wanted
 
 
 @contextmanager
 def signals(requests: Requests) -> Iterator[Requests]:
-    """Record signals in `requests` inside the `with` block, in place of the usual handlers."""
+    """Return a context in which SIGINT, SIGTERM, SIGHUP and SIGUSR1 are recorded in `requests`; at its end the previous
+    handlers are restored."""
     before = {
         number: signal.signal(number, requests.note)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

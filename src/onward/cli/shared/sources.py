@@ -13,7 +13,8 @@ from onward.errors import UserError
 
 
 def announce(sources: Iterable[str]) -> None:
-    """Print on standard error which sources of text the command waits for: pipes, and standard input on a terminal."""
+    """Print on standard error that the command waits for text from each pipe among `sources`, or from standard input if
+    that is a terminal."""
     for source in sources:
         if is_pipe(source):
             console.print(f"reading the pipe {source} until it is closed", markup=False, soft_wrap=True)
@@ -22,8 +23,8 @@ def announce(sources: Iterable[str]) -> None:
 
 
 def check_texts(sources: Sequence[str]) -> None:
-    """Raise a UserError if a source of texts is the folder of a run, or a word that is probably meant as the name of a
-    new run."""
+    """Raise a UserError if one of `sources`, the files or folders of text to train on, is the folder of a run, or if
+    the last one does not exist and was probably meant as the name of a new run."""
     for source in sources:
         if (Path(source) / "run.json").exists():
             raise UserError(
@@ -36,13 +37,14 @@ def check_texts(sources: Sequence[str]) -> None:
 
 
 def known(source: str) -> bool:
-    """Return whether a source of texts whose name has no suffix is a path, standard input, or the name of a corpus."""
+    """Return whether `source`, a name without suffix, is an existing path, standard input ("-"), or the name of a
+    corpus, a public data set of text."""
     return os.path.exists(source) or source in ("-", "embedded", *corpora.DOWNLOADS)
 
 
 def skipped_in(source: str, out: Path) -> str:
-    """Return a sentence on the files in a folder of texts (`source`) that are not read as texts, with an example of
-    each kind; "" if there are none, or if the source is no folder. The folder `out` is not counted."""
+    """Return a sentence on the files in the folder `source` that are not read as text, with an example for each reason;
+    "" if there are none, or if `source` is no folder. The path `out`, a run's own folder, is not counted."""
     if not Path(source).is_dir():
         return ""
     kinds = []

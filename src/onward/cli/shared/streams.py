@@ -16,7 +16,8 @@ MOST_INPUT = 1 << 24  # bytes of a prompt, or characters of a message; more than
 
 
 class Closed(io.RawIOBase):
-    """Replaces a closed standard stream (input, output or error): reading or writing it raises a UserError."""
+    """Raw stream in place of a closed standard stream (input, output or error): reading or writing raises a UserError
+    that contains its `name`."""
 
     def __init__(self, name: str) -> None:
         self.error = f"{name} is closed: connect it to a terminal, a file or a pipe"
@@ -39,7 +40,7 @@ class Closed(io.RawIOBase):
 
 
 class ClosedInput(io.TextIOWrapper):
-    """Replaces standard input if it is closed."""
+    """Text stream in place of a closed standard input: reading raises a UserError."""
 
     def __init__(self) -> None:
         super().__init__(io.BufferedReader(Closed("standard input")), encoding="utf-8")
@@ -91,8 +92,8 @@ def refused_input() -> Iterator[None]:
 
 
 def within_limit(text: AnyStr) -> AnyStr:
-    """Return bytes or text unchanged. Raises a UserError if they are longer than MOST_INPUT, so that an endless input
-    ends."""
+    """Return bytes or text from standard input unchanged. Raises a UserError if they are longer than 16 MiB, so that an
+    endless input ends."""
     if len(text) > MOST_INPUT:
         raise UserError(f"standard input is longer than {MOST_INPUT >> 20} MB, too long for a prompt: shorten it")
     return text
@@ -105,7 +106,8 @@ def complain(message: str) -> None:
 
 
 def drop_output() -> None:
-    """Detach standard output if it cannot be written, so that Python does not fail again when it exits."""
+    """Replace standard output by the null device if it cannot be written, so that Python does not fail again when it
+    flushes at exit."""
     try:
         sys.stdout.flush()
     except (OSError, UserError):
@@ -113,8 +115,8 @@ def drop_output() -> None:
 
 
 def interrupted(_: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; while a module is imported, end the process at once, since libraries do not expect the
-    exception there."""
+    """Raise KeyboardInterrupt; the handler of Ctrl-C. While `frame`, the interrupted code, is inside an import, end the
+    process at once, since libraries do not expect the exception there."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os.write(2, b"\nonward: interrupted\n")
@@ -125,7 +127,7 @@ def interrupted(_: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def handled_interrupts() -> Iterator[None]:
-    """Handle Ctrl-C by `interrupted` inside the `with` block, unless Ctrl-C is ignored."""
+    """Return a context in which `interrupted` handles Ctrl-C, unless Ctrl-C is ignored."""
     before = signal.getsignal(signal.SIGINT)
     try:
         handled = callable(before) and signal.signal(signal.SIGINT, interrupted)

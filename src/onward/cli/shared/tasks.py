@@ -34,8 +34,9 @@ Results = dict[str, "TaskResult"]  # by task
 
 @dataclass(frozen=True)
 class Exam:
-    """The tasks on which `onward evaluate` asks models questions (some are tasks of lm-evaluation-harness, by name),
-    the number of solved examples before each question, and the most questions."""
+    """The settings of `onward evaluate --tasks`: Onward's own tasks, names of tasks of lm-evaluation-harness, the
+    number of solved examples before each question, the most questions per task (`limit`), and how questions are
+    asked."""
 
     tasks: Sequence[Task]
     foreign: Sequence[str]  # tasks of lm-evaluation-harness
@@ -48,9 +49,9 @@ class Exam:
 
 
 def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json: bool, replicas: Replicas) -> None:
-    """Evaluate models on tasks and print their scores, as tables or with `as_json` as JSON, and the differences of the
-    others to the first. `replicas` divide the questions, and the first one prints. Raises a UserError, after the other
-    results are printed, if a task failed."""
+    """Evaluate models on the tasks of `exam`; print their scores, and by how much each further model differs from the
+    first, as tables or with `as_json` as JSON. The questions are divided over the processes of `replicas`, of which the
+    first prints. Raises a UserError, after the other results are printed, if a task failed."""
     from onward.reports.runs.scores import scores_of
 
     failures: dict[str, str] = {}
@@ -121,9 +122,10 @@ def run_all(
     graded: list[GradedQuestions],
     replicas: Replicas,
 ) -> Results:
-    """Return the results of a model by task. Rows of results from lm-evaluation-harness are added to `foreign`, and the
-    messages of tasks that failed to `failures`. If the exam searches training data for its questions, questions and
-    grades are added to `graded`. `replicas` divide the questions."""
+    """Evaluate one model on all tasks of `exam`; return the results of Onward's own tasks, by task. Adds the rows of
+    results from lm-evaluation-harness to `foreign`, the messages of failed tasks to `failures` and, if `exam` asks to
+    search training data, the questions of lm-evaluation-harness with their grades to `graded`. The processes of
+    `replicas` divide the questions."""
     lm, results = load_alike(model, loading, replicas), Results()
     with kept_answers(lm, exam.keep, replicas) as kept, progress_bars(counted=True) as show:
         asked: dict[str, Any] = {
@@ -154,7 +156,7 @@ def run_all(
 
 
 def load_alike(model: str, loading: Loading, replicas: Replicas) -> LanguageModel:
-    """Load a model in all processes. Raises a UserError if they have different weights."""
+    """Load a model in each process of `replicas`. Raises a UserError if the processes have loaded different weights."""
     lm = load(model, loading)
     if replicas.count > 1:
         from onward.compiled.fingerprint import fingerprint
@@ -165,8 +167,9 @@ def load_alike(model: str, loading: Loading, replicas: Replicas) -> LanguageMode
 
 @contextmanager
 def kept_answers(lm: LanguageModel, keep: bool, replicas: Replicas) -> Iterator[Kept]:
-    """Yield the store of a model's answers from earlier evaluations, in the user's cache if `keep`, else empty. Ctrl-C
-    inside the `with` block ends the process, and the first process says how to go on."""
+    """Return a context whose value stores the model's answers to evaluation questions: with `keep` in a file of the
+    user's cache, with the answers of earlier evaluations, else in memory. Ctrl-C inside it ends the process at once,
+    and the first of `replicas` prints that the same command continues from the stored answers."""
     from onward.evaluation.kept import Kept, kept_for, lines
 
     folder = cache_folder("answers") if keep else None
@@ -196,7 +199,7 @@ def kept_answers(lm: LanguageModel, keep: bool, replicas: Replicas) -> Iterator[
 
 
 def row(result: TaskResult) -> dict[str, Any]:
-    """Return the result of a task as a row of the printed table."""
+    """Return the result of a task as a table row, a dict of its figures."""
     values = asdict(result)
     del values["right"]
     values = {name: value for name, value in values.items() if value is not None}
@@ -204,9 +207,9 @@ def row(result: TaskResult) -> dict[str, Any]:
 
 
 def own_tasks(lm: LanguageModel, text: str, replicas: Replicas) -> list[TaskResult]:
-    """Return the results of a model at the built-in tasks of QUICK, whose questions are made from the validation text
-    of its run; `replicas` divide them. A task for which the text is too short is left out, and named on standard
-    error."""
+    """Return the results of a model on the small built-in tasks (QUICK), whose questions are made from `text`, the
+    validation text of its run; the processes of `replicas` divide them. A task for which the text is too short is
+    skipped, with a message on standard error."""
     from onward.evaluation.kept import Kept
     from onward.evaluation.tasks.task import tasks_of, with_text
 
@@ -222,7 +225,8 @@ def own_tasks(lm: LanguageModel, text: str, replicas: Replicas) -> list[TaskResu
 
 
 def graded_questions(task: Task, result: TaskResult, exam: Exam) -> GradedQuestions:
-    """Return the questions of a task, each with its right answer, and their grades."""
+    """Return the questions of `task` that `exam` asks, as texts with their right answers, together with the grades of
+    the model's answers in `result`, to search for them in training data."""
     from onward.evaluation.contamination import GradedQuestions
 
     texts = [(text,) for text in task.texts(exam.limit, exam.examples)]
@@ -230,7 +234,8 @@ def graded_questions(task: Task, result: TaskResult, exam: Exam) -> GradedQuesti
 
 
 def harness_scores(step: int, rows: Sequence[Mapping[str, Any]]) -> list[TaskScore]:
-    """Return rows of results from lm-evaluation-harness as scores of the model after training step `step`."""
+    """Convert table rows of results from lm-evaluation-harness to TaskScores, scores of the model after training step
+    `step`, to be stored with its run."""
     from onward.reports.runs.scores import TaskScore
 
     suite = "lm-evaluation-harness"
@@ -242,8 +247,8 @@ def harness_scores(step: int, rows: Sequence[Mapping[str, Any]]) -> list[TaskSco
 
 
 def keep(model: str, loading: Loading, scores: Sequence[TaskScore]) -> None:
-    """Store scores of the model in the folder `model`, a run, for its report card. Scores of weights that were changed
-    on loading (quantized or with an adapter), and of a model without a run, are not stored."""
+    """Store scores in the folder of the run that `model` names, for its report card. Nothing is stored if `model` is
+    not a run, or if its weights were changed on loading (quantized, converted or with an adapter)."""
     from onward.reports.runs.scores import keep_scores
 
     as_saved = not (loading.quantize or loading.dtype or loading.adapter_folder or loading.rope)
@@ -252,16 +257,16 @@ def keep(model: str, loading: Loading, scores: Sequence[TaskScore]) -> None:
 
 
 def step_of(model: str) -> int:
-    """Return the step of a run whose weights are in its folder; 0 for a model without a run."""
+    """Return the training step of the weights in the run folder `model`; 0 if the model has no run."""
     from onward.reports.runs.record import Record
 
     return Record(Path(model)).figures().step
 
 
 def compared(ours: Results, other: str, theirs: Results) -> list[dict[str, Any]]:
-    """Return a row for each task: by how much the model `other` with the results `theirs` is better than the first
-    model with the results `ours`, with an interval of 95 %, McNemar's p-value corrected for the number of tasks (Holm),
-    and the smallest difference that so many questions show."""
+    """Return a table row (dict) for each task that two models share: by how much the score of `other`, with the results
+    `theirs`, exceeds that of the first model, with the results `ours`; its 95 % interval; McNemar's p-value, corrected
+    by Holm's method for the number of tasks; and the smallest difference that this number of questions can show."""
     from onward.evaluation.significance import bootstrap, holm, mcnemar, smallest_difference
 
     both = [task for task in ours if task in theirs]

@@ -31,8 +31,8 @@ OK, LOOK = ("ok    ", "green"), ("look  ", "red")
 
 
 def in_processes(command: Callable[[], int], remedy: str = "go on with --resume") -> int:
-    """Run a command that torchrun may have started in several processes, and print their errors as one report, which
-    for a lost process ends with the `remedy`. Returns the exit status."""
+    """Call `command` and return its exit status. If torchrun has started several processes, their errors are printed as
+    one report; where a process was lost, the report ends with `remedy`, the advice what to do."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return command()
@@ -43,8 +43,9 @@ def in_processes(command: Callable[[], int], remedy: str = "go on with --resume"
 
 
 def run_command(config: RunConfig | Path, as_json: bool, mesh: str = "") -> int:
-    """Start or resume a run, train it, and print its figures, with `as_json` as JSON; return the exit status. The time
-    of a run counts from this call. `mesh` replaces the mesh of a run that is resumed; "" keeps it."""
+    """Start a new run from its configuration, or resume the run in a folder; train it, and print its figures, with
+    `as_json` as JSON. Returns the exit status. The time of a run counts from this call. `mesh` replaces the arrangement
+    of processes of a resumed run; "" keeps it."""
     began = perf_counter()
     if (left := after_restart(config)) is None:
         return 0
@@ -68,8 +69,9 @@ def run_command(config: RunConfig | Path, as_json: bool, mesh: str = "") -> int:
 
 
 def after_restart(config: RunConfig | Path) -> RunConfig | Path | None:
-    """Return what to train if torchrun has restarted the processes after a failure: the folder of their run if it has a
-    save, None if the run has finished, else the configuration. Without a restart, return `config`."""
+    """Return what to train after torchrun has restarted the processes because of a failure: the run's folder if the run
+    has a save to resume from, `config` if it has none, and None if the run has finished. Without a restart, return
+    `config`."""
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
         return config
     from onward.checkpoint.saves.folder import saves
@@ -83,7 +85,7 @@ def after_restart(config: RunConfig | Path) -> RunConfig | Path | None:
 
 
 def next_commands(run: "Run") -> list[str]:
-    """Return the commands that usually follow a run."""
+    """Return the commands that users usually run after this run, such as `onward chat` with its folder."""
     named, imports = quote(str(run.folder)), fields.import_options(run.config.imports)
     method = run.config.method.kind if isinstance(run.config, FinetuneConfig) else ""
     if method == "reward":
@@ -97,7 +99,8 @@ def next_commands(run: "Run") -> list[str]:
 
 
 def continue_text(model: "Decoder", tokenizer: "Tokenizer") -> None:
-    """Generate the text that the display shows at a validation, so that its time can be measured."""
+    """Generate the sample text of a validation once before training and discard it, so that a run with a time limit can
+    measure how long it takes."""
     from onward.cli.shared.display import sample_text
     from onward.language_model import LanguageModel
 
@@ -105,7 +108,8 @@ def continue_text(model: "Decoder", tokenizer: "Tokenizer") -> None:
 
 
 def train(run: "Run") -> int:
-    """Train with a display until the end or a signal, and write the report; return the exit status."""
+    """Train a run, with a display of its progress, until its end or a signal to stop; then write its report. Returns
+    the exit status: 0, or 128 plus the number of the signal."""
     folder, first = run.folder, not run.processes.rank
     say: Say = partial(console.print, markup=False, soft_wrap=True) if first else lambda sentence: None
     # torchrun passes on a Ctrl-C that the terminal has sent to each process already
@@ -136,13 +140,14 @@ def train(run: "Run") -> int:
 
 
 def in_words(result: dict[str, Any]) -> list[str]:
-    """Return the figures of a model on validation text, a run's `result`, as words, without counts."""
+    """Return the figures in `result`, a model's evaluation on validation text, as texts such as "loss 1.2345";
+    integers, which are counts, are left out."""
     figures = {name.replace("_", " "): value for name, value in result.items() if isinstance(value, float)}
     return [f"{name} {fields.decimal(value, 2 if name == 'perplexity' else 4)}" for name, value in figures.items()]
 
 
 def describe(run: "Run", say: Say) -> None:
-    """Print the sizes of the model and the data of a run, and the results of the checks before training."""
+    """Print the sizes of a run's model and data, and the results of the checks before training; `say` prints a line."""
     from onward.training.run.checks import start_checks
     from onward.training.run.progress import expected_steps, steps_in_words
 
@@ -176,8 +181,8 @@ def describe(run: "Run", say: Say) -> None:
 
 
 def examine(run: "Run", say: Say) -> None:
-    """Run the doctor's fast checks before the first step, and print their failures, which do not stop the run. A
-    divided model is not examined."""
+    """Run the fast checks of `onward doctor` on a run's model before the first step, and print their failures by `say`;
+    failures do not stop the run. A model that is divided over processes is not checked."""
     if run.step or run.processes.mesh.divides:
         return
     import torch
@@ -195,7 +200,8 @@ def examine(run: "Run", say: Say) -> None:
 
 
 def follow(run: "Run", requests: "Requests", say: Say) -> None:
-    """Train a run and show its progress, until it ends or a signal asks to stop."""
+    """Train a run and show its progress, until it ends or `requests` has recorded a signal to stop; `say` prints
+    notices and rollbacks."""
     from onward.cli.shared.display import Display
     from onward.training.run.events import Notice, Rollback
 

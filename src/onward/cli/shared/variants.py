@@ -28,7 +28,8 @@ LENGTHS = "time", "steps", "tokens", "flops"
 
 @dataclass(frozen=True)
 class VariantOptions(RunConfig):
-    """The configuration that variants share, and their length of training."""
+    """The options of the commands that train several variants (configurations to compare): the configuration that all
+    variants share, and how long each is trained."""
 
     positional: ClassVar[tuple[str, ...]] = ("sources",)
     fixed: ClassVar[tuple[str, ...]] = ("epochs",)
@@ -54,8 +55,8 @@ def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about
 
 
 def no_length(values: Mapping[str, Any], where: str) -> None:
-    """Raise a UserError if the options `values` of a file include a length of training; the message names the file by
-    `where`."""
+    """Raise a UserError if `values`, the options in the TOML file `where`, set a length of training (time, steps or
+    epochs), which the command line has to give for all variants alike."""
     if given := next((name for name in ("time", "steps", "epochs") if values.get(name)), None):
         raise UserError(
             f"{where} has {given}, and all variants train equally long: give --time, --tokens, --flops or "
@@ -64,8 +65,9 @@ def no_length(values: Mapping[str, Any], where: str) -> None:
 
 
 def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, Any], "Length"]:
-    """Remove the options of the command `cls` itself from `values`, so that those of a run are left; return the removed
-    options, and the length of training that they give. Raises a UserError unless they give exactly one."""
+    """Remove from `values`, options by name, those that the command's class `cls` adds to a run's; return the removed
+    options, and the length of training (time, steps, tokens or FLOPs) of each run. Raises a UserError unless exactly
+    one length is given."""
     from onward.planning.tables import amount
     from onward.training.studies.variants import Length
 
@@ -86,8 +88,8 @@ def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, A
 
 
 def variant(name: str, values: Mapping[str, Any]) -> "Variant":
-    """Make a Variant, a configuration to compare with others, from the options `values`; its name is changed to a valid
-    folder name. Raises a UserError, which names the variant, for an invalid option."""
+    """Make a Variant, a configuration to compare with others, from a run's options `values`; characters of `name` that
+    a folder's name cannot have are replaced. Raises a UserError, which names the variant, for an invalid option."""
     from onward.training.studies.variants import Variant
 
     plain = re.sub(r"[^\w.=+,()-]+", "-", name).strip(".-") or "variant"
@@ -99,8 +101,8 @@ def variant(name: str, values: Mapping[str, Any]) -> "Variant":
 
 
 def folder_of(values: Mapping[str, Any], kind: str) -> str:
-    """Return the folder for the runs of a comparison or sweep: the option --out in `values`, by default a name made of
-    the first source and `kind`, the name of the command."""
+    """Return the folder for the runs of a comparison or sweep: the option `out` in `values` or, without it,
+    runs/NAME-KIND, where NAME is that of the first source of text and KIND is `kind`, the command's name."""
     sources = values.get("sources") or RunConfig.sources
     return values.get("out") or f"runs/{default_name(sources[0])}-{kind}"
 
@@ -140,8 +142,8 @@ class Shown:
 
 
 def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "list[Outcome] | int":
-    """Train each variant (a configuration among those compared) with `seeds` seeds, and show the progress. Returns the
-    outcomes, or the exit status if a signal ended the training."""
+    """Train each variant, one of the configurations to compare, once with each of `seeds` seeds, for the given length,
+    and show the progress. Returns the outcomes of the runs, or the exit status if a signal stopped the training."""
     from onward.cli.shared.progress import progress_bars
     from onward.training.studies.variants import prepare_variants, train_variants
 
@@ -157,8 +159,8 @@ def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "l
 
 
 def watched(train: "Callable[..., list[Outcome] | None]") -> "list[Outcome] | int":
-    """Call `train`, a partial of `train_variants`, with a display of its progress. Returns the outcomes, or the exit
-    status if a signal ended the training."""
+    """Call `train`, the function `train_variants` with all arguments but `watch` and `stop`, with a display of its
+    progress. Returns the outcomes of the runs, or the exit status if a signal stopped the training."""
     say = partial(console.print, markup=False, soft_wrap=True)
     with signals(Requests(say, interrupts=1)) as requests, Shown() as shown:
         outcomes = train(watch=shown, stop=requests.stop)
