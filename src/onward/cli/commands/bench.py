@@ -36,7 +36,7 @@ MILLION, BILLION = 1e6, 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `onward bench`."""
+    """The options of `onward bench`, which measures the speed of generating or training."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -60,14 +60,13 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The measured use of the model, "training" or "decoding". Options that only the other use reads are
-        refused."""
+        """What is measured, "training" or "decoding". Options that apply only to the other one are refused."""
         return "training" if self.train else "decoding"
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward bench`: measure how fast a model generates or is trained, and print that with the machine's
-    limits."""
+    """Run `onward bench`: measure how fast a model generates or is trained, and print the speeds with the limits of the
+    machine."""
     options = parse(Options, argv, prog="onward bench", about=ABOUT)
     batches = numbers(options.batch or ("8" if options.train else "1,16"))
     import torch
@@ -82,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def generate(options: Options, batches: Sequence[int]) -> None:
-    """Measure generation with each of the batch sizes `batches`, and print its speed."""
+    """Measure and print the speed of generation in each precision and with each of the batch sizes `batches`."""
     import torch
 
     from onward.device import choose_device
@@ -125,7 +124,8 @@ def generate(options: Options, batches: Sequence[int]) -> None:
 
 
 def show_generation(options: Options, speeds: "Sequence[Speed]", limits: "Limits", device: "torch.device") -> None:
-    """Print the speed of generation, and the limits of the machine."""
+    """Print `speeds`, the measured speeds of generation, with `limits`, the memory bandwidth and arithmetic of the
+    machine's `device`."""
     import torch
 
     from onward.measuring.speeds import plain_cases
@@ -159,7 +159,8 @@ def show_generation(options: Options, speeds: "Sequence[Speed]", limits: "Limits
 
 
 def train(options: Options, batches: Sequence[int]) -> None:
-    """Measure training with each of the batch sizes `batches`, and print a row of speeds for each."""
+    """Measure the speed of training in each precision and with each of the batch sizes `batches`; print a row for
+    each."""
     import torch
 
     from onward.device import choose_device
@@ -206,8 +207,8 @@ def train(options: Options, batches: Sequence[int]) -> None:
 
 
 def words(text: str, known: Sequence[str], name: str) -> list[Any]:
-    """Split the value of an option, such as `a,b`, at its commas. Raises a UserError for a word that is not in `known`;
-    `name` is the name of the option."""
+    """Split the value `text` of the option `name`, such as `a,b`, at its commas. Raises a UserError for a word that is
+    not in `known`, the allowed ones."""
     from onward.fields import nearest
 
     names = [word.strip() for word in text.split(",")]

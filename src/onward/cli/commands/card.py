@@ -24,7 +24,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `onward card`."""
+    """The options of `onward card`, which writes a model card."""
 
     positional: ClassVar[tuple[str, ...]] = ("folder",)
     folder: str  # folder of a run or a model

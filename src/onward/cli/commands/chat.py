@@ -45,14 +45,14 @@ OF_TEXTS = "n", "logprobs"  # options of onward generate that a conversation has
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(GenerationOptions):
-    """Settings of the answers, which /set changes."""
+    """The settings of the chat's answers, such as the temperature, which the line `/set` changes during the chat."""
 
     max_new_tokens: int | None = 1024  # maximum number of tokens in an answer; none: as many as the context holds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Settings, Compiling, Loading):
-    """The options of `onward chat`."""
+    """The options of `onward chat`, which holds a conversation in the terminal."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     fixed: ClassVar[tuple[str, ...]] = (*OF_TEXTS, "adapter")  # the adapter of --adapter is the one in use
@@ -63,7 +63,7 @@ class Options(Settings, Compiling, Loading):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward chat`: hold a conversation with a model, line by line, until the input ends."""
+    """Run `onward chat`: hold a conversation with a model, one message per line, until the input ends."""
     options = parse(Options, argv, prog="onward chat", about=ABOUT)
     if options.context < 2:
         raise UserError(f"context is {options.context}: it must be at least 2")
@@ -102,7 +102,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 class Conversation:
-    """A conversation with a model in the terminal: its messages, the settings, and the KV cache of the messages."""
+    """A conversation with a model in the terminal: its messages, the settings of the answers, and the KV cache of the
+    messages so far."""
 
     def __init__(self, lm: "LanguageModel", options: Options) -> None:
         self.lm, self.options = lm, options
@@ -125,7 +126,8 @@ class Conversation:
         )
 
     def answer(self, text: str) -> None:
-        """Generate and print the answer to a message, piece by piece, and add both to the conversation."""
+        """Generate and print the answer to `text`, a message of the user, piece by piece, and add both to the
+        conversation."""
         warn_of_unknown(self.lm.tokenizer, [text])
         self.turns.append({"role": "user", "content": text})
         printed: list[str] = []
@@ -150,15 +152,15 @@ class Conversation:
             console.print(f"the answer was cut after {new:,} tokens: see --max-new-tokens", soft_wrap=True)
 
     def pieces(self, messages: "Sequence[Message]", new: int) -> Iterator[str]:
-        """Yield the text of the answer to `messages`, at most `new` tokens, piece by piece; set `finish_reason`, why
-        the answer ended, after the last piece."""
+        """Yield the text of the answer to `messages`, at most `new` tokens, in pieces as they are generated; after the
+        last piece the attribute `finish_reason` says why the answer ended."""
         self.finish_reason = ""
         stream = self.lm.stream_chat(messages, new, options=self.settings, rows=1, cache=self.cache)
         self.finish_reason = yield from stream
 
     def room(self) -> int:
-        """Return the number of tokens that an answer can have; remove the oldest turns if the context has too little
-        room."""
+        """Return the number of tokens that the next answer can have in the context; if that is too small, first remove
+        the oldest turns of the conversation."""
         from onward.text.chat import chat_of
 
         def left(dropped: int) -> int:

@@ -37,7 +37,7 @@ OF_ALL = {"out", "seed"}  # options that a variant cannot set
 
 @dataclass(frozen=True)
 class Options(VariantOptions):
-    """The options of `onward compare`."""
+    """The options of `onward compare`, which trains and compares variants of a run."""
 
     sources: tuple[str, ...] = ()  # texts, and TOML files of variants
     variant: tuple[str, ...] = ()  # NAME: option=value ..., the options that differ in a variant; NAME alone: none
@@ -45,8 +45,8 @@ class Options(VariantOptions):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward compare`: train variants of a run and print whether they differ by more than noise; returns the exit
-    status."""
+    """Run `onward compare`: train variants of a run, configurations that differ in some options, and print whether
+    their losses differ by more than the noise between seeds. Returns the exit status."""
     values = read_values(Options, argv, "onward compare", ABOUT)
     given = values.pop("sources", [])
     files, sources = [name for name in given if name.endswith(".toml")], [n for n in given if not n.endswith(".toml")]
@@ -99,8 +99,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def changes(text: str) -> tuple[str, dict[str, Any], str]:
-    """Parse a variant of a run, a configuration to compare, written as `NAME: option=value ...`; return its name, its
-    options, and `--variant NAME`, which error messages name."""
+    """Parse a variant of a run, written as `NAME: option=value ...`; return its name, its options by name, and the text
+    `--variant NAME`, which names it in error messages."""
     name, _, options = text.partition(":")
     table: dict[str, Any] = {}
     known = [*fields.hints(RunConfig)]
@@ -117,5 +117,5 @@ def changes(text: str) -> tuple[str, dict[str, Any], str]:
 
 
 def split_words(text: str) -> list[str]:
-    """Split the options of a variant at spaces, except spaces inside parentheses."""
+    """Split a variant's options, `option=value ...`, at spaces, except spaces inside parentheses."""
     return re.findall(r"(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\S)+", text)

@@ -51,14 +51,15 @@ SHELLS = {  # the words of the line, what is done with the choices, and how the 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `onward completion`."""
+    """The options of `onward completion`, which prints a completion script."""
 
     positional: ClassVar[tuple[str, ...]] = ("shell",)
     shell: Literal["bash", "zsh", "fish"]  # shell that runs the script
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward completion`: print the script by which a shell completes commands, options and their values."""
+    """Run `onward completion`: print the script with which bash, zsh or fish completes commands, options and their
+    values."""
     shell = parse(Options, argv, prog="onward completion", about=ABOUT).shell
     print(fish() if shell == "fish" else script(*SHELLS[shell]))
 
@@ -69,8 +70,8 @@ def tables() -> dict[str, list[Argument]]:
 
 
 def script(words: str, offer: str, announce: str) -> str:
-    """Return the completion script for bash or zsh, given the three lines of shell code in which the two differ: the
-    one that reads the typed words, the one that offers candidates, and the one that registers the script."""
+    """Return the completion script for bash or zsh. The arguments are the lines of shell code in which the two differ:
+    `words` reads the typed words, `offer` offers the candidates, `announce` registers the script with the shell."""
     values, options = [], []
     for command, table in tables().items():
         flags = [argument.flag for argument in table if not argument.positional]

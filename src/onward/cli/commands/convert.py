@@ -36,7 +36,7 @@ FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # endings of 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `onward convert`."""
+    """The options of `onward convert`, which writes a model in another format."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "out")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"gguf": ("accept", "modelfile"), "hf": ("shard_bytes",)}
@@ -54,7 +54,8 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The format of the result, "gguf" or "hf". Options that only the other format reads are refused."""
+        """The format to write, "gguf" or "hf" (a Hugging Face folder). Options that apply only to the other format are
+        refused."""
         return self.to or ("gguf" if self.out.endswith(".gguf") else "hf")
 
 
@@ -119,8 +120,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def roundings(path: Path, dtype: str) -> list[str]:
-    """Return a phrase such as "2 tensors rounded from F32 to F16" for each dtype of the tensors in a model's folder or
-    GGUF file that conversion to `dtype` (F32, F16 or BF16) rounds."""
+    """Return phrases such as "2 tensors rounded from F32 to F16" for a conversion to `dtype` (F32, F16 or BF16), one
+    for each dtype that it rounds in the model at `path`, a folder or a GGUF file."""
     from onward.checkpoint.load import open_source
 
     stored = open_source(path).tensor_types()

@@ -39,7 +39,7 @@ To continue an interrupted preparation, run the same command again.
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Cleaning):
-    """The options of `onward data`."""
+    """The options of `onward data`, which prepares texts and shows data sets."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "sources")
     action: Literal["prepare", "join", "list", "get", "show"]  # prepare or show SOURCES, join FOLDER, get NAME, list
@@ -69,19 +69,21 @@ class Options(Cleaning):
 
     @property
     def view(self) -> str:
-        """The action of the command: prepare, join, list, get or show. Options that only other actions read are
+        """The action of the command: prepare, join, list, get or show. Options that apply only to other actions are
         refused."""
         return self.action
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward data`: prepare texts for training, list or download corpora, or print examples."""
+    """Run `onward data`: prepare texts for training, list or download corpora (public data sets of text), or print
+    training examples."""
     options = parse(Options, argv, prog="onward data", about=ABOUT)
     {"prepare": prepare, "join": join, "list": list_corpora, "get": get, "show": show}[options.action](options)
 
 
 def prepare(options: Options) -> None:
-    """Encode texts into shards, files of token ids to train on, and print the report."""
+    """Run `onward data prepare`: encode texts into shards, files of token ids to train on, and print a report of the
+    counts."""
     from onward.cli.shared.progress import progress_bars
     from onward.data.prepare import prepare
 
@@ -106,8 +108,8 @@ def prepare(options: Options) -> None:
 
 
 def prepare_one_part(options: Options, progress: Progress, own: dict[str, Any]) -> None:
-    """Encode one part of the texts, as `--part` names it, into shards (files of token ids) of a folder that several
-    machines prepare together; print the folder of the part. `own` are the options of the preparation."""
+    """Run `onward data prepare --part`: encode one of several parts of the texts, which different machines prepare,
+    into shards (files of token ids), and print the part's folder. `own` are the options of the preparation by name."""
     from onward.data.parts import prepare_part
     from onward.data.prepare import Part
 
@@ -121,7 +123,8 @@ def prepare_one_part(options: Options, progress: Progress, own: dict[str, Any]) 
 
 
 def join(options: Options) -> None:
-    """Join the parts that several machines have prepared, and print the report."""
+    """Run `onward data join`: combine the parts that several machines have prepared to one data set, and print a report
+    of the counts."""
     from onward.cli.shared.progress import progress_bars
     from onward.data.parts import join_parts
 
@@ -133,8 +136,8 @@ def join(options: Options) -> None:
 
 
 def print_report(options: Options, folder: Path, data: "TokenData", measured: Measured) -> None:
-    """Print the report of a preparation into `folder`: the documents and tokens of each source, and times and speed if
-    they were `measured`."""
+    """Print the report of prepared `data` in `folder`: the documents and tokens of each source and the dropped
+    documents. `measured` are the speed and the seconds of each task, which are printed unless they are empty."""
     report = data.index.report
     sources = [{key: getattr(source, key) for key in COUNTS} for source in data.records]
     if options.json:
@@ -160,7 +163,8 @@ def print_report(options: Options, folder: Path, data: "TokenData", measured: Me
 
 
 def in_words(measured: Measured) -> str:
-    """Return the speed of a preparation, and each task's share of its time, as a sentence."""
+    """Return the measured speed of a preparation of data, and the share of its time that each task took, such as
+    reading and encoding, as a sentence."""
     total = sum(measured.seconds.values())
     shares = [f"{task} {seconds / total:.0%}" for task, seconds in measured.seconds.items() if seconds >= 0.01 * total]
     return f"{measured.megabytes_per_second:.3g} MB/s, encoded by {measured.encoder}: {', '.join(shares)}"
@@ -170,8 +174,8 @@ COUNTS = "name", "documents", "tokens", "bytes"
 
 
 def density(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the bytes per token of a source, from its row in the report on a preparation, as a dict to add to that
-    row."""
+    """Return {"bytes_per_token": ...} for a source of text, to add to `row`, the counts of the source in the report of
+    a preparation."""
     return {"bytes_per_token": row["bytes"] / max(1, row["tokens"])}
 
 
@@ -181,7 +185,7 @@ def first_words(text: str) -> str:
 
 
 def list_corpora(options: Options) -> None:
-    """Print the corpora, public data sets of text, that can be used by name."""
+    """Run `onward data list`: print the corpora, public data sets of text, that can be trained on by name."""
     built_in = {"name": "embedded", "bytes": "about 2.2 MB", "content": "the documentation of this Python"}
     rows = [built_in | {"license": "PSF", "from": "no network needed"}]
     for name, corpus in corpora.DOWNLOADS.items():
@@ -195,7 +199,8 @@ def list_corpora(options: Options) -> None:
 
 
 def show(options: Options) -> None:
-    """Print examples of a data set as a model reads them."""
+    """Run `onward data show`: print training examples of a data set with the tokens or texts that are trained on in
+    color."""
     from onward.cli.shared.examples import show_examples, show_without_model
     from onward.training.finetuning.config import FinetuneConfig
     from onward.training.methods import Method
@@ -216,7 +221,7 @@ def show(options: Options) -> None:
 
 
 def get(options: Options) -> None:
-    """Download a corpus, a public data set of text, and print its path."""
+    """Run `onward data get`: download a corpus, a public data set of text, and print its path."""
     from onward.cli.shared.progress import progress_bars
 
     if len(options.sources) != 1:

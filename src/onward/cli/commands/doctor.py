@@ -37,7 +37,7 @@ OF_MODELS = "adapter", "loss", "cache", "batches", "frozen", "vocab_size", "cont
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `onward doctor`."""
+    """The options of `onward doctor`, which looks for mistakes in a model or in texts."""
 
     positional: ClassVar[tuple[str, ...]] = ("target",)
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -65,8 +65,8 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The kind of the target in words, such as a model, a class or function, or texts. Options that only other
-        kinds read are refused."""
+        """The kind of target that is checked, in words, such as a model, a class or function, or texts. Options that
+        apply only to other kinds are refused."""
         from onward.data.tokens import is_prepared
         from onward.hub import is_model
 
@@ -109,8 +109,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def print_findings(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a line for each finding, given as a table; for a failure also its location, why it matters, and the
-    remedy."""
+    """Print a line for each finding of the doctor, given as a dict of its fields; for a failed check also the location
+    of the mistake, why it matters, and the remedy."""
     output = Output(highlight=False)
     for row in rows:
         line = Text.assemble((f"{row['status']:<15}", COLORS[row["status"]]), f"{row['check']:<14} ", row["what"])

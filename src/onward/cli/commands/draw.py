@@ -29,7 +29,7 @@ Idea = Literal["mask", "rope", "alibi", "window", "positions", "samplers", "cach
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `onward draw`."""
+    """The options of `onward draw`, which draws an idea of Transformers."""
 
     positional: ClassVar[tuple[str, ...]] = ("idea", "model")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -46,13 +46,13 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The idea to draw, such as rope. Options that only other ideas read are refused."""
+        """The idea to draw, such as rope. Options that apply only to other ideas are refused."""
         return self.idea or "alone"
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward draw`: print the picture of an idea, such as rotary positions, or write it to a file; without an
-    idea, list the ideas."""
+    """Run `onward draw`: print the picture of an idea of Transformers, such as rotary positions, or write it to a file;
+    if no idea is named, list all ideas."""
     options = parse(Options, argv, prog="onward draw", about=ABOUT)
     from onward.planning.descriptions import sentence
     from onward.planning.releases import find
@@ -77,8 +77,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def logits_of(text: str) -> dict[str, float]:
-    """Parse the option `--logits`: numbers separated by commas. Returns a dict that maps each number's index, as text,
-    to the number. Raises a UserError for anything else."""
+    """Parse the option `--logits`, numbers separated by commas. Returns the numbers by token name, "#0", "#1" and so
+    on. Raises a UserError for anything else."""
     try:
         logits = {f"#{index}": float(number) for index, number in enumerate(text.split(","))}
     except ValueError:

@@ -61,7 +61,7 @@ OF_TEXT = "stride", "field", "encoding"  # options that say how texts are read
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
-    """The options of `onward evaluate`."""
+    """The options of `onward evaluate`, which measures a model on texts, tasks or examples."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "sources")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -92,14 +92,14 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward evaluate`: print the figures of a model on a text, on tasks or on examples; returns the exit
-    status."""
+    """Run `onward evaluate`: print the figures of a model on a text (loss, perplexity), on tasks (scores) or on
+    examples (of a classifier or reward model). Returns the exit status."""
     return in_processes(lambda: evaluate(argv), "give the same command again")
 
 
 def evaluate(argv: Sequence[str]) -> int:
-    """Evaluate a model in this process and in those that torchrun started beside it; the first process prints the
-    figures. Returns the exit status."""
+    """Evaluate a model in this process together with the other processes that torchrun started, if any; the first
+    process prints the figures. Returns the exit status."""
     options = parse(Options, argv, prog="onward evaluate", about=ABOUT + TASKS)
     from onward.parallel.replicas import Replicas
 
@@ -113,7 +113,7 @@ def evaluate(argv: Sequence[str]) -> int:
 
 
 def of_data(options: Options, replicas: "Replicas") -> None:
-    """Evaluate a model on texts or examples, and print the figures."""
+    """Evaluate a model on texts or examples, divided over the processes of `replicas`, and print the figures."""
     from onward.cli.shared.tasks import keep, load_alike, own_tasks, row, step_of
     from onward.evaluation.heads import judges
     from onward.reports.runs.scores import scores_of
@@ -150,7 +150,8 @@ Measure = Callable[["LanguageModel"], Any]
 
 
 def of_text(options: Options, lm: "LanguageModel", replicas: "Replicas") -> Measure:
-    """Return the function that evaluates a language model on the given texts, or on the validation text of its run."""
+    """Return a function of a language model that evaluates it on the texts of the options or, without any, on the
+    validation text of the model's run. Texts are divided over the processes of `replicas`."""
     from onward.cli.shared.sources import announce
     from onward.data.sources import documents
     from onward.evaluation.text import evaluate_texts, evaluate_tokens
@@ -168,7 +169,8 @@ def of_text(options: Options, lm: "LanguageModel", replicas: "Replicas") -> Meas
 
 
 def of_tasks(options: Options, replicas: "Replicas") -> None:
-    """Evaluate models on the tasks of --tasks, and print their scores."""
+    """Evaluate models on the tasks that `--tasks` names and on the user's own questions, divided over the processes of
+    `replicas`, and print the scores."""
     from onward.cli.shared.tasks import Exam, evaluate_tasks
     from onward.evaluation.tasks.task import COMMAS, Task, tasks_of, with_text
     from onward.text.tokenizer import Tokenizer
@@ -199,7 +201,8 @@ def of_tasks(options: Options, replicas: "Replicas") -> None:
 
 
 def own_questions(options: Options) -> "Iterator[Task]":
-    """Yield the tasks made of the user's own questions: the files of --choices and --answers."""
+    """Yield the tasks made of the user's own questions: multiple choice from the file of `--choices`, free answers from
+    the file of `--answers`."""
     from onward.evaluation.tasks.files import Answers, Choices
     from onward.evaluation.tasks.judged import Judged
 
@@ -214,8 +217,9 @@ def own_questions(options: Options) -> "Iterator[Task]":
 
 
 def of_examples(options: Options, lm: "LanguageModel", replicas: "Replicas") -> Measure:
-    """Return the function that evaluates a classifier or a reward model on the given examples, or on the held-out
-    examples of its run."""
+    """Return a function of a model that evaluates its classifier or reward head on the examples that the options name
+    or, without any, on the held-out examples of the model's run. Examples are divided over the processes of
+    `replicas`."""
     from onward.data.shapes import Records
     from onward.evaluation.heads import evaluate_head, examples_of
 
@@ -230,7 +234,8 @@ def of_examples(options: Options, lm: "LanguageModel", replicas: "Replicas") -> 
 
 
 def inputs_of(options: Options) -> "Inputs | None":
-    """Return the inputs (texts or examples) of the run in the model's folder; None if the folder is no run."""
+    """Return the inputs of the training run (tokenized texts or examples) in the model's folder; None if the folder is
+    not of a run."""
     from onward.training import stages as tasks
 
     folder = Path(options.model)

@@ -25,7 +25,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
-    """The options of `onward explain`."""
+    """The options of `onward explain`, which follows one token through a model."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "text")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"out": ("theme",)}
@@ -38,7 +38,8 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward explain`: print the forward pass of a model on a text, step by step, or write it as a page."""
+    """Run `onward explain`: print the forward pass of a model on a text step by step, with shapes and numbers, or write
+    it as an HTML page."""
     options = parse(Options, argv, prog="onward explain", about=ABOUT)
     from onward.reports.explain.page import explain
 

@@ -60,8 +60,9 @@ class Options(FinetuneConfig):
 
 
 def method_of(argv: Sequence[str]) -> type[Method] | None:
-    """Return the class of the fine-tuning method that the command line `argv` names, directly or in its TOML file; None
-    for a sum of methods and for an unknown one. The modules of `--import` are imported."""
+    """Return the class of the fine-tuning method, such as DPO, that the command line `argv` or its TOML file names; SFT
+    if none is named, None for a weighted sum of methods and for an unknown name. Imports the modules of `--import`,
+    which may define methods."""
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--import", action="append", default=[], dest="imports")
     for name in "method", "config":
@@ -75,8 +76,8 @@ def method_of(argv: Sequence[str]) -> type[Method] | None:
 
 
 def about(method: type[Method] | None) -> str:
-    """Return the text of `--help` for `onward finetune`: the command, the methods, and the formula of the chosen one
-    (None: no method)."""
+    """Return the text of `--help` for `onward finetune`: the command, the list of methods and, unless `method` is None,
+    the formula of its loss."""
     summary, _, examples = ABOUT.partition("\n\n")
     sentences = {kind: summary_of(one) for kind, one in Method.choices().items()}
     table = "\n".join(f"  {kind:<9} {sentence}" for kind, sentence in sentences.items())
@@ -85,14 +86,15 @@ def about(method: type[Method] | None) -> str:
 
 
 def summary_of(method: type[Method]) -> str:
-    """Return the first sentence of a fine-tuning method's docstring, without its sources."""
+    """Return the first sentence of a fine-tuning method's docstring, without the papers that it cites."""
     text = " ".join((inspect.getdoc(method) or "").split())
     return re.split(r"(?<![ (][A-Z])(?<!et al)[.:;](?: |$)| \(", text)[0]
 
 
 def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool, str]:
-    """Return the configuration of a new run, or the folder of the run to resume; how many examples to print; whether to
-    print figures as JSON; and the mesh of a resumed run."""
+    """Parse the command line; return (the configuration of a new run or the folder of the run to resume, how many
+    examples to print in place of training, whether to print figures as JSON, the new arrangement of processes of a
+    resumed run or "")."""
     method = method_of(argv)
     if method:
         check_readers([word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--"], method)
@@ -122,8 +124,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(config: FinetuneConfig | Path, show: int, as_json: bool, mesh: str) -> int:
-    """Print `show` examples or, if it is 0, start or resume a run, with its figures as JSON if `as_json`; return the
-    exit status."""
+    """Print the first `show` examples or, if `show` is 0, train: start a new run with the configuration, or resume the
+    run in the folder, given as `config`. `as_json` prints figures as JSON; `mesh` replaces the arrangement of processes
+    of a resumed run. Returns the exit status."""
     if show and isinstance(config, FinetuneConfig):
         from onward.cli.shared.examples import show_examples
 

@@ -68,7 +68,7 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
-    """The options of `onward generate`."""
+    """The options of `onward generate`, which continues prompts."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
     fixed: ClassVar[tuple[str, ...]] = ("adapter",)  # the adapter of --adapter is the one in use
@@ -91,7 +91,7 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
 
     @property
     def view(self) -> str:
-        """The method that chooses tokens: sampling or a search. Options that only the other method reads are
+        """The way in which tokens are chosen, "sampling" or "search". Options that apply only to the other one are
         refused."""
         return "search" if self.beams or self.alpha is not None else "sampling"
 
@@ -130,8 +130,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def schema(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the field json_schema of the `given` options read from a file, if it is --json-schema @FILE; {} otherwise.
-    Raises a UserError for a file name without @."""
+    """Return {"json_schema": the content of FILE} if the options `given` on the command line contain `--json-schema
+    @FILE`; {} otherwise. Raises a UserError for a file name without @."""
     asked = given.get("json_schema", "")
     if asked.startswith("@"):
         return {"json_schema": Path(asked[1:]).read_text(encoding="utf-8", errors="replace")}
@@ -141,8 +141,8 @@ def schema(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def from_file(file: str, field: str) -> list[str]:
-    """Read the prompts in a file, or on standard input if `file` is "-": one per line, or one per record of .jsonl and
-    .parquet, where `field` names the text."""
+    """Read prompts from the path `file`, or from standard input if it is "-": one per line or, in .jsonl and .parquet,
+    one per record, whose text is in `field`."""
     from onward.cli.shared.sources import announce
     from onward.data.formats import suffixes
     from onward.data.sources import documents
@@ -157,7 +157,8 @@ def from_file(file: str, field: str) -> list[str]:
 
 
 def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine: "Engine") -> None:
-    """Generate the answers to all prompts together, and print them in order, each piece by piece."""
+    """Generate the answers to all prompts together in `engine`, and print them in order, each in pieces as it is
+    generated."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress
 
@@ -193,8 +194,8 @@ def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine
 
 
 class Printed:
-    """Prints a prompt and its answer to standard output. If there are several answers, each begins with a line such as
-    [1/3]."""
+    """Prints one prompt and its answer to standard output as the answer grows. If `count` answers are more than one, a
+    line such as [1/3] precedes each."""
 
     def __init__(self, prompt: str, number: int, count: int) -> None:
         self.show = printable if sys.stdout.isatty() else str
@@ -214,8 +215,8 @@ class Printed:
 
 
 def row(request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dict[str, Any]:
-    """Return the tokens, finish reason and figures of an answered request as a dict for --json, without its text; if
-    `speculative`, with the numbers of drafted and accepted tokens."""
+    """Return the tokens, finish reason and figures of an answered request as a dict for `--json`; its text is not
+    included. With `speculative`, the numbers of drafted and accepted tokens of speculative decoding are."""
     values: dict[str, Any] = {
         "tokens": request.tokens,
         "finish_reason": request.finish_reason,
@@ -235,7 +236,8 @@ def row(request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dic
 
 
 def likely(logprobs: "Sequence[TokenLogprob]", tokenizer: "Tokenizer") -> Iterator[dict[str, Any]]:
-    """Yield a table row for each token: its text, its log-probability and the likeliest alternatives."""
+    """Yield a table row (dict) for each generated token: its text, its log-probability and the likeliest
+    alternatives."""
     for one in logprobs:
         others = ", ".join(f"{tokenizer.piece(token)!r} {value:.2f}" for token, value in one.alternatives)
         values = {"token": repr(tokenizer.piece(one.token)), "logprob": one.logprob}
@@ -243,7 +245,8 @@ def likely(logprobs: "Sequence[TokenLogprob]", tokenizer: "Tokenizer") -> Iterat
 
 
 def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
-    """Print on standard error how many answers ended because they reached their maximal length, if any."""
+    """Print on standard error how many of the answers were cut off because they reached their maximum length, if
+    any."""
     cut = [answer for answer in answers if answer.finish_reason == "length"]
     if cut:
         subject = "the answer was" if len(answers) == 1 else f"{len(cut):,} of {len(answers):,} answers were"
@@ -252,8 +255,9 @@ def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
 
 
 def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float | None) -> None:
-    """Print how many drafted tokens were accepted in these requests, and whether speculative decoding with
-    `num_draft_tokens` drafted tokens per step is faster; `speed_up` is the measured ratio, None if unknown."""
+    """Print how many drafted tokens were accepted in `requests`, and whether speculative decoding with
+    `num_draft_tokens` drafted tokens per step is faster than plain decoding; `speed_up` is the measured ratio of
+    speeds, None if it was not measured."""
     from onward.generation.drafts.times import expected_tokens
 
     total = lambda name: sum(getattr(request, name) for request in requests)
@@ -276,7 +280,7 @@ def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float
 
 
 def search(lm: "LanguageModel", prompts: Sequence[str], options: Options) -> None:
-    """Find the answers to all prompts by a search, and print them."""
+    """Find the continuations of all prompts by beam search or contrastive search, and print them."""
     if options.beams:
         continuations = lm.beam_search(
             prompts,

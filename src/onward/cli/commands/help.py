@@ -22,14 +22,15 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `onward help`."""
+    """The options of `onward help`, which explains a term or a command."""
 
     positional: ClassVar[tuple[str, ...]] = ("term",)
     term: tuple[str, ...]  # the term, one or more words
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward help`: print the glossary's entry for a term, or the command of this name."""
+    """Run `onward help`: print the glossary's entry for a term, or the one-line description of a command of this
+    name."""
     options = parse(Options, argv, prog="onward help", about=ABOUT)
     from onward.cli import COMMANDS
     from onward.learn.chapters import chapters

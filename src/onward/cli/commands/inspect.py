@@ -83,7 +83,7 @@ views without a text of their own:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
-    """The options of `onward inspect`."""
+    """The options of `onward inspect`, which draws the computation inside a model."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "words")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -110,7 +110,8 @@ class Options(Loading):
 
     @property
     def view(self) -> str:
-        """The view, such as attention, that the first words name. Raises a UserError if they name none."""
+        """The view to draw, such as attention, named by the first of the words on the command line. Raises a UserError
+        if they name none."""
         match self.words:
             case ("names", *patterns) if len(patterns) < 2:
                 return "names"
@@ -130,7 +131,8 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward inspect`: print a view of a model that reads a text, such as its attention, or write it to a file."""
+    """Run `onward inspect`: print a view of a model's computation on a text, such as its attention, or write it to a
+    file."""
     options = parse(Options, argv, prog="onward inspect", about=ABOUT)
     check(options)
     if options.view == "names":
@@ -142,7 +144,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def check(options: Options) -> None:
-    """Raise a UserError for mistakes in options that are otherwise read only after the computation."""
+    """Raise a UserError for a wrong time limit or file format, which would otherwise be noticed only after a long
+    computation."""
     from onward.reports.pictures.picture import format_of
     from onward.training.config import seconds
 
@@ -152,8 +155,8 @@ def check(options: Options) -> None:
 
 
 def show_names(options: Options, pattern: str = "*") -> None:
-    """Print the activations of the model that match a glob pattern, with their shapes: B sequences, T tokens in a call,
-    S keys."""
+    """Print the names of the model's activations that match the glob pattern, with their shapes: B sequences, T tokens
+    in a call, S keys."""
     from onward.tracing.names import activation_names, unknown
 
     known = activation_names(load(options.model, options).model)
@@ -168,7 +171,7 @@ def show_names(options: Options, pattern: str = "*") -> None:
 
 
 def present(options: Options, picture: Picture) -> None:
-    """Write a picture or its numbers to a file, or print it."""
+    """Write a picture to the file of `--out`, or print it as text; with `--json`, print its numbers."""
     if options.out:
         picture.write(Path(options.out), options.theme)
         console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
@@ -179,8 +182,8 @@ def present(options: Options, picture: Picture) -> None:
 
 
 def drawn(options: Options, lm: LanguageModel) -> Picture:
-    """Compute the picture of the view that the options name for their text; the view of the roles of heads needs no
-    text."""
+    """Compute the picture of a view, such as attention, on the text that the options give; the view of the roles of
+    attention heads needs no text."""
     from onward.generation.sampling import Sampling
     from onward.reports.pictures.reading import Reading
     from onward.reports.pictures.views import VIEWS
@@ -205,7 +208,8 @@ def tokenizer_of(options: Options, lm: LanguageModel) -> Tokenizer:
 
 
 def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens | None:
-    """Train a tuned lens on the texts of --tuned; None without this option."""
+    """Train a tuned lens, which decodes the hidden states of each layer to logits, on the texts of `--tuned`; None if
+    the option is not given."""
     from onward.inspection.fitting import fit_lens
     from onward.training.config import seconds
 
@@ -217,7 +221,8 @@ def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens |
 
 
 def features(options: Options, source: str) -> Picture:
-    """Train a sparse autoencoder on the texts of `source`, and return the picture of its features."""
+    """Train a sparse autoencoder on a model's activations on the texts of `source`, and return a picture of the
+    features that it finds."""
     from onward.inspection.fitting import fit_features, windows_of
     from onward.reports.pictures.features import features
     from onward.training.config import seconds
@@ -234,7 +239,7 @@ def features(options: Options, source: str) -> Picture:
 
 
 def tokens_of(tokenizer: Tokenizer, source: str) -> Tokens:
-    """Return the tokens of a source of texts (a file, folder or prepared data) to train on."""
+    """Return the tokens of `source`, a file, a folder or prepared data, to train a lens or an autoencoder on."""
     from onward.cli.shared.sources import announce
     from onward.inspection.doctor.target import text_tokens
 
@@ -244,8 +249,8 @@ def tokens_of(tokenizer: Tokenizer, source: str) -> Tokens:
 
 @contextmanager
 def shown_steps() -> Iterator[Callable[[Step], None]]:
-    """Yield a function that shows training steps in a progress bar on a terminal, inside the `with` block; the losses
-    are printed at the end."""
+    """Return a context whose value is a function that counts a training Step in a progress bar on a terminal; at the
+    end of the context the first and last losses are printed."""
     from rich.progress import Progress
 
     from onward.inspection.fitting import STEPS

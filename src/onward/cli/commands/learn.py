@@ -26,7 +26,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `onward learn`."""
+    """The options of `onward learn`, which shows the course on Transformers."""
 
     positional: ClassVar[tuple[str, ...]] = ("chapter",)
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"chapter": ("run", "web", "notebook")}
@@ -67,14 +67,16 @@ def main(argv: Sequence[str]) -> None:
 
 
 def write(kind: str, name: str, text: str) -> None:
-    """Write `text` to the file `name` as a whole, and print the name after `kind`, a word such as the kind of file."""
+    """Write `text`, a page or a notebook, to the file `name`, and print `kind`, a word such as "page", and the file's
+    name."""
     with atomic_write(Path(name)) as new:
         new.write_text(text, encoding="utf-8")
     console.print(f"{kind}: {name}", markup=False, soft_wrap=True)
 
 
 def run_code(chapter: Chapter) -> None:
-    """Print and run each block of code of a chapter. Raises a UserError after a command that is refused."""
+    """Print and run each block of code of a chapter. Raises a UserError after a block whose command ends with a user's
+    mistake."""
     from rich.syntax import Syntax
 
     from onward.cli import main as onward

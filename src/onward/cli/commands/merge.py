@@ -21,7 +21,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `onward merge`."""
+    """The options of `onward merge`, which adds an adapter to the weights of its base."""
 
     positional: ClassVar[tuple[str, ...]] = ("adapter_folder", "out")
     adapter_folder: str  # folder of the adapter
@@ -31,7 +31,8 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward merge`: write an adapter and its base as one model."""
+    """Run `onward merge`: add an adapter, such as LoRA's, to the weights of its base model, and write the result as one
+    model."""
     options = parse(Options, argv, prog="onward merge", about=ABOUT)
     import torch
 

@@ -27,7 +27,7 @@ WIDE = 110  # columns of a terminal that has room for the meaning of each row
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `onward models`."""
+    """The options of `onward models`, which lists and describes published decoders."""
 
     positional: ClassVar[tuple[str, ...]] = ("names",)
     names: tuple[str, ...] = ()  # a release, folder or name on the hub; diff and two of these; cached; none: all
@@ -35,7 +35,8 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward models`: print the published decoders, the parts of one, or the changes from one to another."""
+    """Run `onward models`: list the published decoders (or the downloaded ones), describe the parts of one, or print
+    the differences between two."""
     options = parse(Options, argv, prog="onward models", about=ABOUT)
     from onward.planning.releases import catalog, step
 
@@ -67,8 +68,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def describe_release(name: str) -> dict[str, Any]:
-    """Return the description of a published model or of a model's folder as a JSON object: its parts, and the
-    differences between each of its ancestors and the next one."""
+    """Return the description of `name`, a published model or a model's folder, as a JSON object: its parts and, for
+    each pair of neighbors in its line of ancestors, such as GPT-2 to Llama, the differences."""
     from onward import fields
     from onward.planning.descriptions import describe, sentence
     from onward.planning.releases import find, steps
@@ -80,7 +81,8 @@ def describe_release(name: str) -> dict[str, Any]:
 
 
 def cached() -> list[dict[str, Any]]:
-    """Return the models in the cache of the hub as rows, one for each revision."""
+    """Return the models in the local cache of the Hugging Face hub as table rows with name, revision, files and bytes,
+    one for each revision."""
     return [
         {
             "name": model.repo_id,
@@ -94,7 +96,7 @@ def cached() -> list[dict[str, Any]]:
 
 
 def show_cached(models: list[dict[str, Any]]) -> None:
-    """Print the models in the cache of the hub, as rows from `cached`."""
+    """Print the table of `models`, the rows of downloaded models that `cached` returns."""
     if models:
         print_table([{**model, "bytes": size_of(model["bytes"])} for model in models])
     else:
@@ -102,7 +104,7 @@ def show_cached(models: list[dict[str, Any]]) -> None:
 
 
 def show_all(families: list[dict[str, Any]]) -> None:
-    """Print all families of published models and their releases."""
+    """Print all `families` of published models, JSON objects with the name, a description and the releases of each."""
     width = max(len(preset["name"]) for family in families for preset in family["presets"])
     for family in families:
         print(f"{family['family']}: {family['about']}")
@@ -113,7 +115,8 @@ def show_all(families: list[dict[str, Any]]) -> None:
 
 
 def show_one(release: dict[str, Any]) -> None:
-    """Print a published model, its parts, and the changes of the architecture since its first ancestor."""
+    """Print `release`, the JSON object of `describe_release`: the parts of a published model, and the changes of the
+    architecture since its first ancestor."""
     print(f"{release['name']}: {release['family']}")
     show_rows(release["facts"])
     for step in release["steps"]:
@@ -122,13 +125,14 @@ def show_one(release: dict[str, Any]) -> None:
 
 
 def show_step(step: dict[str, Any]) -> None:
-    """Print the differences between two decoders, as `planning.releases.step` returns them."""
+    """Print the differences between two decoders, `step` as `planning.releases.step` returns it: the names of both and
+    a row for each difference."""
     print(f"{step['before']} -> {step['after']}")
     show_rows(step["changes"], narrow=get_terminal_size().columns < WIDE)
 
 
 def show_rows(rows: list[dict[str, Any]], narrow: bool = False) -> None:
-    """Print rows as a table; `narrow` leaves out their explanations."""
+    """Print `rows` as a table; with `narrow`, without the column "meaning", which explains each row."""
     from onward.fields import text
 
     if rows:

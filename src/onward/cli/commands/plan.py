@@ -36,7 +36,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `onward plan`."""
+    """The options of `onward plan`, which estimates memory, speed and cost of a decoder."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -67,15 +67,16 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The kind of model: a preset of training, or a model with a vocabulary. Options that only the other kind reads
-        are refused."""
+        """The kind of model: a preset of training, whose vocabulary size is an option, or a model that has a
+        vocabulary. Options that apply only to the other kind are refused."""
         from onward.training.presets import PRESETS
 
         return "a preset of training" if self.model in PRESETS else "a model with a vocabulary"
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward plan`: print the memory, operations, speed and cost of a decoder before it exists."""
+    """Run `onward plan`: print the estimated memory, operations, speed and cost of a decoder before it is downloaded or
+    trained."""
     options = parse(Options, argv, prog="onward plan", about=ABOUT)
     from onward.planning.flops import part_sizes
     from onward.planning.parameters import active_parameters, parameters

@@ -33,7 +33,7 @@ Q: 3 + 4? A:" --json                                               a line for ea
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
-    """The options of `onward prompt`."""
+    """The options of `onward prompt`, which shows the effect of examples in a prompt."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"out": ("theme",)}

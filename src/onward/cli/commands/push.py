@@ -24,7 +24,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `onward push`."""
+    """The options of `onward push`, which uploads a model to the Hugging Face hub."""
 
     positional: ClassVar[tuple[str, ...]] = ("folder", "name")
     folder: str  # folder of a run or a model
@@ -60,8 +60,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def contents(folder: Path, license: str, name: str) -> Mapping[str, Path | bytes]:
-    """Return the files to upload, by their paths on the hub; the model card as bytes if it is generated, because the
-    folder has none."""
+    """Return the files to upload from a model's folder, by their paths on the hub. If the folder has no model card, one
+    is generated, as bytes, with the `license` and the model's `name` on the hub. Raises a UserError if a license is
+    given but the folder has a card."""
     from onward.checkpoint.load import load_model
     from onward.reports.runs.card import model_card
 

@@ -25,7 +25,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `onward quantize`."""
+    """The options of `onward quantize`, which stores weights as integers."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "out")
     model: str  # folder of the model, or its name on the hub

@@ -29,7 +29,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `onward quickstart`."""
+    """The options of `onward quickstart`, which trains a small model in minutes."""
 
     out: str = "runs/quickstart"  # folder of the run; replaces an earlier quickstart in this folder
     time: str = "140s"  # how long to train
@@ -38,8 +38,8 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward quickstart`: train a small model on the built-in text, and print samples and figures; returns the
-    exit status."""
+    """Run `onward quickstart`: train a small model on Python's own documentation; then print texts that it generates
+    and its figures or, with `--assistant`, fine-tune it to answer questions. Returns the exit status."""
     options = parse(Options, argv, prog="onward quickstart", about=ABOUT)
     from onward.quickstart import make_room, pretraining
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def start(config: RunConfig) -> "Run":
-    """Start a run, with progress bars. Its time counts from this call."""
+    """Start a training run and show progress bars while its data is prepared. The run's time counts from this call."""
     began = perf_counter()
     from onward.training.run.run import Run
 
@@ -61,7 +61,8 @@ def start(config: RunConfig) -> "Run":
 
 
 def sample(options: Options) -> int:
-    """Print texts by the model, and its figures; return the exit status."""
+    """Print texts that the trained model generates, its figures with `--json`, and commands to try next; return the
+    exit status."""
     import onward
 
     lm = onward.load(options.out)
@@ -83,8 +84,8 @@ def sample(options: Options) -> int:
 
 
 def assist(options: Options, device: str) -> int:
-    """Fine-tune the model of the quickstart to answer questions, in the stages of `onward.quickstart.STAGES` (one
-    fine-tuning method each), and print answers after each stage; return the exit status."""
+    """Fine-tune the pre-trained model on `device` to answer questions, in the stages of `onward.quickstart.STAGES` (one
+    fine-tuning method each), and print answers after each stage. Returns the exit status."""
     from onward.data.questions import answers
     from onward.quickstart import STAGES, finetuning, held_out_answers, stage_figures
 
@@ -106,7 +107,7 @@ def assist(options: Options, device: str) -> int:
 
 
 def show_answers(folder: Path) -> None:
-    """Print three questions with the model's answers and the correct answers."""
+    """Print three questions with the answers of the model in `folder` and the correct answers."""
     from onward.data.questions import answers, question
     from onward.quickstart import MOST, held_out_answers, with_chat
 

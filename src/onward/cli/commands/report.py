@@ -26,7 +26,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `onward report`."""
+    """The options of `onward report`, which writes the report page of a model or run."""
 
     positional: ClassVar[tuple[str, ...]] = ("folder",)
     folder: str  # folder of a run or a model, or a name on the hub
@@ -38,7 +38,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward report`: write the page of a run or a model."""
+    """Run `onward report`: write an HTML page about a training run or a model."""
     options = parse(Options, argv, prog="onward report", about=ABOUT)
     out = Path(options.out) if options.out else None
     if out and out.is_dir():

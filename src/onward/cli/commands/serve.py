@@ -31,7 +31,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Listening, EngineOptions, Compiling, Loading):
-    """The options of `onward serve`."""
+    """The options of `onward serve`, which serves models over HTTP."""
 
     positional: ClassVar[tuple[str, ...]] = ("models",)
     fixed: ClassVar[tuple[str, ...]] = ("adapter_folder",)  # adapters are served under their own names instead
@@ -40,7 +40,7 @@ class Options(Listening, EngineOptions, Compiling, Loading):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward serve`: serve models behind the API of OpenAI until interrupted."""
+    """Run `onward serve`: serve models over HTTP with the API of OpenAI until interrupted."""
     options = parse(Options, argv, prog="onward serve", about=ABOUT)
     if not options.models:
         raise UserError("there is no model: name a folder, such as onward serve runs/quickstart")
@@ -68,7 +68,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def announce(address: str, served: Sequence[Served]) -> None:
-    """Print the address at which the server listens, the models that it serves, and their memory."""
+    """Print, once the server listens at `address`, the models and adapters that it serves, their memory, and a `curl`
+    command to try."""
     from onward.limits import in_bytes
     from onward.serving.models import memory_of
 

@@ -35,7 +35,7 @@ MOST = 2  # options that can be swept together
 
 @dataclass(frozen=True)
 class Options(VariantOptions):
-    """The options of `onward sweep`."""
+    """The options of `onward sweep`, which trains a run for each value of an option."""
 
     sweep: tuple[str, ...] = ()  # OPTION=VALUE,VALUE: values to train for an option
 
@@ -86,8 +86,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def swept(values: dict[str, Any], named: Sequence[str]) -> dict[str, list[str]]:
-    """Find the options to sweep: numeric options whose value has commas, and the texts OPTION=VALUE,VALUE in `named`.
-    Removes them from `values`, the options by name, and returns their lists of values by option."""
+    """Find the options to sweep: numeric options in `values`, a run's options by name, whose text has commas, and the
+    texts `OPTION=VALUE,VALUE` in `named`. Removes these options from `values`, and returns their lists of values by
+    option. Raises a UserError for fewer than two different values."""
     table = {argument.name: argument for argument in arguments(RunConfig) if argument.name not in SAME}
     axes = {}
     for name, argument in table.items():
@@ -109,12 +110,13 @@ def swept(values: dict[str, Any], named: Sequence[str]) -> dict[str, list[str]]:
 
 
 def takes_number(argument: Argument) -> bool:
-    """Return whether an option takes a single number."""
+    """Return whether the values of an option are single numbers, so that commas in its text separate values to
+    sweep."""
     return argument.kind in (int, float, float | None, int | None)
 
 
 def split(text: str) -> list[str]:
-    """Split an option's list of values at commas, except commas inside parentheses."""
+    """Split a text such as "1e-3,2e-3", an option's values to sweep, at commas, except commas inside parentheses."""
     parts, depth = [""], 0
     for letter in text:
         depth += {"(": 1, ")": -1}.get(letter, 0)
@@ -126,7 +128,7 @@ def split(text: str) -> list[str]:
 
 
 def lookup(values: Mapping[str, Any], name: str) -> Any:
-    """Return the value at a dotted name in the nested tables `values`; None if there is none."""
+    """Return the value at a dotted name such as `model.d_model` in the nested dicts `values`; None if there is none."""
     here: Any = values
     for step in name.split("."):
         here = here.get(step) if isinstance(here, Mapping) else None
@@ -134,7 +136,8 @@ def lookup(values: Mapping[str, Any], name: str) -> Any:
 
 
 def remove(values: dict[str, Any], name: str) -> None:
-    """Remove the value at a dotted name from the nested tables `values`, and tables that become empty."""
+    """Remove the value at a dotted name such as `model.d_model` from the nested dicts `values`, and inner dicts that
+    become empty."""
     first, _, rest = name.partition(".")
     if not rest:
         del values[first]

@@ -30,7 +30,7 @@ PASSAGE_CHARS = 4096  # characters of a passage whose language and kind are dete
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `onward tokenizer`."""
+    """The options of `onward tokenizer`, which trains, compares and shows tokenizers."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "names")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -52,7 +52,7 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The action of the command: train, compare or show. Options that only other actions read are refused."""
+        """The action of the command: train, compare or show. Options that apply only to other actions are refused."""
         return self.action
 
 
@@ -82,7 +82,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def train(options: Options) -> dict[str, Any]:
-    """Train a tokenizer, and save it in a folder that has no tokenizer yet; return its figures as a JSON object."""
+    """Train a tokenizer on texts, and save it in the folder of `--out`, which must not have one yet; return the folder
+    and the vocabulary size as a JSON object."""
     from onward.cli.shared.progress import progress_bars
     from onward.text.tokenizer import train_tokenizer
 
@@ -99,8 +100,8 @@ def train(options: Options) -> dict[str, Any]:
 
 
 def compare(options: Options) -> dict[str, Any]:
-    """Compare tokenizers on texts; return the result of `text.compare.compare`. Tokenizers given as char or bpe:N are
-    trained on these texts."""
+    """Compare the named tokenizers on the texts of `--data` or on built-in texts; return the result of
+    `text.compare.compare`. Tokenizers named `char` or `bpe:N` are trained on these texts first."""
     from onward.cli.shared.progress import progress_bars
     from onward.text import compare
     from onward.text.tokenizer import train_tokenizer
@@ -126,8 +127,8 @@ def compare(options: Options) -> dict[str, Any]:
 
 
 def read(sources: Sequence[Source], options: Options, progress: Progress, size: int = 1 << 16) -> Iterator[str]:
-    """Yield passages of at most `size` characters from all sources of text; report the bytes read so far to
-    `progress`."""
+    """Yield passages of at most `size` characters from all sources of text; `progress` is called with the bytes read so
+    far. The options give the texts' field and encoding."""
     download_corpora(sources, progress)
     done = 0
     for text in passages(sources, field=options.field, encoding=options.encoding, size=size):
@@ -137,8 +138,8 @@ def read(sources: Sequence[Source], options: Options, progress: Progress, size: 
 
 
 def print_comparison(result: dict[str, Any]) -> None:
-    """Print the result of `compare` as tables, in which a letter stands for each tokenizer, and any text that decoding
-    does not restore."""
+    """Print `result`, which `compare` returns, as tables in which a letter stands for each tokenizer; then any text
+    that a tokenizer does not decode to the same text."""
     letters = {one["name"]: chr(ord("A") + n) for n, one in enumerate(result["tokenizers"])}
     columns = "name", "vocabulary", "bytes_per_token", "round_trip_failures"
     print_table([{"": letters[one["name"]], **{key: one[key] for key in columns}} for one in result["tokenizers"]])

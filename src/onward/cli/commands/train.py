@@ -45,7 +45,7 @@ A TOML file for --config uses the same names: learning_rate = 1e-3, [model] n_la
 
 @dataclasses.dataclass(frozen=True)
 class Options(RunConfig):
-    """The options of `onward train`."""
+    """The options of `onward train`: the configuration of a run, or the folder of a run to resume."""
 
     positional: ClassVar[tuple[str, ...]] = ("sources",)
     config: str = ""  # a TOML file with any of these options
@@ -59,8 +59,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool, str]:
-    """Return the configuration of a new run, or the folder of the run to resume; whether to print figures as JSON; and
-    the mesh of a resumed run."""
+    """Parse the command line; return (the configuration of a new run or the folder of the run to resume, whether to
+    print figures as JSON, the new arrangement of processes of a resumed run or "")."""
     values = read(Options, join_duration(argv), prog="onward train", about=ABOUT)
     values, folder, as_json = given_options(values, RunConfig)
     if folder:
@@ -81,7 +81,8 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool, str]:
 
 
 def old_data(run: Path) -> dict[str, Any]:
-    """Return the options with which a new run trains on the tokens that the run in the folder `run` has prepared."""
+    """Return the options for a new run that trains on the tokens of the earlier run in the folder `run`, with the next
+    seed, for another order of the data. Raises a UserError for a run on examples."""
     from onward.training.inputs.record import read_config, same_tokens
 
     config = read_config(run)

@@ -27,7 +27,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
-    """The options of `onward verify`."""
+    """The options of `onward verify`, which measures whether all ways of running a model give the same results."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: str  # folder of the model, or its name on the hub
@@ -36,8 +36,9 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward verify`: measure a model's promises of exactness, and print them; returns the exit status, 1 if one
-    does not hold."""
+    """Run `onward verify`: run a model in every way that Onward supports (such as with a cache or in a batch), and
+    print how far each result is from that of the plain forward pass. Returns the exit status, 1 if a difference is
+    larger than allowed."""
     options = parse(Options, argv, prog="onward verify", about=ABOUT)
     lm = load(options.model, options)
     from onward.inspection.verify import verify
@@ -58,12 +59,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def readable(value: float | bool) -> str:
-    """Format a measurement as text: a number, or yes or no for whether a property holds."""
+    """Format a measurement as text: a number, or "yes" or "NO" for a property that holds or not."""
     return ("yes" if value else "NO") if isinstance(value, bool) else f"{value:.1e}"
 
 
 def reference_of(options: Options, lm: "LanguageModel") -> "Reference":
-    """Return the program, named by the option --against, that computes the same model, with the model loaded."""
+    """Return the other implementation of the model to compare with, named by `--against`: transformers, or llama.cpp
+    with a GGUF file. Raises a UserError for another name."""
     from pathlib import Path
 
     from onward.hub import locate

@@ -29,7 +29,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `onward scaling`, except `onward scaling run`."""
+    """The options of `onward scaling`, which computes and fits scaling laws, except `onward scaling run`."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "runs")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -52,16 +52,17 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The action typed after `onward scaling`, such as `optimum` or `fit`, which decides about the options that are
-        read. Raises a UserError for `run`, which has its own parser."""
+        """The action of the command, `optimum` or `fit`. Options that apply only to the other action are refused.
+        Raises a UserError for `run`, which has its own options."""
         if self.action == "run":
             raise UserError("the word run comes first: onward scaling run DATA --budget 10m")
         return self.action
 
 
 def main(argv: Sequence[str]) -> int | None:
-    """Run `onward scaling`: print the best sizes for an amount of computation, fit a law to runs, or train runs and fit
-    their law. Returns the exit status; None for success."""
+    """Run `onward scaling`: print the best sizes of model and data for an amount of computation (`optimum`), fit a
+    scaling law to runs (`fit`), or train small runs and fit their law (`run`). Returns the exit status; None for
+    success."""
     if argv[:1] == ["run"]:
         from onward.cli.commands.scaling import run
 
@@ -105,7 +106,8 @@ def optimum(options: Options) -> dict[str, Any]:
 
 
 def show_optimum(result: dict[str, Any], options: Options) -> None:
-    """Print the result of `optimum`: the best sizes by each scaling law, and smaller models of the same loss."""
+    """Print `result`, which `optimum` returns: the best sizes of model and data by each scaling law, and smaller models
+    that reach the same loss with more data."""
     from onward.planning.laws import FITTED
 
     print_table(

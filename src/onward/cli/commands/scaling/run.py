@@ -40,7 +40,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options(RunConfig):
-    """The options of `onward scaling run`."""
+    """The options of `onward scaling run`, which trains a grid of small runs to forecast a larger one."""
 
     positional: ClassVar[tuple[str, ...]] = ("sources",)
     fixed: ClassVar[tuple[str, ...]] = ("steps", "time", "epochs", "base", "batch_size", "validate_every", "weights")
@@ -60,8 +60,8 @@ class Options(RunConfig):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward scaling run`: train a grid of small runs, fit their law and forecast a larger run; returns the exit
-    status."""
+    """Run `onward scaling run`: train a grid of small runs of several model sizes and amounts of data, fit a scaling
+    law and forecast a larger run. Returns the exit status."""
     values = read(Options, argv, prog="onward scaling run", about=ABOUT)
     given = {name: values.pop(name, None) for name in ("budget", "grid_flops", "check", "json", "config")}
     if not values.get("sources"):
@@ -135,7 +135,8 @@ def describe(study: "ScalingStudy") -> None:
 
 
 def show_check(result: dict[str, Any]) -> None:
-    """Print how the larger run compares with its forecast, as `compared` returns it."""
+    """Print how the loss of the larger run compares with its forecast; `result` is the JSON object of `run`, with the
+    keys "check" and "forecast"."""
     check, expected = result["check"], result["forecast"]["loss"]
     sentence = "check: the run diverged"
     if check["loss"] is not None:
@@ -148,7 +149,7 @@ def show_check(result: dict[str, Any]) -> None:
 
 
 def table(runs: "Sequence[Run]") -> None:
-    """Print the finished runs of a scaling study as a table."""
+    """Print the finished runs of a scaling study as a table of operations, parameters, tokens and loss."""
     rows = [
         {
             "FLOPs": f"{one.flops:.2e}",
