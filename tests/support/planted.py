@@ -24,7 +24,7 @@ MUTANTS: dict[str, tuple[str, dict[str, str], str, str]] = {
     "mask of the queries": (GPT, {"key > query": "key < query"}, "causal", "blocks.0.attention"),
     "softmax over the queries": (GPT, {"scores.softmax(-1)": "scores.softmax(-2)"}, "causal", "blocks.0.attention"),
     "mask that hides the query's own key": (GPT, {"key > query": "key >= query"}, "finite", "blocks.0.attention"),
-    "logarithm of what is negative": (GPT, {"head(self.norm(x))": "head(self.norm(x).log())"}, "finite", "head"),
+    "logarithm of a negative number": (GPT, {"head(self.norm(x))": "head(self.norm(x).log())"}, "finite", "head"),
     "dropout in eval": (GPT, {"self.dropout, self.training)": "0.1)"}, "repeatable", "F.dropout"),
     "dropout that never acts": (GPT, {"self.dropout, self.training)": "self.dropout, False)"}, "modes", "nothing"),
     "norm over the batch": (
@@ -87,7 +87,7 @@ MUTANTS: dict[str, tuple[str, dict[str, str], str, str]] = {
         "in layers.0.attention",
     ),
     "cache that forgets": (GPT, {'torch.cat([memory["k"], k], 2)': 'torch.cat([memory["k"] * 0, k], 2)'}, "cached", ""),
-    "values that are not taken back": (
+    "values that are not removed": (
         LLAMA,
         {"v[:, :, :length] for v": "v[:, :, : length + 4] for v"},
         "rolled back",

@@ -196,7 +196,7 @@ CACHING = {
     ),
     "rolled back": Check(
         "a cache with crop(length)",
-        "feeds half a text and other tokens, crops the cache to the half, and feeds the rest token by token",
+        "feeds half of a text and other tokens, crops the cache to that half, and feeds the rest token by token",
         "speculative decoding and edited prompts continue from removed text",
         "crop keys, values and the length together, in every layer",
         rolled_back,

@@ -299,8 +299,8 @@ FORWARD = {
     ),
     "modes": Check(
         "",
-        "in train mode, compares two seeds, which must differ if dropout is set; then, without dropout, causal and "
-        "rows",
+        "in train mode, compares two seeds, whose logits must differ if dropout is set; then, without dropout, runs "
+        "the checks causal and rows",
         "training sees tokens that generation will not see, or the configured dropout has no effect",
         "pass self.training to F.dropout; normalize over the width, by LayerNorm or RMSNorm",
         modes,
@@ -332,7 +332,7 @@ FORWARD = {
     ),
     "ids": Check(
         "",
-        "compares the logits of token ids, each alone: no two may be equal",
+        "compares the logits of token ids, one id at a time: no two may be equal",
         "the model treats different tokens as the same token",
         "look up token ids unchanged, in a table with a row for each id",
         ids,
@@ -356,7 +356,7 @@ FORWARD = {
     ),
     "length": Check(
         "a context length",
-        "runs a text as long as the context, and one longer by one token",
+        "runs a text as long as the context, and a text that is one token longer",
         "texts within the declared context raise an error or give NaN",
         "make the position table and the mask as long as the context, and refuse longer texts",
         length,

@@ -303,7 +303,7 @@ LEARNING = {
         initialization,
     ),
     "gradients": Check(
-        "for frozen parameters, a pattern of their names",
+        "for frozen parameters, a pattern for their names",
         "looks for parameters without a gradient, and for gradients of parameters that should be frozen",
         "parameters without a gradient never learn, and parameters meant to be frozen change",
         "look for .detach(), torch.no_grad(), .data or a module never called; freeze with requires_grad_(False)",
@@ -328,8 +328,8 @@ LEARNING = {
     ),
     "overfit": Check(
         "a fresh model",
-        f"runs sign descent on one batch, {OVERFIT_STEPS} steps or {OVERFIT_SECONDS:.0f} s: "
-        "its loss must halve or depend on the tokens",
+        f"runs sign descent on one batch for {OVERFIT_STEPS} steps or {OVERFIT_SECONDS:.0f} s: "
+        "the loss must halve or depend on the tokens",
         "a model that cannot overfit one batch cannot learn",
         "fix the other failures first; then check residual connections, norms and the learning rate",
         overfit,

@@ -154,7 +154,7 @@ STREAM = {
     ),
     "activation": Check(
         "",
-        "looks for two matrices without an activation function between them, and for activation functions never called",
+        "looks for matrices without an activation between them, and for activation functions that are never called",
         "two matrices without an activation between them can represent no more than one matrix",
         "put the activation function between the two matrices of the MLP",
         activation,
@@ -162,7 +162,7 @@ STREAM = {
     ),
     "reach": Check(
         "a matrix that returns the logits",
-        "scales the head up: logits must become large, positive and negative",
+        "scales up the head: some logits must become large and positive, others large and negative",
         "a softmax, ReLU or tanh on the logits limits the model's confidence, or is applied twice",
         "return the output of the head: the loss and the sampler apply the softmax",
         reach,

@@ -100,7 +100,7 @@ def chat_template(s: Subject) -> Outcome:
 TRAINED = {
     "offset": Check(
         "a trained model and text",
-        "compares the losses of tokens before, at, one and two after each position: the next must be predicted best",
+        "compares the losses for the tokens before, at, one after and two after each position: the next must be lowest",
         "the model has learned to copy, or to skip a token: its training loss is meaningless",
         "train on tokens[:, :-1] and tokens[:, 1:], and shift only once: in the data or in the loss",
         offset,
@@ -121,7 +121,7 @@ TRAINED = {
     ),
     "chat template": Check(
         "a tokenizer with a chat template",
-        "compares a training conversation and the generation prompt: equal up to the answer, which must end",
+        "compares a training conversation with the generation prompt: both must agree up to the answer, which must end",
         "the model generates from a prompt that it was not trained on, or never stops",
         "make add_generation_prompt write the tokens that precede a trained answer, and end answers with an end token",
         chat_template,

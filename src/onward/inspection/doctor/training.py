@@ -228,14 +228,14 @@ TRAINING = {
     ),
     "order": Check(
         "batches",
-        "compares each row with the row before it, which it must not continue",
+        "compares each row with the previous row, which it must not continue",
         "successive steps train on neighboring passages, and later steps undo their effect",
         "draw windows at random, or shuffle them",
         shuffled,
     ),
     "held out": Check(
         "batches and validation batches",
-        f"searches the training batches for passages of {PASSAGE} tokens of the validation batches",
+        f"searches the training batches for passages of {PASSAGE} tokens from the validation batches",
         "the validation loss falls while the model memorizes, and says nothing about new texts",
         "split the text first, and take training windows from the training part only",
         held_out,
