@@ -35,7 +35,8 @@ from onward.notebook import Shown
 class DecoderConfig(Shown):
     """The configuration of a decoder-only Transformer as an immutable value: its sizes and its parts.
 
-    Sizes that are 0 by default are computed from the others. Raises UserError where sizes contradict each other.
+    A tuple of parts is repeated over the layers. Sizes that are 0 by default are computed from the others. Raises a
+    UserError if sizes contradict each other.
     """
 
     vocab_size: Size  # number of token ids
@@ -96,8 +97,8 @@ class DecoderConfig(Shown):
 
 
 def shortest(parts: tuple[P, ...], n_layers: int) -> P | tuple[P, ...]:
-    """Return the shortest tuple of parts that, repeated, gives each of `n_layers` layers the same part as `parts`,
-    repeated, does; a single part if all layers have the same."""
+    """Return the shortest tuple of parts that gives each of `n_layers` layers the same part as `parts` does, when both
+    are repeated over the layers; a single part if all layers have the same."""
     seen = [at(parts, layer) for layer in range(min(n_layers, 2 * len(parts)))]
     period = next(p for p in range(1, len(seen) + 1) if all(a == b for a, b in zip(seen, seen[p:])))
     return seen[0] if period == 1 else tuple(seen[:period])

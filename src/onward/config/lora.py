@@ -15,12 +15,13 @@ from onward.fields import Part
 
 
 class Adapters(Part):
-    """Base class of adapters, small weights that are trained in place of the weights of a model, such as `LoRA`."""
+    """Base class of adapters, such as `LoRA`: small weights that are added to a model and trained in place of the
+    model's own weights."""
 
     @classmethod
     def shorthand(cls, value: Any) -> Mapping[str, Any] | None:
-        """Expand a rank given alone, such as 16, to the table {"kind": "lora", "rank": 16}; return None for other
-        values."""
+        """Expand a rank given alone as an int or text, such as 16, to the table {"kind": "lora", "rank": 16}; return
+        None for other values. Called when a configuration is read."""
         rank = type(value) is int or (isinstance(value, str) and value.isdecimal())
         return {"kind": LoRA.kind, "rank": int(value)} if rank else None
 
@@ -29,7 +30,8 @@ class Initialization(Part):
     """Base class of initializations: the initial values of A and B, the two factors of a low-rank adapter.
 
     A subclass of your own defines `factors(weight, rank, scaling)`, which returns A (R, I) and B (O, R) for a weight
-    (O, I); their product, times scaling, is subtracted from the weight. Onward's are computed in `transforms/`.
+    (O, I); the product B A times scaling is subtracted from the weight, so that the model begins unchanged. Onward's
+    initializations are computed in `transforms/`.
     """
 
     factors: ClassVar[OwnMethod] = None
@@ -37,8 +39,8 @@ class Initialization(Part):
 
 @dataclass(frozen=True)
 class PiSSA(Initialization, kind="pissa"):
-    """A and B hold the largest singular values of the weight and their vectors (Meng et al. 2024). Their product is
-    subtracted from the weight, so that the model begins as it was."""
+    """A and B hold the largest singular values of the weight and their singular vectors (Meng et al. 2024). Their
+    product is subtracted from the weight, so that the model begins as it was."""
 
     iterations: SizeOrZero = 0  # iterations of a randomized SVD for large weights (16 is usual); 0: an exact SVD
 
@@ -52,7 +54,8 @@ class OLoRA(Initialization, kind="olora"):
 @dataclass(frozen=True)
 class EVA(Initialization, kind="eva"):
     """A holds the directions in which the inputs of the layer vary most on the first batches of the run, and B is 0
-    (Paischer et al. 2024). Ranks are distributed over the layers, with the same sum."""
+    (Paischer et al. 2024). Layers whose inputs vary in more directions get higher ranks; the sum of all ranks stays the
+    same."""
 
     rho: Annotated[float, Range(1, 1000)] = 2.0  # maximum rank of a layer, as a multiple of `rank`; 1: equal ranks
     tau: Annotated[float, Range(0, 1)] = 0.99  # stop at this cosine similarity of directions in consecutive batches
@@ -87,7 +90,7 @@ class LoRA(Adapters, kind="lora"):
             raise UserError("targets are empty: name weights to adapt, such as attn.q")
 
     def scaling_of(self, rank: int) -> float:
-        """Return the number that multiplies B A for a weight that is adapted with `rank`, which may differ from the
-        field `rank`; alpha is first scaled in proportion to the rank."""
+        """Return the factor of B A for a weight whose adapter has the rank `rank`, which may differ from the field
+        `rank`: alpha, scaled by the ratio of the two ranks, divided by `rank` or, with rslora, by its square root."""
         alpha = (2.0 * self.rank if self.alpha is None else self.alpha) * rank / self.rank
         return alpha / (math.sqrt(rank) if self.rslora else rank)

@@ -14,7 +14,8 @@ MOST = 1 << 20  # processes along an axis
 
 @dataclass(frozen=True)
 class Mesh:
-    """The numbers of processes of a distributed run along three axes; neighboring processes differ along the last axis.
+    """The numbers of processes of a distributed run along three axes; processes with consecutive ranks differ along the
+    last axis, `tensor`.
 
     `replicate` groups each hold the whole model and process different training windows; the `shard` processes of a
     group divide weights, gradients and optimizer state, and process different windows too (FSDP); `tensor` processes
@@ -51,12 +52,12 @@ class Mesh:
 
     @property
     def count(self) -> int:
-        """The number of processes of the mesh."""
+        """The number of processes of the mesh, the product of its axes."""
         return self.replicate * self.shard * self.tensor
 
     @property
     def data(self) -> int:
-        """The number of groups of processes that process different training windows: `replicate` times `shard`."""
+        """The number of different training windows that are processed at once: `replicate` times `shard`."""
         return self.replicate * self.shard
 
     @property
@@ -76,7 +77,7 @@ class Mesh:
 
     def check_decoder(self, config: DecoderConfig) -> None:
         """Raise a UserError if the processes of the tensor axis cannot divide the heads or the feed-forward units of a
-        decoder. Fewer key/value heads than processes are repeated."""
+        decoder evenly. Key/value heads that are fewer than the processes are copied to several of them."""
         uneven = undivided(config, self.tensor)
         if uneven:
             known = [n for n in range(1, config.n_heads + 1) if not undivided(config, n)]
@@ -87,14 +88,14 @@ class Mesh:
 
 
 def divides_vocabulary(config: DecoderConfig, n: int) -> bool:
-    """Return whether n processes of a tensor axis divide the embedding and the head of a decoder; if not, each process
-    has both whole."""
+    """Return whether `n` processes of a tensor axis can divide the rows of the embedding and the head of a decoder
+    evenly; if not, each process holds both whole."""
     return config.vocab_size % n == 0
 
 
 def undivided(config: DecoderConfig, n: int) -> str:
-    """Return the first size of a decoder that cannot be divided evenly over n processes, with its name, such as
-    "n_heads 6"; "" if there is none."""
+    """Return the first size of a decoder that cannot be divided evenly over `n` processes, its name and value, such as
+    "n_heads 6"; "" if all can."""
     sizes = {"n_heads": config.n_heads}
     if n % config.n_kv_heads:
         sizes["n_kv_heads"] = config.n_kv_heads

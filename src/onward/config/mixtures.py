@@ -17,11 +17,12 @@ Points = tuple[tuple[float, float], ...]  # shares of the run, ascending, and th
 
 
 class MovingWeight(Part):
-    """Base class of weights of a data source in a mixture that change over a training run."""
+    """Base class of the weights of a data source in a mixture that change during a training run; a source is sampled in
+    proportion to its weight."""
 
     def points(self) -> Points:
-        """Return the corners of the weight as pairs (fraction of the run, weight); between corners the weight changes
-        linearly."""
+        """Return the weight as a piecewise linear function: its corners as pairs (fraction of the run, weight),
+        ascending, with linear interpolation between them."""
         raise NotImplementedError
 
 
@@ -45,7 +46,7 @@ class Ramp(MovingWeight, kind="ramp"):
 
 
 def check_weights(weights: Sequence[float | MovingWeight]) -> None:
-    """Raise a UserError if, in some part of a run, the weights of all sources of a mixture are 0."""
+    """Raise a UserError if, in some part of a training run, the weights of all data sources of a mixture are 0."""
     corners = sorted({share for weight in weights for share, _ in points_of(weight)})
     for begin, end in pairwise(corners):
         if not any(at(points_of(weight), (begin + end) / 2) for weight in weights):
@@ -53,13 +54,13 @@ def check_weights(weights: Sequence[float | MovingWeight]) -> None:
 
 
 def at(points: Points, share: float) -> float:
-    """Return the weight at `share`, a fraction of the run strictly between two corners, by linear interpolation of
-    `points`."""
+    """Return the weight of a data source at `share`, a fraction of the run strictly between two corners, by linear
+    interpolation between the corners `points`."""
     (begin, first), (end, last) = next(p for p in pairwise(points) if p[0][0] < share < p[1][0])
     return first + (last - first) * (share - begin) / (end - begin)
 
 
 def points_of(weight: float | MovingWeight) -> Points:
-    """Return the corners of a weight, pairs (fraction of the run, weight); a constant weight has the corners 0 and
-    1."""
+    """Return the weight of a data source as corners (fraction of the run, weight); a constant weight has the same
+    corner at 0 and at 1."""
     return weight.points() if isinstance(weight, MovingWeight) else ((0.0, weight), (1.0, weight))

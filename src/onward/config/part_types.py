@@ -27,18 +27,20 @@ OwnMethod = Callable[..., Any] | None  # a method that a part of your own may de
 
 
 def at(parts: P | tuple[P, ...], layer: int) -> P:
-    """Return the part that a layer uses of a field of a DecoderConfig: `parts` itself if it is a single part, else
-    parts[layer % len(parts)]."""
+    """Return the part, such as the attention, that `layer` uses. `parts` is the value of a field of DecoderConfig: a
+    single part for all layers, or a tuple that is repeated over the layers."""
     return parts[layer % len(parts)] if isinstance(parts, tuple) else parts
 
 
 def each(parts: P | tuple[P, ...]) -> tuple[P, ...]:
-    """Return the parts as a tuple; a single part becomes a tuple of one element."""
+    """Return the value of a field of DecoderConfig as a tuple of parts; a single part becomes a tuple of one
+    element."""
     return parts if isinstance(parts, tuple) else (parts,)
 
 
 class ConfigFields(Protocol):
-    """The fields of a DecoderConfig that parts read. The protocol lets parts be typed without importing the config."""
+    """Protocol with the fields of DecoderConfig that its parts, such as Attention, read. It lets parts be typed without
+    an import of DecoderConfig, which imports them."""
 
     @property
     def d_model(self) -> int: ...
@@ -61,25 +63,26 @@ class ConfigFields(Protocol):
 
 
 class DecoderPart(Part):
-    """Base class of the parts of a DecoderConfig, such as its attention or its norm.
+    """Base class of the parts of a DecoderConfig, such as its attention or its norm: a choice and its options, as a
+    value.
 
-    `build(config, layer)` of a part of your own returns its module; `model/build.py` builds the modules of Onward's
-    parts.
+    `build(config, layer)` of a part of your own returns its `torch` module; `model/build.py` builds the modules of
+    Onward's parts.
     """
 
     build: ClassVar[OwnMethod] = None
 
     def check(self, config: ConfigFields) -> None:
-        """Raise a UserError where a field is out of range or does not fit the sizes of the config."""
+        """Raise a UserError if a field of this part is out of range or does not fit the sizes of the config."""
 
     def describe(self, config: ConfigFields) -> str:
-        """Return one line for `onward models` and `plan`: the kind, the sizes in this decoder, and the fields that
-        differ from their defaults."""
+        """Return this part as one line for `onward models` and `onward plan`: its kind, its sizes in a decoder of this
+        config, and the fields that differ from their defaults."""
         return self.in_words()
 
     def in_words(self, *sizes: str, shown: tuple[str, ...] = ()) -> str:
-        """Return the kind, the texts `sizes` such as "8 heads of 64", and the fields that differ from their defaults,
-        joined by commas. Fields in `shown` are left out, since `sizes` contains their values."""
+        """Return this part's kind, the given texts `sizes`, such as "8 heads of 64", and the fields that differ from
+        their defaults, joined by commas. Fields named in `shown` are left out, since `sizes` contains their values."""
         fields = [f"{name} {text(value)}" for name, value in changed_fields(self).items() if name not in shown]
         return ", ".join([self.kind.replace("_", " "), *sizes, *fields])
 
@@ -110,38 +113,42 @@ class Position(DecoderPart):
 
 
 class Attention(DecoderPart):
-    """How a token reads from the tokens before it: a module from x (B, T, D) and an AttentionContext to (B, T, D)."""
+    """How a token reads from itself and the tokens before it: a module from x (B, T, D) and an AttentionContext
+    (positions, mask and cache of the call) to (B, T, D)."""
 
     window: int = 0  # number of tokens that a token attends to, itself included; 0: no limit
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the tensors that the cache keeps for each token, by name, such as "k": (n_kv_heads,
-        d_head)."""
+        """Return the shapes of the tensors that the KV cache stores for each token and layer, by name, such as {"k":
+        (n_kv_heads, d_head), ...}."""
         raise NotImplementedError
 
     def rope_width(self, config: ConfigFields) -> int:
-        """Return the width of the vectors to which a rotary position applies, d_head for self-attention."""
+        """Return the width of the part of each query and key to which rotary positions apply: d_head for
+        self-attention, less for latent attention."""
         return config.d_head
 
     def key_flops(self, config: ConfigFields, decoding: bool = False) -> int:
-        """Return the floating-point operations of all heads for one query and one key with its value. With `decoding`
-        there is one query, and the keys are in a cache."""
+        """Return the floating-point operations of all heads for one pair of a query and a key with its value: the score
+        and the weighted sum. With `decoding`, a single query reads keys from a cache, which costs more in latent
+        attention."""
         return 4 * config.n_heads * config.d_head
 
 
 class FeedForward(DecoderPart):
-    """A function of the vector of each token separately: a module from x (..., D) to (..., D)."""
+    """A function that is applied to the vector of each token separately: a module from x (..., D) to (..., D)."""
 
 
 class Norm(DecoderPart):
-    """How a vector is normalized: a module over the last dimension.
+    """How a vector is normalized: a module that normalizes the last dimension.
 
-    `build(config, layer, width)` of a norm of your own takes the size of that dimension; 0 is d_model.
+    `build(config, layer, width)` of a norm of your own returns the module; `width` is the size of that dimension, 0 for
+    d_model.
     """
 
 
 class Block(DecoderPart):
-    """The arithmetic of the residual stream in one layer: a module from x (B, T, D) and an AttentionContext to
-    (B, T, D)."""
+    """The arithmetic of the residual stream in one layer, with attention, feed-forward and norms: a module from x (B,
+    T, D) and an AttentionContext (positions, mask and cache of the call) to (B, T, D)."""
 
     additions: ClassVar[int] = 2  # number of additions to the residual stream

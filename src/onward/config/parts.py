@@ -37,7 +37,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 @dataclass(frozen=True)
 class Learned(Position, kind="learned"):
-    """A trained vector per position (GPT)."""
+    """A trained vector per position (GPT). It is added to the embedding of the token at this position."""
 
     added: ClassVar[bool] = True
     offset: SizeOrZero = 0  # position p uses row p + offset (OPT: 2)
@@ -51,7 +51,8 @@ class Learned(Position, kind="learned"):
 
 @dataclass(frozen=True)
 class Sinusoidal(Position, kind="sinusoidal"):
-    """Fixed sines and cosines of each position (Vaswani et al. 2017, section 3.5)."""
+    """Fixed sines and cosines of each position (Vaswani et al. 2017, section 3.5). They form a vector that is added to
+    the embedding of the token."""
 
     added: ClassVar[bool] = True
     theta: Base = 10_000.0  # the longest wavelength is 2 pi theta
@@ -71,7 +72,7 @@ class Rotary(Position, kind="rotary"):
     scaling: Scaling | None = None  # change of the frequencies for contexts longer than in training
 
     def rope_dim(self, width: int) -> int:
-        """Return the number of rotated elements of a head of this width."""
+        """Return the number of rotated elements of a head with `width` elements."""
         return int(width * self.fraction)
 
     def describe(self, config: ConfigFields) -> str:
@@ -167,7 +168,8 @@ class LatentAttention(Attention, kind="latent"):
 
 @dataclass(frozen=True)
 class Plain(FeedForward, kind="plain"):
-    """down(act(up(x)))."""
+    """down(act(up(x))). The feed-forward of the original Transformer: `up` projects from d_model to d_ff, `act` is the
+    activation function, `down` projects back."""
 
     act: Activation = "gelu"  # the activation function
     bias: bool = False  # whether both projections have biases
@@ -178,7 +180,8 @@ class Plain(FeedForward, kind="plain"):
 
 @dataclass(frozen=True)
 class Gated(FeedForward, kind="gated"):
-    """down(act(gate(x)) * up(x)) (GLU variants, Shazeer 2020); SwiGLU with silu."""
+    """down(act(gate(x)) * up(x)) (GLU variants, Shazeer 2020); SwiGLU with silu. A feed-forward whose projections
+    `gate` and `up` go from d_model to d_ff, and `down` back."""
 
     act: Activation = "silu"  # the activation function
     bias: bool = False  # whether the three projections have biases
@@ -192,7 +195,7 @@ class Experts(FeedForward, kind="experts"):
     """Mixture of experts: each token uses a few of many gated feed-forwards (Mixtral, DeepSeek-MoE).
 
     `combine(act, gate, up)` of a part of your own returns the input of an expert's down projection, from the activation
-    function and the outputs of the gate and up projections; None: act(gate) * up.
+    function `act` and the outputs of the gate and up projections; without it, act(gate) * up.
     """
 
     combine: ClassVar[OwnMethod] = None
@@ -231,7 +234,8 @@ class Experts(FeedForward, kind="experts"):
 
 @dataclass(frozen=True)
 class LayerNorm(Norm, kind="layer"):
-    """Centered and divided by the standard deviation (Ba et al. 2016)."""
+    """Centered and divided by the standard deviation (Ba et al. 2016). A norm with a learned weight and, with `bias`, a
+    learned bias."""
 
     eps: Epsilon = 1e-5  # added to the variance
     bias: bool = True  # whether a learned vector is added
@@ -239,7 +243,7 @@ class LayerNorm(Norm, kind="layer"):
 
 @dataclass(frozen=True)
 class RMSNorm(Norm, kind="rms"):
-    """Divided by the root of the mean square, not centered (Zhang and Sennrich 2019)."""
+    """Divided by the root of the mean square, not centered (Zhang and Sennrich 2019). A norm with a learned weight."""
 
     eps: Epsilon = 1e-5  # added to the mean square
     offset: Offset = 0.0  # added to the weight, which is initialized to 1 - offset (Gemma: 1)
@@ -247,7 +251,7 @@ class RMSNorm(Norm, kind="rms"):
 
 @dataclass(frozen=True)
 class NoNorm(Norm, kind="none"):
-    """The identity."""
+    """The identity. Used in place of a norm in decoders without norms."""
 
 
 # ---------------------------------------------------------------- blocks
@@ -255,38 +259,44 @@ class NoNorm(Norm, kind="none"):
 
 @dataclass(frozen=True)
 class PreNorm(Block, kind="pre_norm"):
-    """x + attn(norm(x)), then x + mlp(norm(x)) (GPT-2)."""
+    """x + attn(norm(x)), then x + mlp(norm(x)) (GPT-2). A block that normalizes the input of attention and of the
+    feed-forward."""
 
     residual_scale: Factor = 1.0  # multiplies the output of attention and of the feed-forward (Granite)
 
 
 @dataclass(frozen=True)
 class PostNorm(Block, kind="post_norm"):
-    """norm(x + attn(x)), then norm(x + mlp(x)) (GPT)."""
+    """norm(x + attn(x)), then norm(x + mlp(x)) (GPT). A block that normalizes the residual stream after each
+    addition."""
 
 
 @dataclass(frozen=True)
 class Sandwich(Block, kind="sandwich"):
-    """x + norm(attn(norm(x))), then x + norm(mlp(norm(x))) (Gemma 2)."""
+    """x + norm(attn(norm(x))), then x + norm(mlp(norm(x))) (Gemma 2). A block that normalizes inputs and outputs of
+    attention and feed-forward, with four norms."""
 
 
 @dataclass(frozen=True)
 class BranchNorm(Block, kind="branch_norm"):
-    """x + norm(attn(x)), then x + norm(mlp(x)) (OLMo 2)."""
+    """x + norm(attn(x)), then x + norm(mlp(x)) (OLMo 2). A block that normalizes the outputs of attention and
+    feed-forward."""
 
 
 @dataclass(frozen=True)
 class Parallel(Block, kind="parallel"):
-    """x + attn(norm(x)) + mlp(norm(x)), with two norms (GPT-NeoX)."""
+    """x + attn(norm(x)) + mlp(norm(x)), with two norms (GPT-NeoX). A block in which attention and feed-forward read the
+    same input."""
 
 
 @dataclass(frozen=True)
 class SharedNorm(Block, kind="shared_norm"):
-    """x + attn(y) + mlp(y) where y = norm(x) (GPT-J, Falcon 7B, PaLM)."""
+    """x + attn(y) + mlp(y) where y = norm(x) (GPT-J, Falcon 7B, PaLM). A block in which attention and feed-forward read
+    the same input, with one norm."""
 
 
 @dataclass(frozen=True)
 class AttentionOnly(Block, kind="attention_only"):
-    """x + attn(norm(x)), without a feed-forward."""
+    """x + attn(norm(x)), without a feed-forward. A block for small models in which attention is studied."""
 
     additions: ClassVar[int] = 1

@@ -15,11 +15,11 @@ from onward.fields import Part
 
 @dataclass(frozen=True)
 class Routing(Part):
-    """A linear layer gives each token a logit per expert; the `top_k` experts with the highest scores process the
-    token.
+    """The selection of experts in a mixture of experts: a linear layer gives each token a logit per expert, scores are
+    computed from the logits, and the `top_k` experts with the highest scores process the token.
 
     `build(width, experts, top_k)` of a routing of your own returns a module from tokens (N, D) to the weights and the
-    ids of their experts, both (N, K).
+    ids of their experts, both (N, K); `width` is D, `experts` their number.
     """
 
     build: ClassVar[OwnMethod] = None

@@ -15,23 +15,24 @@ from onward.fields import Part
 
 
 class Scaling(Part):
-    """How the frequencies of rotary positions, in radians per position, change for longer contexts.
+    """How the frequencies of rotary positions, in radians per position, change for contexts longer than in training.
 
-    `frequencies(plain, theta, rope_length)` of a scaling of your own returns the frequencies, (P,) or (B, 1, P), in
-    place of `plain` (P,), which are theta ** (-p / P); `rope_length` (B, 1, 1) is the length for which each row is
-    scaled.
+    `frequencies(plain, theta, rope_length)` of a scaling of your own returns the frequencies of the P rotated pairs,
+    (P,) or (B, 1, P), in place of the unscaled ones `plain` (P,), which are theta ** (-p / P); `rope_length` (B, 1, 1)
+    is the length in tokens for which each row is scaled.
     """
 
     frequencies: ClassVar[OwnMethod] = None
 
     @property
     def magnitude(self) -> float:
-        """The factor that multiplies the cosines and sines of rotary positions."""
+        """The factor that multiplies the cosines and sines of rotary positions, and thereby queries and keys; 1 for
+        most scalings."""
         return 1.0
 
     def check(self, pairs: int) -> None:
-        """Raise a UserError where a field is out of range; `pairs` is the number of rotated pairs of elements of a
-        head."""
+        """Raise a UserError if a field of this scaling is out of range; `pairs` is the number of pairs of elements of a
+        head that are rotated."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class LinearScaling(Scaling, kind="linear"):
 @dataclass(frozen=True)
 class DynamicScaling(Scaling, kind="dynamic"):
     """A base of the frequencies that grows with the length of a row beyond the original context (dynamic NTK, Peng et
-    al. 2023, section 3.3)."""
+    al. 2023, section 3.3). A row is one sequence of a batch."""
 
     factor: Factor = 1.0  # how fast the base grows with the length
     original: Size = 2048  # the context length in training
@@ -57,7 +58,7 @@ class DynamicScaling(Scaling, kind="dynamic"):
 @dataclass(frozen=True)
 class YaRNScaling(Scaling, kind="yarn"):
     """Slowly rotating pairs are interpolated, fast ones unchanged, with a ramp between (YaRN, Peng et al. 2023, section
-    3.4)."""
+    3.4). An interpolated frequency is divided by the factor."""
 
     factor: Factor = 1.0  # ratio of the new context to the original one
     original: Size = 2048  # the context length in training
@@ -72,14 +73,16 @@ class YaRNScaling(Scaling, kind="yarn"):
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """Return the factor of cosines and sines for a context `factor` times longer than in training: 0.1 weight
-    ln(factor) + 1 (YaRN, equation 22, where `weight` is 1); 1 if `factor` is at most 1."""
+    """Return YaRN's factor of cosines and sines for a context `factor` times longer than in training: 0.1 * weight *
+    ln(factor) + 1, or 1 if `factor` is at most 1. `weight` is 1 in YaRN (equation 22); DeepSeek's config.json gives
+    other values."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
 
 
 @dataclass(frozen=True)
 class Llama3Scaling(Scaling, kind="llama3"):
-    """Long wavelengths are interpolated, short ones unchanged, with a blend between (Llama 3.1, Dubey et al. 2024)."""
+    """Long wavelengths are interpolated, short ones unchanged, with a blend between (Llama 3.1, Dubey et al. 2024). An
+    interpolated frequency is divided by the factor."""
 
     factor: Factor = 8.0  # ratio of the new context to the original one
     low_frequency: Factor = 1.0  # wavelengths above original / low_frequency are interpolated

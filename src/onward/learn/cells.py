@@ -27,7 +27,8 @@ PERCENT = 1.0  # by which a number may differ where a page does not say otherwis
 
 @dataclass(frozen=True)
 class Cell:
-    """A block of code on a page of the documentation, and the output that the page shows for it."""
+    """A block of Python or shell code on a Markdown page of the documentation, and the output that the page shows for
+    it."""
 
     kind: str  # python or sh
     code: str
@@ -37,14 +38,14 @@ class Cell:
 
     @property
     def commands(self) -> list[str]:
-        """The commands of a shell block, one string per command; a line that ends in a backslash continues on the
-        next."""
+        """The commands of a shell block, one text per command; a line that ends in a backslash continues on the next
+        line."""
         lines = self.code.replace("\\\n", " ").splitlines()
         return [line for line in lines if shlex.split(line, comments=True)]
 
 
 def pieces(text: str) -> Iterator[str | Cell]:
-    """Yield the parts of a Markdown page in order: prose as text, and blocks of code as cells."""
+    """Yield the contents of a Markdown page (`text`) in order: prose as text, and blocks of code as Cells."""
     end = 0
     for match in CELL.finditer(text):
         yield text[end : match.start()]
@@ -55,14 +56,15 @@ def pieces(text: str) -> Iterator[str | Cell]:
 
 
 def cells(text: str) -> list[Cell]:
-    """Return the blocks of code of a Markdown page, in order."""
+    """Return the blocks of code of a Markdown page (`text`), in order."""
     return [piece for piece in pieces(text) if isinstance(piece, Cell)]
 
 
 def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
-    """Run a block of code from a page; return the exit status of its last command, 0 for Python. Python blocks share
-    the variables `names`. In a shell block, only the commands `onward`, run by the function `onward`, and `python` are
-    run, until one ends with status 2, a mistake of the user."""
+    """Run a block of code from a page. Python code runs with the variables `names`, which the blocks of a page share,
+    and the status 0 is returned. Of a shell block the commands `onward` and `python` are run, until one ends with
+    status 2, a mistake of the user; returned is the status of the last. The function `onward` takes a command's
+    arguments and returns its status."""
     if cell.kind == "python":
         exec(compile(cell.code, "<page>", "exec", dont_inherit=True), names)
         return 0
@@ -81,14 +83,15 @@ def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
 
 
 def fails(cell: Cell, status: int) -> bool:
-    """Return whether a block of code failed unexpectedly: its exit status 2 says that a command failed with a user's
-    mistake, and its page shows no output for it."""
+    """Return whether a block of code has failed unexpectedly: its exit `status` is 2, a mistake of the user, and its
+    page shows no output, so none was meant to be demonstrated."""
     return status == 2 and not cell.output
 
 
 def output(cell: Cell, names: dict[str, object], onward: Command) -> str:
-    """Run a block of code from a page, with the arguments of `run`; return the text that it prints on standard output
-    and, if a command ends with a user's mistake, the error."""
+    """Run a block of code from a page, with the arguments of `run`; return the text that it prints on standard output,
+    and the error message of a mistake that the page demonstrates. Raises a RuntimeError if the block fails
+    unexpectedly."""
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         status = run(cell, names, onward)
@@ -99,9 +102,9 @@ def output(cell: Cell, names: dict[str, object], onward: Command) -> str:
 
 
 def difference(cell: Cell, got: str) -> str:
-    """Compare `got`, the new output of a block, with the output that its page shows; return a sentence on the first
-    difference, "" if there is none. Blank space and the bars of pictures may differ, and numbers by `percent` or by one
-    unit of their last digit."""
+    """Compare `got`, the new output of a block of code, with the output that its page shows; return a sentence on the
+    first difference, "" if there is none. White space and the bars of charts may differ, and numbers by the block's
+    `percent` or by one unit of their last digit. Used to test the documentation."""
     if cell.output is None or cell.varies:
         return ""
     shown, printed = (NUMBER.split(" ".join(text.replace(BAR, "").split())) for text in (cell.output, got))
@@ -123,8 +126,8 @@ def near(shown: str, printed: str, percent: float) -> bool:
 
 
 def rewritten(text: str, outputs: Sequence[str]) -> str:
-    """Return the Markdown `text` of a page with new outputs, one for each block of code; a block that shows no output
-    still shows none."""
+    """Return the Markdown page `text` with its shown outputs replaced by `outputs`, one text per block of code in
+    order; a block that shows no output still shows none."""
     rest = iter(outputs)
 
     def replaced(match: re.Match[str]) -> str:

@@ -18,7 +18,7 @@ ABOUT = re.compile(r"^\*(.+)\*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Chapter:
-    """A chapter of the course: its file, number, title and Markdown."""
+    """A chapter of Onward's course on Transformers, a Markdown file: its path, number, title and text."""
 
     path: Path
     number: int
@@ -27,19 +27,19 @@ class Chapter:
 
     @property
     def about(self) -> str:
-        """The first line in italics of the chapter, a summary below the heading; "" if there is none."""
+        """The summary of the chapter, its first line in italics; "" if there is none."""
         match = ABOUT.search(self.text)
         return match[1] if match else ""
 
     @property
     def alone(self) -> str:
-        """The Markdown of the chapter for a reader who has only this page: a link to another file becomes its path, and
-        a link to a chapter plain text."""
+        """The Markdown of the chapter for a reader who has no other files: a link to a file of the repository becomes
+        the file's path, and a link to a chapter plain text."""
         path = lambda match: f"`{normpath(f'docs/{match[3]}')}`" if match[2] else match[1]
         return LINK.sub(path, self.text)
 
     def picture(self, name: str) -> str:
-        """Return the SVG file `name`, a picture of the chapter, as a data URL that contains it."""
+        """Return the SVG file `name`, a picture next to the chapter's file, as a data URL that contains the picture."""
         content = (self.path.parent / name).read_bytes()
         return f"data:image/svg+xml;base64,{b64encode(content).decode()}"
 
@@ -50,8 +50,8 @@ class Chapter:
 
 
 def read_chapter(path: Path) -> Chapter:
-    """Read a chapter, a file such as 04-attention.md whose heading is `# 4. Attention by hand`. Raises a UserError for
-    a heading of another form."""
+    """Read a chapter of the course from its Markdown file, such as 04-attention.md with the heading `# 4. Attention by
+    hand`. Raises a UserError for a heading of another form."""
     text = path.read_text(encoding="utf-8")
     heading = HEADING.search(text)
     if not heading:
@@ -66,7 +66,7 @@ def chapters() -> Sequence[Chapter]:
 
 
 def find_chapter(number: int) -> Chapter:
-    """Return the chapter of the course with a number. Raises a UserError if there is none."""
+    """Return the chapter of the course with this number. Raises a UserError if there is none."""
     matching = [chapter for chapter in chapters() if chapter.number == number]
     if not matching:
         raise UserError(f"there is no chapter {number}: choose {', '.join(str(c.number) for c in chapters())}")

@@ -37,14 +37,14 @@ def glossary() -> Sequence[Entry]:
 
 
 def plain(name: str) -> str:
-    """Return a name in lower case without blanks, hyphens and underscores, so that a search for CausalSelfAttention
-    finds causal self-attention."""
+    """Return a name in lower case with only its letters and digits, so that a search for CausalSelfAttention finds
+    causal self-attention."""
     return "".join(c for c in name.lower() if c.isalnum())
 
 
 def find(word: str) -> list[Entry]:
-    """Return the glossary entries with exactly the name `word` or, if there are none, the entries with a name that
-    contains a word beginning with `word`."""
+    """Return the glossary entries that have the name `word`, ignoring case and hyphens; if there are none and `word`
+    has at least three letters, those with a name in which a word begins with it."""
     exact = [entry for entry in glossary() if plain(word) in map(plain, entry.names)]
     if exact or len(plain(word)) < 3:
         return exact
@@ -52,7 +52,8 @@ def find(word: str) -> list[Entry]:
 
 
 def nearest_terms(word: str) -> str:
-    """Return a sentence that names the glossary terms most similar to an unknown word, for an error message."""
+    """Return the end of an error message for `word`, which is not in the glossary: "did you mean X?" with the most
+    similar terms or, without any, where to look."""
     names = {plain(name): name for entry in glossary() for name in entry.names}
     close = [names[one] for one in get_close_matches(plain(word), names, 3, cutoff=0.55)]
     return f"did you mean {' or '.join(close)}?" if close else "onward learn lists the chapters"

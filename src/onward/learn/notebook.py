@@ -16,8 +16,9 @@ ABOUT = "*Chapter {} of `onward learn` as a notebook. Open it where `onward` is 
 
 
 def notebook(chapter: Chapter) -> str:
-    """Return a chapter of the course as the text of an .ipynb file. A shell block becomes a cell with `%%sh`, and a
-    picture the output of a cell that shows its file; answers to exercises are collapsed."""
+    """Return a chapter of the course as the text of a Jupyter notebook (.ipynb) with outputs. A shell block becomes a
+    cell with `%%sh`, a picture the output of a cell that displays the picture's file; answers to exercises are
+    collapsed."""
     cells = [{"id": f"cell-{i}", **cell} for i, cell in enumerate(notebook_cells(chapter))]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}, "title": chapter.title}
@@ -47,22 +48,25 @@ def notebook_cells(chapter: Chapter) -> Iterator[dict[str, Any]]:
 
 
 def block_cell(cell: Cell, metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the notebook cell of a block of code, with the output that the page shows."""
+    """Return the notebook cell, a JSON object, of a block of code, with the output that the page shows; `metadata` is
+    that of the cell, such as a mark that hides it."""
     source = f"%%sh\n{cell.code}" if cell.kind == "sh" else cell.code
     outputs = [{"output_type": "stream", "name": "stdout", "text": cell.output}] if cell.output else []
     return code_cell(source, outputs, metadata)
 
 
 def picture_cell(name: str, address: str) -> dict[str, Any]:
-    """Return a notebook cell whose code shows the SVG file `name`, and whose output already shows the picture at
-    `address`, a data URL. The output is HTML, since Jupyter shows an SVG only after the cell has run."""
+    """Return a notebook cell, a JSON object, whose code displays the SVG file `name` and whose output already contains
+    the picture; `address` is the picture as a data URL. The output is HTML, since Jupyter shows an SVG only after the
+    cell has run."""
     data = {"text/html": f'<img src="{address}">', "text/plain": f"<{name}>"}
     shown = {"output_type": "execute_result", "execution_count": None, "metadata": {}, "data": data}
     return code_cell(f'from IPython.display import SVG\n\nSVG("{name}")', [shown], {})
 
 
 def code_cell(source: str, outputs: list[dict[str, Any]], metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return a notebook cell of code as a JSON object."""
+    """Return a notebook cell as a JSON object: its code `source`, its `outputs` in the notebook format, and its
+    metadata."""
     return {
         "cell_type": "code",
         "execution_count": None,

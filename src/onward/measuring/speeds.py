@@ -18,12 +18,14 @@ TOKENS = 128  # of a prompt and of an answer, unless the context is shorter
 
 
 def silent(case: str) -> None:
-    """Do nothing; the default function that the measurements call with the name of each case."""
+    """Do nothing with `case`, the name of a measured case; the default of the argument `watch` of the measurements, for
+    callers that show no progress."""
 
 
 def generation_lengths(model: str, prompt: int | None, new: int | None) -> tuple[int, int]:
-    """Return the number of tokens of a prompt and of an answer, with which the speed of a model is measured. None means
-    128, or half the model's context if that is shorter. Raises a UserError if both together exceed the context."""
+    """Return (tokens of the prompt, new tokens) with which the speed of generation is measured: `prompt` and `new`,
+    where None becomes 128, or half the model's context if that is shorter. Raises a UserError if both together exceed
+    the context."""
     room = decoder_of(model, VOCABULARY).context_length
     prompt, new = prompt or min(TOKENS, room // 2), new or min(TOKENS, room // 2)
     if prompt + new > room:
@@ -44,9 +46,9 @@ def generation_speeds(
     watch: Callable[[str], None] = silent,
 ) -> tuple[list[Speed], Limits]:
     """Measure the speed at which a model, given by name, generates `new` tokens after prompts of `prompt` tokens, for
-    each precision and each number of rows in `batches`, for about `seconds` seconds each. Also returns the limits of
-    the machine. `watch` is called with the name of each case before it is measured; a model on the hub is loaded at
-    `revision`."""
+    each precision and each batch size in `batches`, about `seconds` seconds for each pair. Returns (a Speed for each
+    pair, the machine's limits of bandwidth and arithmetic). `watch` is called with a pair's name before it is measured;
+    a model on the hub is loaded at `revision`, a branch or commit."""
     dtypes = {torch.float32 if precision == "float32" else torch.bfloat16 for precision in precisions}
     limits = Limits(read_bandwidth(device), {dtype: peak_flops(dtype, device, kernels=True) for dtype in dtypes})
     speeds = []
@@ -58,7 +60,8 @@ def generation_speeds(
 
 
 def plain_cases(speeds: Sequence[Speed]) -> dict[str, str]:
-    """Return the measured cases whose decoding steps were not compiled: {reason: "precision, batch N; ..."}."""
+    """Return the measured cases whose decoding steps could not be compiled, by the reason: {reason: "precision, batch
+    N; ..."}."""
     cases: dict[str, list[str]] = {}
     for speed in speeds:
         if speed.plain:
@@ -78,10 +81,10 @@ def training_speeds(
     revision: str = "",
     watch: Callable[[str], None] = silent,
 ) -> tuple[list[TrainingSpeed], dict[str, float]]:
-    """Measure the speed of training a model, given by name, with an optimizer, for each precision ("float32" or
-    "bfloat16") and each number of windows per step in `batches`, for about `seconds` seconds each. Windows have
-    `context` tokens (None: the model's context). Also returns the machine's operations per second by precision. `watch`
-    and `revision` as of `generation_speeds`."""
+    """Measure the speed of training a model, given by name, for each precision ("float32" or "bfloat16") and each
+    number of windows per step in `batches`, about `seconds` seconds for each pair. Windows have `context` tokens (None:
+    the model's context). Returns (a TrainingSpeed for each pair, the machine's operations per second by precision).
+    `optimizer` is its name; `watch` and `revision` are those of `generation_speeds`."""
     speeds, peaks = [], {}
     for name in precisions:
         peaks[name] = peak_flops(getattr(torch, name), device)
