@@ -57,42 +57,46 @@ Row = tuple[str | list[str], str | list[str]] | tuple[str | list[str], str | lis
 
 
 class Names(Protocol):
-    """The mapping between the tensor names in the files of a format and the names in Onward's Decoder."""
+    """The mapping between the tensor names in checkpoint files of a format and the parameter names in Onward's
+    Decoder."""
 
     @property
     def BASE(self) -> str:
-        """A prefix of names that files may leave out; "" for none."""
+        """A prefix of tensor names that some files leave out, such as "model."; "" for none."""
 
     @property
     def IGNORED(self) -> str:
-        """A regular expression for the names of tensors that are not read; "" for none."""
+        """A regular expression for the names of tensors in files that are not read, such as stored masks; "" for
+        none."""
 
     def names(self, config: DecoderConfig) -> Iterator[Row]:
-        """Yield the rows of the mapping: (name or names in files, name or names in Onward) and, if the values differ, a
-        pair of functions that convert values to Onward's and to the files'."""
+        """Yield the rows of the mapping for a decoder of this config: (name in files, name in Onward), each a name or a
+        list of names if several tensors are fused or stacked to one, and, if the values differ, a pair of functions
+        that convert them to Onward's and back."""
 
 
 class Family(Names, Protocol):
-    """A published family of decoders, such as Llama: a module of this folder that translates between config.json files
-    of transformers and DecoderConfig."""
+    """Protocol of a family of published decoders, such as Llama: a module of this folder that translates between
+    config.json files of transformers and DecoderConfig, in both directions."""
 
     ARCHITECTURES: dict[str, str]  # model_type -> class name in transformers
     PRESETS: dict[str, HF | DecoderConfig]  # config of each release, by name
     ANCESTORS: dict[str, str]  # prefix of a release's name -> the preset that it derives from
 
     def config(self, hf: HF) -> DecoderConfig:
-        """Return the decoder that `hf`, the content of a config.json, describes; missing keys get the defaults of
+        """Return the decoder that `hf`, the content of a config.json, describes; missing keys have the defaults of
         transformers."""
 
     def to_hf(self, config: DecoderConfig) -> dict[str, Any]:
-        """Return the keys of the config.json that describes a decoder. Raises Inexpressible if the family cannot
-        describe it."""
+        """Return the keys of a config.json that describes a decoder of this config. Raises Inexpressible if the
+        family's config.json cannot describe it."""
 
 
 @cache
 def modules() -> dict[str, Any]:
     """Import every family module of this folder; return the modules by name, in the order in which `express` tries them
-    to save a model: the most widely supported formats first and `onward`, which expresses every decoder, last."""
+    as formats to save a model in: the most widely supported first and `onward`, which can describe every decoder,
+    last."""
     names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
     order = {name: place for place, name in enumerate((*FIRST, *sorted({*names} - {*FIRST, "onward"}), "onward"))}
     return {name: importlib.import_module(f"{__name__}.{name}") for name in sorted(names, key=order.__getitem__)}
@@ -100,13 +104,13 @@ def modules() -> dict[str, Any]:
 
 @cache
 def families() -> dict[str, Family]:
-    """Return all families by model_type, the key of config.json that names them."""
+    """Return the family module for each model_type, the value in config.json that names the family."""
     return {model_type: module for module in modules().values() for model_type in module.ARCHITECTURES}
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A published release of a family, such as gpt2 or llama-2-7b."""
+    """A published release of a family of decoders, such as gpt2 or llama-2-7b, with its configuration."""
 
     name: str
     family: str  # name of the family's file
@@ -123,7 +127,7 @@ class Preset:
 
 @cache
 def presets() -> dict[str, Preset]:
-    """Return every published release that Onward knows, by name."""
+    """Return every published release of which Onward knows the configuration, by name."""
     result = {}
     for family, module in modules().items():
         for name, published in module.PRESETS.items():
@@ -134,15 +138,15 @@ def presets() -> dict[str, Preset]:
 
 
 def preset(name: str, others: Iterable[str] = ()) -> Preset:
-    """Return the published release with this name. Raises a UserError that suggests the nearest name, among releases
-    and the names in `others`."""
+    """Return the published release `name`. Raises a UserError that suggests the nearest name among the releases and
+    `others`, further names that the caller accepts."""
     if name not in presets():
         raise UserError(f"{name!r} is not a preset that Onward knows: {nearest(name, [*others, *presets()])}")
     return presets()[name]
 
 
 def family(model_type: str) -> Family:
-    """Return the family with this model_type, a value in config.json. Raises a UserError that suggests the nearest
+    """Return the family module for a model_type, a value in config.json. Raises a UserError that suggests the nearest
     known one."""
     if model_type not in families():
         raise UserError(
@@ -153,7 +157,7 @@ def family(model_type: str) -> Family:
 
 
 def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
-    """Return the family and the decoder that `hf`, the content of a config.json, describes.
+    """Return (family, decoder's configuration) for `hf`, the content of a config.json.
 
     Raises a UserError that names the file (`where`), its keys and values that are invalid, and the values that are
     allowed. A warning names keys that the family did not read, unless they are known to be harmless.
@@ -172,8 +176,8 @@ def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
 
 
 def decoder_of(kind: Family, hf: HF) -> DecoderConfig:
-    """Return the decoder of the family `kind` that `hf`, the content of a config.json, describes. Raises a UserError if
-    a value is invalid."""
+    """Return the configuration of the decoder that `hf`, the content of a config.json, describes by the rules of the
+    family `kind`. Raises a UserError if a value is invalid."""
     try:
         return fields.build(DecoderConfig, fields.plain(kind.config(hf)))
     except UserError:
@@ -184,8 +188,9 @@ def decoder_of(kind: Family, hf: HF) -> DecoderConfig:
 
 
 def refusal(kind: Family, hf: HF, error: UserError, where: str) -> str:
-    """Return the message to the user for a config.json, `hf` from the file `where`, whose reading by the family `kind`
-    raised `error`: it names the keys of the config.json in place of the fields of DecoderConfig that `error` names."""
+    """Return the error message for an invalid config.json: `hf` is its content, `where` its path, and `error` was
+    raised when the family `kind` read it. The message names keys of the config.json in place of the fields of
+    DecoderConfig that `error` names."""
     message = str(error)
     if message.startswith("config.json"):  # which names the key
         return where + message.removeprefix("config.json")
@@ -199,11 +204,11 @@ def refusal(kind: Family, hf: HF, error: UserError, where: str) -> str:
 
 
 def blame(kind: Family, hf: HF, message: str) -> dict[str, Any]:
-    """Find the keys of a config.json (`hf`) that make the family `kind` raise a UserError with this message; return
-    them with their values, keys of inner tables as `outer.inner`.
+    """Find the keys of a config.json (`hf`) because of which the family `kind` raises a UserError with this message;
+    return their values by key, keys of inner tables as `outer.inner`.
 
     A key is a cause if reading succeeds without it. Keys whose removal changes the message are added if the message
-    contains their value; they stand alone if no removal succeeds. At most three keys are returned.
+    contains their value; if no removal succeeds, they alone are the causes. At most three keys are returned.
     """
     cured, changed = dict[str, Any](), dict[str, Any]()
     for path, value, without in variants(hf):
@@ -221,14 +226,13 @@ def blame(kind: Family, hf: HF, message: str) -> dict[str, Any]:
 
 
 def mentions(message: str, value: Any) -> bool:
-    """Return whether a message contains the Python notation of a value, other than as a part of another number or
-    word."""
+    """Return whether a message contains the `repr` of a value, not inside another number or word."""
     return re.search(rf"(?<![\w.]){re.escape(repr(value))}(?![\w.])", message) is not None
 
 
 def variants(hf: HF, prefix: str = "") -> Iterator[tuple[str, Any, HF]]:
-    """Yield, for each key of a config.json except model_type, inner tables included: the dotted key, its value, and a
-    copy of the config.json without it. `prefix` precedes the keys."""
+    """Yield (dotted key, value, copy of `hf` without this key) for each key of `hf`, the content of a config.json, and
+    of its inner tables, except model_type. `prefix` precedes the keys. Used to find which key makes a file invalid."""
     for key, value in hf.items():
         if key != "model_type":
             yield prefix + key, value, {k: v for k, v in hf.items() if k != key}
@@ -238,15 +242,15 @@ def variants(hf: HF, prefix: str = "") -> Iterator[tuple[str, Any, HF]]:
 
 
 def only(hf: HF, **known: Any) -> None:
-    """Raise a UserError if a config.json has another value for one of the keys in `known` than the given value, the
-    only one that Onward supports."""
+    """Raise a UserError if `hf`, the content of a config.json, has a key of `known` with another value than the given
+    one, the only value that Onward supports."""
     for key, value in known.items():
         if hf.get(key, value) != value:
             raise UserError(f"config.json has {key} {hf[key]!r}: Onward supports only {value!r}")
 
 
 class Inexpressible(UserError):
-    """Raised if a family's config.json cannot describe a decoder."""
+    """Raised if the config.json of a family cannot describe a decoder, so that another format is tried."""
 
 
 @overload
@@ -256,21 +260,24 @@ def require(part: object, kind: type[P], other: type[Q], /) -> P | Q: ...
 @overload
 def require(part: object, kind: type[P], other: type[Q], third: type[R], /) -> P | Q | R: ...
 def require(part: object, /, *kinds: type[Part]) -> Part:
-    """Return `part`, a component of a decoder such as its norm, if it is of one of these kinds. Raises Inexpressible
-    for any other, and for a tuple of components, one per layer."""
+    """Return `part`, a component of a decoder such as its norm, if it is an instance of one of the classes `kinds`.
+    Raises Inexpressible, which says that a family has no such decoder, for any other part and for a tuple of parts, one
+    per layer."""
     if isinstance(part, kinds):
         return part
     raise Inexpressible(f"{type(part).__name__} is not {' or '.join(kind.__name__ for kind in kinds)}")
 
 
 def activation(mlp: object) -> str:
-    """Return the name that config.json uses for the activation function of a feed-forward."""
+    """Return the name that config.json uses for the activation function of `mlp`, a decoder's feed-forward. Raises
+    Inexpressible for a tuple of feed-forwards, one per layer."""
     return THEIRS[require(mlp, Plain, Gated, Experts).act]
 
 
 def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, Any] | None:
-    """Return `original`, keys of a config.json, updated with the family's keys for a decoder; None if the family cannot
-    express the decoder: its `to_hf` refuses it, or its `config` reads another decoder from these keys."""
+    """Return the keys of the config.json of `family` for a decoder of this config, added to `original`, keys of an
+    existing config.json that are kept. None if the family cannot express the decoder: its `to_hf` raises Inexpressible,
+    or its `config` reads another decoder from these keys."""
     try:
         hf = {**original, **family.to_hf(config)}
     except Inexpressible:
@@ -282,8 +289,8 @@ def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, An
 
 
 def express(config: DecoderConfig, accepts: Callable[[Family], bool] = lambda family: True) -> dict[str, Any]:
-    """Return the config.json of a decoder in the format of the first family that can describe all of it and for which
-    `accepts` is true."""
+    """Return the content of a config.json for a decoder, in the format of the first family that can describe it fully
+    and for which `accepts` returns True. Used to save a model."""
     for model_type, candidate in families().items():
         hf = keys_of(candidate, config, {"model_type": model_type})
         if hf is not None and accepts(candidate):
@@ -292,17 +299,17 @@ def express(config: DecoderConfig, accepts: Callable[[Family], bool] = lambda fa
 
 
 def linear(their: str, our: str | list[str], *fix: Fix) -> Iterator[Row]:
-    """Yield the rows of the name mapping for the weight and the bias of a linear layer, named `their` in files and
-    `our` (several if files fuse them) in Onward. `fix` is a pair of functions that convert values to Onward's and
-    back."""
+    """Yield the rows of the name mapping for the weight and the bias of a linear layer: `their` is its name in files,
+    `our` its name in Onward, or a list of names if files fuse several layers to one. `fix` is empty or one pair of
+    functions that convert values to Onward's and back."""
     for leaf in ("weight", "bias"):
         ours = [f"{o}.{leaf}" for o in our] if isinstance(our, list) else f"{our}.{leaf}"
         yield (f"{their}.{leaf}", ours, fix[0]) if fix else (f"{their}.{leaf}", ours)
 
 
 def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
-    """Return two functions on q and k projections whose rotary positions pair element 2 i with 2 i + 1 (GPT-J,
-    RoFormer): one reorders the rows to Onward's pairs i and i + rope_dim / 2, the other reorders them back.
+    """Return a pair of functions that reorder the rows of query and key projections: from files whose rotary positions
+    pair elements 2 i and 2 i + 1 of a head (GPT-J, RoFormer) to Onward's pairs i and i + rope_dim / 2, and back.
 
     The `rope_dim` rotated elements of each head begin at element `start`. Weights are (H * d_head, D), biases (H *
     d_head). The attention scores stay the same.
@@ -322,12 +329,13 @@ def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
 
 
 def with_defaults(hf: HF, defaults: HF) -> HF:
-    """Return `hf`, the keys of a config.json, with `defaults`, those of transformers, for missing keys."""
+    """Return `hf`, the content of a config.json, with the values in `defaults`, those of transformers, for missing
+    keys."""
     return ChainMap(hf, defaults)  # type: ignore[arg-type]  # it is only read
 
 
 def sizes(hf: HF, keys: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
-    """Return fields of DecoderConfig from the keys of a config.json. `keys` maps each field to (the key, transformers'
-    default)."""
+    """Return fields of DecoderConfig by name, read from `hf`, the content of a config.json. `keys` maps each field to
+    (key in config.json, default of transformers); fields whose value is None are left out."""
     values = {our: hf.get(their, default) for our, (their, default) in keys.items()}
     return {our: value for our, value in values.items() if value is not None}

@@ -86,8 +86,9 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def decoder(hf: HF, router: Routing) -> DecoderConfig:
-    """Return the decoder that a config.json of DeepSeek V2 or V3 describes; `hf` already has the family's defaults for
-    missing keys. `router` chooses the experts of a token. Raises a UserError if a key without a default is missing."""
+    """Return the decoder that `hf`, the content of a config.json of DeepSeek V2 or V3, describes; `hf` already has the
+    family's defaults for missing keys. `router` is the rule that selects a token's experts. Raises a UserError if a key
+    without a default is missing."""
     only(hf, moe_layer_freq=1)
     for key in "head_dim", "num_key_value_heads":  # latent attention has neither; reading them prevents a warning
         hf.get(key)
@@ -143,8 +144,8 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def rope_keys(c: DecoderConfig) -> dict[str, Any]:
-    """Return the keys of config.json for the rotary positions of a decoder. YaRN's keys mscale and mscale_all_dim are
-    computed from the scale of the attention scores."""
+    """Return the keys of config.json for the rotary positions of a decoder with configuration `c`. YaRN's keys mscale
+    and mscale_all_dim are computed from the scale of the attention scores."""
     keys, attention = rope(c.position), require(c.attention, LatentAttention)
     if attention.scale is None:
         return keys
@@ -165,7 +166,8 @@ def names(c: DecoderConfig) -> Iterator[Row]:
 
 
 def own_names(c: DecoderConfig) -> Iterator[Row]:
-    """Yield the rows of the tensor name mapping that Llama's mapping lacks, or that differ there."""
+    """Yield the rows of the tensor name mapping of DeepSeek for a decoder with configuration `c` that Llama's mapping
+    lacks, or that replace rows of it."""
     part = require(c.attention, LatentAttention)
     queries = interleaved(part.d_nope + part.d_rope, part.d_rope, part.d_nope)
     keys = interleaved(part.d_latent + part.d_rope, part.d_rope, part.d_latent)

@@ -103,8 +103,8 @@ def names(c: DecoderConfig) -> Iterator[Row]:
 
 
 def apart(t: Tensor) -> Tensor:
-    """Separate the interleaved rows of the gate (even) and of the up projection (odd) of X experts: (X, 2 F, ...) -> (2
-    X, F, ...)."""
+    """Separate the interleaved rows of the gate (even) and of the up projection (odd), as GPT-OSS stores them for X
+    experts, into first all gates, then all up projections: (X, 2 F, ...) -> (2 X, F, ...)."""
     import torch
 
     return torch.cat([t[:, ::2], t[:, 1::2]])

@@ -32,12 +32,12 @@ SEED = 1234  # of answers that are drawn, as that of the library
 
 
 class Truncated(UserWarning):
-    """The warning that prompts are longer than the context, and are cut at their beginning."""
+    """Warning that prompts are longer than the model's context, and that their first tokens are left out."""
 
 
 @register_model("onward")
 class HarnessModel(TemplateLM):
-    """A model of Onward behind the interface of lm-evaluation-harness.
+    """A model of Onward behind the model interface of lm-evaluation-harness.
 
     `path` is a folder, a GGUF file, the folder of an adapter, a name on the hub, or a loaded model; `dtype`, `device`,
     `quantize`, `adapter_folder`, `rope` and `revision` are those of `onward.load`. `kept` stores results: requests that
@@ -86,15 +86,15 @@ class HarnessModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends texts. Raises a UserError if the tokenizer has none."""
+        """The id of the token that ends texts. Raises a UserError if the tokenizer has none."""
         if self.text.eos_id is None:
             raise UserError("the tokenizer has no token that ends texts, which lm-evaluation-harness needs: add one")
         return self.text.eos_id
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that precedes a text without a context: the one that begins texts or, without it, the one that ends
-        them."""
+        """The id of the token that precedes a text that is scored without a context: the beginning-of-text token or, if
+        the tokenizer has none, the token that ends texts."""
         return self.eot_token_id if self.text.prefix_id is None else self.text.prefix_id
 
     @property
@@ -103,13 +103,14 @@ class HarnessModel(TemplateLM):
         return f"onward-{self.text.vocab_size}"
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Return the tokenizer's chat template, which lm-evaluation-harness writes into its results, "" if it has none;
-        None if `chat_template` is False or "", that is, if no chat template is applied."""
+        """Return the tokenizer's chat template, which lm-evaluation-harness writes into its results; "" if the
+        tokenizer has none. If the argument is False or "", no template is applied, and None is returned."""
         return self.text.templates.get("default", "") if chat_template else None
 
     def apply_chat_template(self, chat_history: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """Format messages as a text by the chat template. Without a generation prompt the text ends right after the
-        content of the last message. A system message is left out if the template has none."""
+        """Format messages as a text by the chat template. With `add_generation_prompt` the beginning of the assistant's
+        answer follows; without it the text ends right after the content of the last message. System messages are left
+        out if the template refuses them."""
         chat, last = chat_of(self.text), str(chat_history[-1]["content"]).strip()
         try:
             text = chat.text(chat_history, add_generation_prompt, {})
@@ -122,12 +123,13 @@ class HarnessModel(TemplateLM):
         return str.__getitem__(text, slice(end))
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """Encode a text as token ids, if `special` with the control tokens that the tokenizer adds."""
+        """Encode a text as token ids, with the control tokens that the tokenizer adds if `special`. Control tokens
+        written in the text become control tokens."""
         return self.text.encoded(self.inner.encode, utf8(text), add_special_tokens=special).ids
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Encode a text as token ids. By default the tokenizer adds its control tokens unless the text begins with
-        one."""
+        """Encode a text as token ids. `add_special_tokens` says whether the tokenizer adds its control tokens; None:
+        unless the text begins with one. Called by lm-evaluation-harness."""
         if add_special_tokens is None:
             add_special_tokens = not string.startswith(self.text.piece(self.prefix_token_id))
         return self.encoded(string, add_special_tokens)
@@ -146,20 +148,22 @@ class HarnessModel(TemplateLM):
         ]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-probability of each request's text, computed in windows of the context length."""
+        """Return the log-probability of the whole text of each request, computed in disjoint windows of the context
+        length; `disable_tqdm` is ignored."""
         windows = [[*self.windows(*request.args)] for request in requests]
         scored = iter(self._loglikelihood_tokens([(None, *one) for some in windows for one in some]))
         return [sum(next(scored)[0] for _ in some) for some in windows]
 
     def windows(self, text: str) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield the windows of a text, each as the token ids of its context and of the continuation that is scored."""
+        """Yield the windows in which a long text is scored, each as (token ids of the context, token ids whose
+        log-probability is computed)."""
         tokens = self.tok_encode(text)
         for window in get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1):
             yield make_disjoint_window(window)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return the text that the model generates for each request, up to a stop string. Raises a UserError for an
-        option of generation that is not supported."""
+        """Return the text that the model generates for each request of lm-evaluation-harness, up to a stop string;
+        `disable_tqdm` is ignored. Raises a UserError for an option of generation that is not supported."""
         results: dict[int, str] = {}
         groups: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
@@ -176,7 +180,8 @@ class HarnessModel(TemplateLM):
         return [results[i] for i in range(len(requests))]
 
     def options(self, given: dict[str, Any]) -> GenerationOptions:
-        """Convert the generation options `given` by a task of lm-evaluation-harness to Onward's."""
+        """Convert generation options of a task of lm-evaluation-harness (`given`, by name) to Onward's
+        GenerationOptions. Raises a UserError for an option that Onward does not support."""
         values = dict(normalize_gen_kwargs(given, 256))
         values.pop("do_sample", None)
         most = min(values.pop("max_gen_toks"), self.max_length - 1)
@@ -187,8 +192,8 @@ class HarnessModel(TemplateLM):
         return GenerationOptions(max_new_tokens=most, stop_when=ends, seed=SEED, **values)
 
     def cut(self, tokens: list[int], options: GenerationOptions) -> str:
-        """Decode an answer's tokens without their context, as lm-evaluation-harness does, up to the first stop
-        string."""
+        """Decode the generated tokens of an answer, without those of the prompt, as lm-evaluation-harness does; return
+        the text before the first stop string of `options`."""
         text = self.text.decode(tokens)
         for stop in options.stop_when.texts if isinstance(options.stop_when, Ends) else ():
             text = text.split(stop)[0]
@@ -196,12 +201,14 @@ class HarnessModel(TemplateLM):
 
     @cached_property
     def strips(self) -> bool:
-        """Whether the space before the first token is lost when tokens are decoded without their context."""
+        """Whether the tokenizer drops the space at the beginning of an answer when the answer's tokens are decoded
+        without those of the prompt."""
         spaced = (i for i in range(self.text.vocab_size) if self.text.piece(i).startswith(" "))
         return not self.text.decode([first]).startswith(" ") if (first := next(spaced, None)) is not None else False
 
     def warn_of_length(self, lengths: Sequence[int], room: int) -> None:
-        """Warn if some prompts, whose numbers of tokens are `lengths`, are longer than `room` tokens."""
+        """Give a Truncated warning if some prompts, whose numbers of tokens are `lengths`, are longer than `room`, the
+        number of tokens that fit."""
         if count := sum(length > room for length in lengths):
             warnings.warn(
                 Truncated(
@@ -214,8 +221,8 @@ class HarnessModel(TemplateLM):
 
 @dataclass(frozen=True)
 class Ends:
-    """A stopping condition of generation: whether an answer, decoded without its context, contains one of the stop
-    strings `texts`."""
+    """A stopping condition of generation: called with the text of an answer, returns whether the text contains one of
+    the stop strings `texts`."""
 
     texts: tuple[str, ...]
     strips: bool  # whether to ignore the space before the first token
@@ -226,7 +233,8 @@ class Ends:
 
 
 class Bars:
-    """Shows progress with the bars of lm-evaluation-harness, one for each kind of request."""
+    """Shows progress with the `tqdm` bars of lm-evaluation-harness: called with (kind of request, number done, total),
+    shows one bar for each kind."""
 
     def __init__(self) -> None:
         self.bar: Any = None

@@ -33,8 +33,8 @@ ENDINGS = ".yaml", ".yml"
 
 @dataclass(frozen=True)
 class HarnessResults:
-    """The results of tasks of lm-evaluation-harness: the metrics, one row each, and the messages of tasks that
-    failed."""
+    """The results of tasks of lm-evaluation-harness: the metrics as table rows (task, metric, score, error, examples),
+    the error messages of failed tasks by task, and the graded questions."""
 
     rows: list[dict[str, Any]]
     failures: dict[str, str]
@@ -54,9 +54,9 @@ def run_harness(
 ) -> HarnessResults:
     """Run tasks of lm-evaluation-harness, given by name or as .yaml files, on a model.
 
-    `limit` is the most questions of a task, `examples` the number of solved questions before each; `chat` asks the
-    questions in the chat template. With `graded` the questions and their grades are returned, too. `kept` stores
-    results: requests that it contains are not computed again. Raises a UserError for an unknown name.
+    `limit` is the maximum number of questions per task, `examples` the number of solved questions before each; `chat`
+    asks the questions in the chat template. With `graded` the questions and their grades are returned, too. `kept`
+    stores results: requests that it contains are not computed again. Raises a UserError for an unknown name.
     """
     manager = TaskManager(include_defaults=not all(task.endswith(ENDINGS) for task in tasks))
     known = set(manager.all_tasks)
@@ -86,16 +86,19 @@ def run_harness(
 
 
 def under(task: str, progress: Progress, kind: str, done: int, total: int) -> None:
-    """Report progress under the name of the task: `done` of `total` requests are finished. `kind`, the kind of the
-    requests, is ignored."""
+    """Call `progress` with the name of the task, `done` and `total`, the number of finished requests and of all.
+    `kind`, the kind of the requests, is ignored; as a partial of `task` and `progress` this function is a progress
+    callback."""
     progress(task, done, total)
 
 
 def run_one(
     model: HarnessModel, task: str, manager: TaskManager, examples: int, limit: int, chat: bool, samples: bool
 ) -> dict[str, Any]:
-    """Run one task or group of tasks, a name or a .yaml file, with `examples` solved questions before each of at most
-    `limit` questions. Returns the results of lm-evaluation-harness and, with `samples`, each question."""
+    """Run one task or group of tasks, given by name or as a .yaml file, with `examples` solved questions before each of
+    at most `limit` questions, in the chat template if `chat`. `manager` is lm-evaluation-harness's index of tasks.
+    Returns its dict with "results" and, with `samples`, each question under "samples". Raises a UserError if the task
+    fails."""
     if task.endswith(ENDINGS):
         check_file(Path(task))
     try:
@@ -119,8 +122,9 @@ def run_one(
 
 
 def rows_of(task: str, metrics: Mapping[str, Any], examples: int) -> list[dict[str, Any]]:
-    """Return the metrics of a task, by name, as rows, each with its standard error. `examples` is the number of solved
-    questions before each question."""
+    """Return a table row for each of a task's `metrics`, the values that lm-evaluation-harness returns by name: task,
+    metric, score, standard error (None if unknown) and `examples`, the number of solved questions before each
+    question."""
     rows = []
     for name, value in metrics.items():
         metric, _, _ = name.partition(",")
@@ -131,9 +135,9 @@ def rows_of(task: str, metrics: Mapping[str, Any], examples: int) -> list[dict[s
 
 
 def graded_of(row: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> GradedQuestions | None:
-    """Return the questions behind a row of metrics, from `samples`, the log of lm-evaluation-harness: each with its
-    grade and all texts of its document, such as passage, question and choices. None if the metric is not a mean over
-    questions."""
+    """Return the questions behind `row`, a table row of a metric, each with its grade and all texts of its document,
+    such as passage, question and choices. `samples` is the log of questions of lm-evaluation-harness. None if the
+    metric is not a mean of grades over questions."""
     first = [one for one in samples if one["filter"] == samples[0]["filter"]]
     grades = [float(grade) for one in first if isinstance(grade := one.get(row["metric"]), int | float)]
     if not grades or len(grades) < len(first):
@@ -145,7 +149,7 @@ def graded_of(row: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> G
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Yield all strings in a value of a task's document: a string, or a dict or list that may be nested."""
+    """Yield all strings within a value of a question's document: a string, or a dict or list that may be nested."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -154,7 +158,8 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def reason(task: str, failure: Exception) -> str:
-    """Return a sentence that says why a task failed with the exception `failure`."""
+    """Return the error message for a task of lm-evaluation-harness that failed with the exception `failure`, with a
+    remedy where one is known."""
     text = " ".join(str(failure).split())[:300] or type(failure).__name__
     if "marked as unsafe" in text:
         return f"{task} runs programs in no sandbox: ask its questions by --tasks programs:FILE --run-code"
@@ -170,8 +175,8 @@ def reason(task: str, failure: Exception) -> str:
 
 
 def check_file(file: Path) -> None:
-    """Raise a UserError, which names the line, for a task's .yaml file that is not valid YAML or has a key unknown for
-    tasks."""
+    """Raise a UserError, which names the line, if the .yaml file of a task of lm-evaluation-harness is not valid YAML
+    or has a key that tasks do not have."""
     try:
         root = yaml.compose(file.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:
