@@ -35,7 +35,7 @@ ASSISTANT = ("assistant", "model")  # roles of the assistant
 
 
 class NoTemplate(UserWarning):
-    """Warning that a model has no chat template, so that messages become `User: ...` and `Assistant: ...`."""
+    """Warning that a model has no chat template, so that messages are rendered as `User: ...` and `Assistant: ...`."""
 
 
 class Chat:
@@ -46,7 +46,8 @@ class Chat:
     The usual roles count as text of the template, since some templates write `'<|' + role + '|>'`.
 
     A tokenizer without a template gets a plain one, and a NoTemplate warning: `User: ...`, then `Assistant:` and the
-    answer, which ends before the next `User:`. `stop` are the texts that end an answer.
+    answer, which ends before the next `User:`. The attribute `stop` holds the texts that then end an answer; it is
+    empty with a template.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -86,9 +87,9 @@ class Chat:
         **variables: Any,
     ) -> list[int]:
         """Return the token ids of messages, or of one user message given as text. With `add_generation_prompt` the
-        beginning of an answer follows; with `continue_final_message` the tokens end with the text of the last message
-        instead. `variables` are passed to the template. Raises a UserError as `text` does, and if the last message
-        cannot be continued."""
+        beginning of the assistant's answer follows; with `continue_final_message` the tokens end with the text of the
+        last message instead, so that the model continues it. `variables` are passed to the template. Raises a UserError
+        as `text` does, and if the last message cannot be continued."""
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         if not continue_final_message:
             return [i for i, _, _ in self.tokens(self.text(given, add_generation_prompt, variables))]
@@ -102,8 +103,8 @@ class Chat:
     def conversation(
         self, messages: Sequence[Message], given: int = 0, **variables: Any
     ) -> tuple[list[int], list[bool], str]:
-        """Return the token ids of a conversation, a mask of the tokens to train on, and the text rendered by the
-        template.
+        """Return a conversation as a training example: (token ids, for each token whether it is trained on, the text
+        rendered by the template).
 
         The assistant's messages after the first `given` messages are trained on, each with the control token that ends
         it; the first `given` messages are context. Raises a UserError if no control token ends the assistant's
@@ -126,8 +127,9 @@ class Chat:
         return ids, mask, str.__getitem__(text, slice(None))
 
     def text(self, given: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]) -> MaskedString:
-        """Render the messages `given` by the template, with further `variables`, followed by the beginning of an answer
-        if `add_generation_prompt`. Raises a UserError for malformed messages and for errors of the template."""
+        """Render the messages `given` by the template, with further `variables` of the template, followed by the
+        beginning of an answer if `add_generation_prompt`. The result marks the characters that the template wrote.
+        Raises a UserError for malformed messages and for errors of the template."""
         if not isinstance(given, Sequence):
             raise UserError(f"messages are {given!r}: give a text or a list of messages")
         if not given:
@@ -151,8 +153,8 @@ class Chat:
         return MaskedString(SURROGATE.sub(UNKNOWN, text), mask_of(text))
 
     def tokens(self, text: MaskedString) -> list[Span]:
-        """Encode a rendered text: return (id, start, end) for each token. Only control tokens that the template wrote
-        completely become control tokens."""
+        """Encode a rendered text: return (token id, start, end) for each token, where start and end are its positions
+        in the text. Only control tokens whose characters were all written by the template become control tokens."""
         runs = [
             (run.start(), self.inner.encode(text[slice(*run.span())], add_special_tokens=False))
             for run in re.finditer(b"[\1\3]+", mask_of(text))
@@ -190,16 +192,17 @@ class Chat:
         return result
 
     def spell(self, text: str) -> list[int]:
-        """Return the ids of a text encoded as plain text, without control tokens: if its encoding contains a control
-        token, the text is encoded in two halves."""
+        """Return the token ids of a text encoded without any control tokens: if its encoding contains a control token,
+        the text is encoded in two halves."""
         ids = self.tokenizer.encode(text, special=False)
         if not any(i in self.marks and i != self.tokenizer.unknown_id for i in ids):
             return ids
         return self.spell(text[: len(text) // 2]) + self.spell(text[len(text) // 2 :]) if len(text) > 1 else []
 
     def spans(self, text: str, encoding: tokenizers.Encoding) -> list[Span]:
-        """Return (id, start, end) for the control tokens in an encoded text, without adjacent white space. The unknown
-        token counts only if the text spells it."""
+        """Return (token id, start, end) for each control token in `encoding`, the encoding of a text; start and end are
+        positions in the text, without white space that the token has absorbed. The unknown token counts only if the
+        text spells its name."""
         result = []
         for i, (start, end) in zip(encoding.ids, encoding.offsets):
             start, end = trimmed(text, start, end) if i in self.marks else (start, end)
@@ -210,15 +213,15 @@ class Chat:
 
 
 def trained_message(message: Message) -> Message:
-    """Return a message of the assistant with its texts marked as text to train on (MaskedString); any other message
-    unchanged."""
+    """Return a message of the assistant in which all texts but the role are marked as text to train on (MaskedString);
+    any other message unchanged."""
     if not isinstance(message, Mapping) or message.get("role") not in ASSISTANT:
         return message
     return {name: value if name == "role" else with_texts(value, trained) for name, value in message.items()}
 
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a copy of a value, such as nested lists and tables, in which `change` is applied to each text."""
+    """Return a copy of a value, such as nested lists and dicts, in which each text is replaced by `change(text)`."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -227,7 +230,8 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return the span (start, end) of a part of a text, narrowed to exclude white space at both ends."""
+    """Return (start, end), the part of a text between the positions `start` and `end`, narrowed to exclude white space
+    at both ends."""
     piece = text[start:end]
     return start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())
 
@@ -246,7 +250,8 @@ def plain_copy(value: Any) -> Any:
 
 @lru_cache(maxsize=2)
 def chat_of(tokenizer: Tokenizer) -> Chat:
-    """Return the Chat of a tokenizer; the Chats of the last two tokenizers are cached."""
+    """Return the Chat of a tokenizer, which renders and encodes messages; those of the last two tokenizers are
+    cached."""
     return Chat(tokenizer)
 
 

@@ -26,16 +26,16 @@ LINES = {
 
 
 def built_in() -> Iterator[Labeled]:
-    """Yield the built-in short texts on which tokenizers are compared by default: prose with the label {"language":
-    ...}, and English with the label {"kind": ...}."""
+    """Yield the built-in short texts on which tokenizers are compared by default, as pairs (text, labels): prose with
+    labels such as {"language": "German"}, and English texts with labels such as {"kind": "code"}."""
     for by, texts in samples().items():
         for name, text in texts.items():
             yield text, {by: name}
 
 
 def labeled(text: str, source: str) -> Labeled:
-    """Return a text with labels: `source`, the name of its file, and its script and kind, which are guessed from the
-    text."""
+    """Return a text with labels, (text, {"source", "script", "kind"}): `source` is the name of its file, its script
+    (such as Latin) and its kind (such as code) are guessed from the text."""
     return text, {"source": source, "script": script(text), "kind": kind(text)}
 
 
@@ -51,7 +51,7 @@ def script(text: str) -> str:
 
 @cache
 def script_of(letter: str) -> str:
-    """Return the script of a letter: the first word of its Unicode name."""
+    """Return the script of a letter, such as Latin or Han: the first word of the letter's Unicode name."""
     first = unicodedata.name(letter, "unknown").split()[0]
     return "Han" if first == "CJK" else first.capitalize()
 
@@ -68,11 +68,11 @@ def kind(text: str) -> str:
 
 
 def compare(tokenizers: Mapping[str, Tokenizer], texts: Iterable[Labeled]) -> dict[str, Any]:
-    """Compare tokenizers, given by name, on labeled texts.
+    """Compare tokenizers, given by name, on labeled texts, pairs (text, labels).
 
-    Under `tokenizers`, the result has for each tokenizer its name, vocabulary size, bytes per token, the number of
-    texts that decoding does not restore, and the first difference in such a text; under `texts`, for each label, its
-    bytes and the bytes per token of each tokenizer.
+    The result has two lists of rows. `tokenizers`, for each tokenizer: its name, vocabulary size, bytes per token, the
+    number of texts that decoding does not restore, and the first difference in such a text. `texts`, for each label,
+    such as the language German: the bytes of its texts and the bytes per token of each tokenizer.
     """
     encoders = {name: encoder(tokenizer) for name, tokenizer in tokenizers.items()}
     size: Counter[tuple[str, str]] = Counter()  # bytes, by label
@@ -118,8 +118,8 @@ def compare(tokenizers: Mapping[str, Tokenizer], texts: Iterable[Labeled]) -> di
 
 
 def difference(text: str, back: str) -> dict[str, str]:
-    """Return the first difference between a text and `back`, the text decoded from its tokens, with some context of
-    both, as {"text", "back"}."""
+    """Return the first difference between a text and `back`, the text decoded from its tokens, as {"text", "back"}: an
+    excerpt of each around the difference."""
     at = next((n for n, (a, b) in enumerate(zip(text, back)) if a != b), min(len(text), len(back)))
     place = slice(max(at - 10, 0), at + 20)
     return {"text": text[place], "back": back[place]}

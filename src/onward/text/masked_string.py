@@ -15,8 +15,8 @@ DIRECTIVE = re.compile(r"%(?:\((?P<name>.*?)\))?[-#0 +]*(?P<width>\*|\d*)(?:\.(?
 
 
 class TooLarge(ValueError):
-    """Raised if a chat template makes a text or list that exceeds MAX_LENGTH, or pads a field to more than
-    MAX_WIDTH."""
+    """Raised if a chat template makes a text or list of more than 10,000,000 characters, or pads a field to more than
+    9,999."""
 
     def __init__(self) -> None:
         super().__init__("it makes texts or lists that are too large")
@@ -24,7 +24,7 @@ class TooLarge(ValueError):
 
 class MaskedString(str):
     """A string with a mask: for each character, whether the chat template wrote it or a variable supplied it, and
-    whether a model is trained on it.
+    whether a model is trained to generate it.
 
     Operations that select or join characters keep their mask. The result of any other operation counts as supplied by a
     variable and not trained on.
@@ -102,8 +102,8 @@ class MaskedString(str):
         return before, separator, after
 
     def located(self, parts: Iterable[str], separator: str | None) -> list[str]:
-        """Return `parts`, consecutive parts of this string as plain strings, with their masks. `separator` lies between
-        the parts; white space if it is None."""
+        """Return `parts`, plain strings that are consecutive parts of this string, as masked parts of it. `separator`
+        is the text between the parts; None means white space."""
         result: list[str] = []
         position = 0
         for part in parts:
@@ -128,8 +128,8 @@ class MaskedString(str):
         return self.cased(super().title())
 
     def cased(self, text: str) -> str:
-        """Return `text`, this string in another case, with the mask of this string; without a mask if the lengths
-        differ."""
+        """Return `text`, this string in upper or lower case, with the mask of this string; without a mask if the
+        lengths differ."""
         return MaskedString(text, self._mask) if len(text) == len(self) else text
 
 
@@ -158,15 +158,14 @@ def mask_of(text: str) -> bytes:
 
 
 def concat(parts: Iterable[Any]) -> str:
-    """Convert values to text and join them, with the masks of those that have one. Raises TooLarge if the result is too
-    long."""
+    """Convert values to text and join them; values with a mask keep it. Raises TooLarge if the result is too long."""
     texts = [as_text(part) for part in parts]
     check_length(sum(map(len, texts)))
     return MaskedString("".join(texts), b"".join(map(mask_of, texts)))
 
 
 def as_text(value: Any) -> str:
-    """Convert a value to text as a template prints it. Raises TooLarge if its lists and tables are too large to
+    """Convert a value to text as a chat template prints it. Raises TooLarge if its lists and dicts are too large to
     print."""
     if not isinstance(value, str | int | float | None):
         check_size(value)
@@ -174,13 +173,14 @@ def as_text(value: Any) -> str:
 
 
 def check_length(length: int) -> None:
-    """Raise TooLarge if `length`, the number of characters of a text, exceeds MAX_LENGTH."""
+    """Raise TooLarge if `length`, the number of characters of a text, exceeds 10,000,000."""
     if length > MAX_LENGTH:
         raise TooLarge
 
 
 def check_size(value: Any) -> None:
-    """Raise TooLarge if the texts and items within a value are too many to print; a list counts each time it occurs."""
+    """Raise TooLarge if the texts and items within a value, nested lists and dicts included, would be too long as text.
+    A list that occurs several times counts each time."""
     waiting, total = [value], 0
     while waiting:
         one = waiting.pop()
@@ -193,7 +193,8 @@ def check_size(value: Any) -> None:
 
 
 def replace(text: str, old: str, new: str, count: int = -1) -> str:
-    """Compute `text.replace(old, new, count)`; the characters of `text` and `new` keep their masks."""
+    """Return `text.replace(old, new, count)`, in which the characters of `text` and `new` keep their masks; a `count`
+    of -1 replaces all."""
     times = text.count(old) if count < 0 else min(count, text.count(old))
     check_length(len(text) + times * len(new))
     kept = MaskedString(text, mask_of(text))
@@ -202,14 +203,14 @@ def replace(text: str, old: str, new: str, count: int = -1) -> str:
 
 
 def spread(text: MaskedString, times: int) -> list[str]:
-    """Cut a text at the positions where `text.replace("", new, times)` inserts `new`: before each of the first
-    characters and at the end, at most `times` positions."""
+    """Cut a text into the parts between which `text.replace("", new, times)` inserts `new`: before each of the first
+    characters and at the end, `times` places in all."""
     return ["", *text[: times - 1], text[times - 1 :]] if times else [text]
 
 
 def percent(text: str, values: Any) -> str:
-    """Compute `text % values` with masks: the characters of `text`, and of values inserted by a plain `%s`, keep their
-    masks. Raises TooLarge as `as_text` does, and if a field is too wide."""
+    """Return `text % values`, in which the characters of `text`, and of values inserted by a plain `%s`, keep their
+    masks. Raises TooLarge if a value is too large to print or a field too wide."""
     form, pieces, position = MaskedString(text, mask_of(text)), list[str](), 0
     waiting = list(values) if isinstance(values, tuple) else [values]
     for match in DIRECTIVE.finditer(form):

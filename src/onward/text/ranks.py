@@ -29,8 +29,8 @@ TEKKEN_SPECIALS = (
 
 @dataclass(frozen=True)
 class Published:
-    """The published settings that a tiktoken file lacks: the split pattern, the control tokens with their ids, and the
-    tokens that begin and end a text."""
+    """The published settings of a known vocabulary that its tiktoken file lacks: the split pattern, the control tokens
+    with their ids, and the tokens that begin and end a text."""
 
     pattern: str
     specials: Mapping[str, int]
@@ -39,7 +39,7 @@ class Published:
 
 
 def numbered(names: Sequence[str], first: int) -> dict[str, int]:
-    """Return consecutive ids from `first` on for `names`, the texts of tokens, as {name: id}."""
+    """Return {name: id} for the token texts `names`, with consecutive ids from `first` on."""
     return {name: first + number for number, name in enumerate(names)}
 
 
@@ -61,8 +61,8 @@ PUBLISHED = {  # by the number of ranks
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """Read the ranks (the order of merges) of a tiktoken file: each line has the bytes of a token in base64 and its
-    rank. Raises a UserError for a file of another form."""
+    """Read a tiktoken file, whose lines have the bytes of a token in base64 and its rank, its place in the order of
+    merges; return the rank by the bytes of the token. Raises a UserError for a file of another form."""
     ranks: dict[bytes, int] = {}
     try:
         for line in path.read_bytes().splitlines():
@@ -75,18 +75,19 @@ def read_ranks(path: Path) -> dict[bytes, int]:
 
 
 def is_ranks(path: Path) -> bool:
-    """Return whether a file is a tiktoken file of ranks. The name does not tell: Llama 3's tiktoken file is
-    tokenizer.model, as SentencePiece files are."""
+    """Return whether a file is a tiktoken file of ranks, judged by its first line. The name does not tell: Llama 3's
+    tiktoken file is called tokenizer.model, like SentencePiece files."""
     with path.open("rb") as file:
         first = file.readline(1000).split()
     return len(first) == 2 and first[1].isdigit()
 
 
 def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """Return the tokenizer of a tiktoken file, and its tokens that begin a text, end a text, and pad, None if unknown.
+    """Return (tokenizer, beginning-of-text token, end-of-text token, padding token) of a tiktoken file; tokens that are
+    unknown are None.
 
-    `pattern` splits texts; it is known for the vocabularies of GPT-2, GPT-4, GPT-4o, Llama 3 and Qwen by the number of
-    ranks. Raises a UserError if the pattern is unknown.
+    `pattern` is the regular expression that splits texts; if "", the published one of GPT-2, GPT-4, GPT-4o, Llama 3 or
+    Qwen is used, known by the number of tokens. Raises a UserError if the pattern is unknown.
     """
     ranks = read_ranks(path)
     known = PUBLISHED.get(len(ranks))
@@ -103,9 +104,9 @@ def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str
 
 
 def ranked_bpe(ranks: Mapping[bytes, int], pattern: str, path: Path, first: int = 0) -> tokenizers.Tokenizer:
-    """Make a BPE tokenizer that merges by rank and splits texts by `pattern`; the id of a token is its rank plus
-    `first`. A token that no two others form is matched directly. `path` is named in errors. Raises a UserError if a
-    byte or rank is missing."""
+    """Make a BPE tokenizer that splits texts by the regular expression `pattern` and merges the pair with the lowest
+    rank first. `ranks` are the ranks of tokens by their bytes; the id of a token is its rank plus `first`. `path` is
+    named in errors. Raises a UserError if a byte or rank is missing."""
     if not all(bytes([byte]) in ranks for byte in range(256)) or sorted(ranks.values()) != list(range(len(ranks))):
         raise UserError(f"{path} does not have every byte and every rank: copy or download it again")
     order = sorted(ranks, key=ranks.__getitem__)
@@ -121,7 +122,8 @@ def ranked_bpe(ranks: Mapping[bytes, int], pattern: str, path: Path, first: int 
 
 
 def add_specials(inner: tokenizers.Tokenizer, specials: Mapping[str, int]) -> None:
-    """Add control tokens, given as {text: id}, to a tokenizer; unused ids between them get placeholder tokens."""
+    """Add control tokens, `specials` as {text: id}, to a tokenizer; unused ids before and between them get placeholder
+    tokens."""
     size = inner.get_vocab_size()
     names = {i: name for name, i in specials.items()}
     wanted = [names.get(i, f"<|unused_{i}|>") for i in range(size, max(names) + 1)]
@@ -129,8 +131,9 @@ def add_specials(inner: tokenizers.Tokenizer, specials: Mapping[str, int]) -> No
 
 
 def load_tekken(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """Return the tokenizer of Mistral's tekken.json, and its tokens that begin a text, end a text, and pad. Control
-    tokens have the first ids, the ranks follow. Raises a UserError if the file is damaged."""
+    """Return (tokenizer, beginning-of-text token, end-of-text token, padding token) of Mistral's tekken.json; tokens
+    that the file lacks are None. Control tokens have the first ids, the other tokens follow. Raises a UserError if the
+    file is damaged."""
     try:
         table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         config = table["config"]

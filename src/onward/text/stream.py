@@ -9,10 +9,11 @@ LOOK_BACK = 8  # tokens of a prompt on which the text of the next token may depe
 
 
 class TextStream:
-    """Decodes a sequence of tokens incrementally, for example while they are generated: joined, the returned pieces are
-    the text of the whole sequence.
+    """Decodes a sequence of tokens incrementally, for example while they are generated: the texts that `push` and
+    `finish` return, joined, are the text of the whole sequence.
 
-    `before` are the tokens that precede the sequence: some decoders drop a space at the beginning of a text.
+    `before` are the tokens that precede the sequence, such as the prompt: some decoders drop a space at the beginning
+    of a text.
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
@@ -41,12 +42,12 @@ class TextStream:
         return self.bytes.decode(b"", final=True) + self.release(self.text())
 
     def text(self) -> str:
-        """Return the text of the pending tokens, the tokens whose text `push` has not returned yet."""
+        """Return the text of the pending tokens, those whose text `push` has not returned yet."""
         before = self.tokenizer.decode(self.decoded)
         return self.tokenizer.decode(self.decoded + self.pending)[len(before) :]
 
     def release(self, text: str) -> str:
-        """Mark the pending tokens as returned, unless `text`, their text, is empty; return `text`."""
+        """Mark the pending tokens as returned, unless `text`, their decoded text, is empty; return `text`."""
         if text:
             self.decoded, self.pending = self.pending, []
         return text

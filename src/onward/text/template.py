@@ -50,13 +50,15 @@ MAX_BITS = 1 << 16  # of an integer
 
 @dataclass
 class Budget:
-    """The remaining steps (loop iterations and calls) and time of a chat template while it is rendered."""
+    """The remaining steps (loop iterations and calls) and time of a chat template while it is rendered, since a
+    template from a model's folder may never end."""
 
     steps: int = field(default_factory=lambda: MAX_STEPS)
     deadline: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
 
     def spend(self) -> None:
-        """Count one step, such as an iteration of a loop. Raises a TemplateError if no step or no time is left."""
+        """Count one step, such as an iteration of a loop. Raises jinja2's TemplateError if no step or no time is
+        left."""
         self.steps -= 1
         if self.steps < 0 or time.monotonic() > self.deadline:
             raise jinja2.TemplateError(f"it runs for more than {MAX_STEPS:,} steps or {MAX_SECONDS:.0f} seconds")
@@ -67,7 +69,7 @@ BUDGET: ContextVar[Budget] = ContextVar("BUDGET")
 
 def render(template: jinja2.Template, values: Mapping[str, Any]) -> MaskedString:
     """Render a chat template with `values`, its variables by name, within the limits of steps, time and length; return
-    the text with its mask."""
+    the text with a mask, which says for each character whether the template wrote it and whether it is trained on."""
     token, pieces, length = BUDGET.set(Budget()), list[str](), 0
     try:
         for piece in template.generate(values):
@@ -81,15 +83,16 @@ def render(template: jinja2.Template, values: Mapping[str, Any]) -> MaskedString
 
 
 def counted(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values that a loop of a chat template iterates over, and count each as a step of the Budget."""
+    """Yield the values that a loop of a chat template iterates over, and count each as a step of the current Budget;
+    the code of compiled templates calls it."""
     for value in values:
         BUDGET.get().spend()
         yield value
 
 
 class Generator(CodeGenerator):
-    """The code generator of chat templates: compiles their literals to `MaskedString`, and conversions to text to
-    `as_text`."""
+    """Jinja's code generator for chat templates: literals of the template become MaskedStrings marked as written by the
+    template, and conversions to text keep masks."""
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         if isinstance(node.value, str):
@@ -112,8 +115,8 @@ class Generator(CodeGenerator):
 
 
 class Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox for chat templates, with limits of steps and lengths, and with strings that carry masks
-    (MaskedString)."""
+    """Jinja's sandbox for chat templates, with limits of steps and lengths, and with strings that know which characters
+    the template wrote (MaskedString)."""
 
     code_generator_class = Generator
     intercepted_binops = frozenset(["+", "*", "**", "%"])
@@ -164,9 +167,9 @@ METHODS: dict[str, Callable[..., str]] = {
 
 
 def formatted(environment: Environment, text: str, args: Any, kwargs: Mapping[str, Any]) -> str:
-    """Compute `text.format(*args, **kwargs)` in a chat template, in whose `environment` attributes are looked up
-    safely. The masks of strings (see MaskedString) are kept for values that are neither padded nor converted. Raises
-    TooLarge if a field is too wide."""
+    """Return `text.format(*args, **kwargs)` for a chat template; `environment` is the sandbox, which looks up
+    attributes safely. Values that are neither padded nor converted keep their masks (see MaskedString). Raises TooLarge
+    if a field is too wide."""
     formatter, pieces, count = SandboxedFormatter(environment), list[str](), 0
     form = from_template if all(byte & FROM_TEMPLATE for byte in mask_of(text)) else MaskedString
     for literal, name, spec, conversion in Formatter().parse(text):
@@ -184,8 +187,8 @@ def formatted(environment: Environment, text: str, args: Any, kwargs: Mapping[st
 
 
 class Generation(Extension):
-    """Jinja's extension for the tag `{% generation %}`, which encloses the assistant's text: if any text in the block
-    is marked as text to train on, the whole block is."""
+    """Jinja's extension for the tag `{% generation %}`, which encloses the assistant's text in a chat template: if any
+    text in the block is marked as text to train on, the whole block gets this mark."""
 
     tags = {"generation"}  # noqa: RUF012
 

@@ -11,8 +11,8 @@ from onward.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Template:
-    """A chat template as Jinja source, with the control tokens that it needs and the one that ends an answer; `{{
-    bos_token }}` and `{{ eos_token }}` are the tokenizer's own."""
+    """A built-in chat template as Jinja source, with the control tokens that it needs and the control token that ends
+    an answer; `{{ bos_token }}` and `{{ eos_token }}` in the source are the tokenizer's own."""
 
     source: str
     controls: tuple[str, ...] = ()
@@ -60,7 +60,8 @@ TEMPLATES = {
 
 
 def with_template(tokenizer: Tokenizer, name: str) -> Tokenizer:
-    """Return the tokenizer with another chat template: `name` is one of TEMPLATES, or a file of Jinja.
+    """Return a copy of the tokenizer with another chat template: `name` is a built-in one, a key of TEMPLATES such as
+    chatml, or the path of a Jinja file.
 
     Control tokens that the vocabulary lacks are added to it, and the one that ends an answer becomes an end token.
     Raises a UserError if the template cannot be used.

@@ -29,7 +29,8 @@ PIECE = 1 << 16  # characters encoded at a time; the library is slow on very lon
 
 
 class Tokenizer:
-    """A `tokenizers.Tokenizer` with the ids of its beginning-of-text, end and unknown tokens.
+    """A tokenizer of the library `tokenizers` (`inner`) with its control tokens: `bos` begins a text, `eos` ends it,
+    `pad` pads; None if there is none.
 
     Control tokens written in a text are encoded as plain text. `ends` are the ids of all tokens that end an answer, of
     which `eos` is the usual one; `templates` are chat templates by name, see `text.chat`.
@@ -101,15 +102,15 @@ class Tokenizer:
 
     @property
     def names(self) -> dict[str, str]:
-        """The control tokens by their names in transformers, such as bos_token."""
+        """The texts of the control tokens by their names in transformers, such as {"bos_token": "<s>"}."""
         unknown = None if self.unknown_id is None else self.inner.id_to_token(self.unknown_id)
         names = {"bos_token": self.bos, "eos_token": self.eos, "unk_token": unknown, "pad_token": self.pad}
         return {name: token for name, token in names.items() if token is not None}
 
     @explained
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the ids of a text. With `special`, the control tokens that this tokenizer adds before and after a text
-        are included."""
+        """Return the token ids of a text. With `special`, the control tokens that this tokenizer adds before and after
+        a text are included."""
         if special and not self.cuttable:  # a tokenizer that adds control tokens is never cuttable
             return self.encoded(self.inner.encode, utf8(text)).ids
         return self.encode_batch([text])[0]
@@ -124,15 +125,15 @@ class Tokenizer:
 
     @checked
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """Encode each text to token ids, on all cores, without control tokens."""
+        """Encode each text to token ids, on all cores, without adding control tokens; return one list per text."""
         cut = [self.pieces(utf8(text)) for text in texts]
         pieces_of_all = [piece for pieces in cut for piece in pieces]
         encodings = iter(self.encoded(self.inner.encode_batch_fast, pieces_of_all, add_special_tokens=False))
         return [[i for _ in pieces for i in next(encodings).ids] for pieces in cut]
 
     def encoded(self, encode: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `encode`, an encoding function of `tokenizers`, with these arguments; return its result. Raises a
-        UserError if the library fails."""
+        """Return `encode(*args, **kwargs)`, where `encode` is an encoding function of the library `tokenizers`. Raises
+        a UserError if the library fails."""
         try:
             return encode(*args, **kwargs)
         except Exception as error:  # the library raises nothing narrower
@@ -155,12 +156,12 @@ class Tokenizer:
 
     @explained
     def decode(self, ids: Sequence[TokenId]) -> str:
-        """Decode ids to text, without control tokens."""
+        """Decode token ids to text, in which control tokens are left out."""
         return self.inner.decode([i for i in ids if i not in self.special], skip_special_tokens=False)
 
     @checked
     def byte_count(self, ids: Sequence[int]) -> int:
-        """Return the number of bytes in UTF-8 of the text that ids decode to."""
+        """Return the number of bytes in UTF-8 of the text that these token ids decode to."""
         if self.of_bytes:
             lengths = {i: len(self.token_bytes(i)) for i in set(ids)}
             return sum(lengths[i] for i in ids)
@@ -168,7 +169,8 @@ class Tokenizer:
 
     @explained
     def token_bytes(self, token_id: TokenId) -> bytes:
-        """Return the bytes of a token within a text, which may be part of a character."""
+        """Return the bytes that a token contributes to a text, which may be part of a character; empty for a control
+        token."""
         token = "" if token_id in self.special else self.inner.id_to_token(token_id) or ""
         if self.of_bytes and all(c in BYTE_OF for c in token):
             return bytes(BYTE_OF[c] for c in token)
@@ -187,14 +189,14 @@ class Tokenizer:
 
     @checked
     def textless(self, size: int) -> list[int]:
-        """Return the ids below `size` that have no token, padding and unused ids of the vocabulary, which must not be
-        generated."""
+        """Return the ids below `size`, the number of a model's logits, that have no token: padding and unused ids,
+        which must not be generated."""
         return [i for i in range(size) if self.inner.id_to_token(i) is None]
 
 
 def utf8(text: str) -> str:
-    """Replace each surrogate, half of a character, by U+FFFD, since the library does not accept surrogates. Raises a
-    UserError for a value that is no text."""
+    """Return a text in which each surrogate, half of a character, is replaced by U+FFFD, since the library `tokenizers`
+    does not accept surrogates. Raises a UserError for a value that is no text."""
     if not isinstance(text, str):
         raise UserError(f"text is {shown(text)}: a tokenizer takes text")
     return SURROGATE.sub(UNKNOWN, text)
@@ -205,8 +207,8 @@ ACROSS = re.compile(r"[\nĊ][^\sĊĉčĠ]")  # a token that crosses such a line 
 
 
 def cuttable(inner: tokenizers.Tokenizer) -> bool:
-    """Return whether a text that is cut after line breaks (the pattern CUT) always has the same ids as the uncut
-    text."""
+    """Return whether the tokenizer always gives the same ids for a text as for its pieces, if the text is cut after
+    line breaks between two characters that are not white space."""
     first = inner.pre_tokenizer
     return (
         isinstance(first, pre_tokenizers.ByteLevel | pre_tokenizers.Split)
@@ -218,15 +220,15 @@ def cuttable(inner: tokenizers.Tokenizer) -> bool:
 
 
 def tokenizer_file(folder: Path) -> Path | None:
-    """Return the first file of a folder that exists of tokenizer.json, vocab.json, tekken.json, tokenizer.model and
-    *.tiktoken; None if there is none."""
+    """Return the tokenizer's file in a folder: the first that exists of tokenizer.json, vocab.json, tekken.json,
+    tokenizer.model and *.tiktoken; None if there is none."""
     named = [folder / name for name in ("tokenizer.json", "vocab.json", "tekken.json", "tokenizer.model")]
     return next((file for file in [*named, *sorted(folder.glob("*.tiktoken"))] if file.exists()), None)
 
 
 def read_inner(file: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """Read the tokenizer in a file of any format; return it with its tokens that begin a text, end a text, and pad,
-    None where the format has none. Raises a UserError if the file holds no tokenizer."""
+    """Read a tokenizer file of any format; return (tokenizer, beginning-of-text token, end-of-text token, padding
+    token), tokens that the file does not name as None. Raises a UserError if the file holds no tokenizer."""
     if file.name == "vocab.json":
         return byte_level(read_bpe(file.parent), use_regex=True), None, None, None
     if file.name == "tekken.json":
@@ -245,9 +247,9 @@ def read_inner(file: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None
 
 
 def add_published(inner: tokenizers.Tokenizer, tables: Mapping[str, Mapping[str, Any]], file: Path) -> None:
-    """Add to a tokenizer the tokens that tokenizer_config.json lists as added tokens. `tables` are the parsed JSON
-    files of the folder by name; `file`, the tokenizer's file, is named in errors. Raises a UserError if the files
-    contradict each other."""
+    """Add the tokens that tokenizer_config.json lists as added tokens to the tokenizer `inner`. `tables` are the parsed
+    JSON files of the folder by name; `file`, the tokenizer's file, is named in errors. Raises a UserError if the listed
+    ids differ from those of the tokenizer."""
     listed = tables.get("tokenizer_config.json", {}).get("added_tokens_decoder")
     for i, token in sorted(listed.items(), key=lambda pair: int(pair[0])) if isinstance(listed, dict) else ():
         options = {name: bool(token.get(name)) for name in ("lstrip", "rstrip", "normalized", "special")}
@@ -272,8 +274,8 @@ def read_bpe(folder: Path) -> models.BPE:
 
 
 def published(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read the JSON files of a folder that name control tokens, such as tokenizer_config.json, as {file name: table},
-    the most important first; unreadable files are left out."""
+    """Read the JSON files of a model's folder that may name control tokens, such as tokenizer_config.json, as {file
+    name: parsed content}, the most important first; files that cannot be read are left out."""
     tables = {}
     for file in "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json":
         try:
@@ -285,9 +287,9 @@ def published(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def special_name(tables: Mapping[str, Mapping[str, Any]], key: str, inner: tokenizers.Tokenizer) -> str | None:
-    """Return the text of the control token under a key such as `bos_token`, from the first of `tables`, the parsed JSON
-    files of a folder, that names one; None if there is none. A table may give the text or, under `bos_token_id`, the
-    id."""
+    """Return the text of the control token that is called `key`, such as `bos_token`, in the first of `tables`, the
+    parsed JSON files of a folder, that has it; None if none has. A file may give the text or, under `bos_token_id`, the
+    id in the tokenizer `inner`."""
     for table in tables.values():
         value = table.get(key)
         value = value.get("content") if isinstance(value, dict) else value
@@ -307,14 +309,14 @@ def names_no_bos(tables: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 def known_ids(value: Any, inner: tokenizers.Tokenizer) -> list[int]:
-    """Return the valid token ids in `value`, which is one id or a list of ids from a JSON file."""
+    """Return the token ids in `value`, an id or a list of ids from a JSON file, that exist in the tokenizer `inner`."""
     values = value if isinstance(value, list) else [value]
     return [i for i in values if type(i) is int and 0 <= i < 1 << 32 and inner.id_to_token(i) is not None]
 
 
 def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Read the chat templates of a folder, by name; a single one is named `default`. `tables` are the JSON files that
-    `published` read. Raises a UserError if a file is not UTF-8."""
+    """Return the chat templates of a folder by name; a single one is named `default`. `tables` are the parsed JSON
+    files of the folder, as `published` returns them. Raises a UserError if a file is not UTF-8."""
     value = tables.get("tokenizer_config.json", {}).get("chat_template")
     named = value if isinstance(value, list) else [{"name": "default", "template": value}]
     templates = {t.get("name"): t.get("template") for t in named if isinstance(t, dict)}
@@ -328,8 +330,8 @@ def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dic
 
 
 def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:
-    """Make a byte-level tokenizer of a model, with the control token `<|endoftext|>`; with `use_regex`, texts are first
-    split by GPT-2's pattern (Radford et al. 2019)."""
+    """Make a byte-level tokenizer from the library's `model`, with the control token `<|endoftext|>`; with `use_regex`,
+    texts are first split by GPT-2's pattern (Radford et al. 2019)."""
     inner = tokenizers.Tokenizer(model)
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     inner.decoder = decoders.ByteLevel()
@@ -348,7 +350,7 @@ def char_level(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
 
 @checked
 def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
-    """Make the tokenizer of a specification: `char`, `byte`, `bpe:4096` or the path of a tokenizer.
+    """Train or load a tokenizer by its specification `spec`: `char`, `byte`, `bpe:4096` or the path of a tokenizer.
 
     `char`: every character of the texts is a token, any other character is unknown and becomes U+FFFD. `byte`: the 256
     bytes. `bpe:N`: byte-level BPE with GPT-2's pattern and at most N ids, the control token included, learned from the
