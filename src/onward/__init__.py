@@ -190,8 +190,8 @@ __all__ = [
 
 @cache
 def modules() -> dict[str, str]:
-    """Return the module that defines each public name of the package, by the name; read from the imports in this
-    file."""
+    """Return the name of the module that defines each public name of the package, by the public name, so that it is
+    imported at its first use. Read from the imports in this file."""
     import ast
     from pathlib import Path
 

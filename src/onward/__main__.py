@@ -9,7 +9,8 @@ FEW_COLLECTIONS = 100_000  # allocations between two of Python's collections, wh
 
 
 def main() -> int:
-    """Run the command line; return the exit status. Ctrl-C at any time prints one line, not a traceback."""
+    """Run the command line `onward` with the arguments of this process; return the exit status. Ctrl-C at any time
+    prints one line, not a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as in the background
         signal.signal(signal.SIGINT, end)
     gc.set_threshold(FEW_COLLECTIONS)

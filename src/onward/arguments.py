@@ -41,7 +41,7 @@ class Range:
 
 
 class OutOfRange(UserError):
-    """Raised if a number is outside the Range that the annotation of its field or argument gives, `Annotated[...,
+    """Raised if a number is outside the Range that the type annotation of its field or argument gives, `Annotated[...,
     Range(...)]`."""
 
     def __init__(self, name: str, value: Any, kind: Any) -> None:
@@ -61,7 +61,7 @@ def spelled(kind: Any) -> str:
 
 
 def ranges(kind: Any) -> list[Range]:
-    """Return the Range annotations of the type annotation `kind`, including those of the types inside it."""
+    """Return the Range annotations inside the type annotation `kind`, at any depth; [] if there are none."""
     limits = [limit for limit in kind.__metadata__ if isinstance(limit, Range)] if hasattr(kind, "__metadata__") else []
     return limits + [limit for inner in get_args(kind) for limit in ranges(inner)]
 
@@ -112,8 +112,8 @@ def alternatives(kind: Any) -> set[Any]:
 
 
 def as_declared(kind: Any, value: Any) -> Any:
-    """Convert a value to the annotated type `kind` if nothing is lost: a float without fraction to int where only an
-    int is declared, a list to a tuple, a scalar of numpy or torch to a number. Any other value is returned
+    """Return a value converted to the annotated type `kind` if nothing is lost: a float without fraction to int where
+    only an int is declared, a list to a tuple, a scalar of numpy or torch to a number. Any other value is returned
     unchanged."""
     plain = alternatives(kind)
     if type(value) in plain:
@@ -130,7 +130,8 @@ def as_declared(kind: Any, value: Any) -> Any:
 
 def check(types: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return `values`, arguments or fields by name, converted by `as_declared` to their annotated types in `types`.
-    Raises a UserError for the first value that does not have its type; `prefix` precedes its name in the message."""
+    Raises a UserError for the first value that does not have its type; `prefix` precedes the name of the argument or
+    field in the message."""
     read = dict(values)
     for name in types.keys() & values.keys():
         read[name] = as_declared(types[name], values[name])
@@ -154,8 +155,9 @@ field_types: Callable[[type], dict[str, Any]] = functools.cache(read_field_types
 
 
 def check_fields(value: Any, prefix: str = "") -> None:
-    """Check the fields of a dataclass instance and convert them by `as_declared`, in place; to call in `__post_init__`.
-    Raises a UserError for a wrong field; `prefix` precedes its name in the message."""
+    """Check the fields of a dataclass instance and convert them by `as_declared`, in place; meant to be called in
+    `__post_init__`. Raises a UserError for a field of a wrong type; `prefix` precedes the field's name in the
+    message."""
     for name, read in check(field_types(type(value)), vars(value), prefix).items():
         object.__setattr__(value, name, read)
 
@@ -190,10 +192,10 @@ def types(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def checked(function: F) -> F:
-    """Decorate a public function: each call checks the arguments against the annotations and raises a UserError that
-    names a wrong argument.
+    """Decorator for a public function: each call checks the arguments against the annotations and raises a UserError
+    that names a wrong argument.
 
-    Costs some microseconds per call, so not for functions that are called for each token or each step.
+    Costs some microseconds per call, so it is not for functions that are called for each token or each step.
     """
 
     @functools.wraps(function)
@@ -206,10 +208,10 @@ def checked(function: F) -> F:
 
 
 def explained(function: F) -> F:
-    """Decorate a public function: only if a call fails, check its arguments, and the fields of dataclasses among them,
-    and raise a UserError if one of them is wrong.
+    """Decorator for a public function: if a call fails, check the arguments, and the fields of dataclasses among them,
+    against the annotations, and raise a UserError if one of them is wrong; otherwise the original error.
 
-    Costs a tenth of a microsecond per call. For functions that change nothing before they fail.
+    Costs a tenth of a microsecond per call. It is for functions that change nothing before they fail.
     """
 
     @functools.wraps(function)
@@ -233,7 +235,8 @@ def explained(function: F) -> F:
 
 
 def named(cls: F) -> F:
-    """Decorate a dataclass: its constructor raises a UserError for unknown and missing arguments."""
+    """Decorator for a dataclass: its constructor raises a UserError, not a TypeError, for unknown and missing
+    arguments."""
     construct = cls.__init__  # type: ignore[misc]
 
     @functools.wraps(construct)

@@ -28,8 +28,8 @@ def choose_device(name: str | torch.device | None = None) -> torch.device:
 
 
 def known_device(name: str | torch.device) -> torch.device:
-    """Return the device with this name, such as "cuda:1", without a check that this machine has it. Raises a UserError
-    for an unknown name."""
+    """Return the device with this name, such as "cuda:1", whether or not this machine has it. Raises a UserError for a
+    name that `torch` does not know."""
     try:
         return torch.device(name)
     except (RuntimeError, TypeError):

@@ -31,13 +31,15 @@ FAMILIES = "onward.families"  # the package whose modules define further parts; 
 
 
 class Part:
-    """A choice among alternatives, with fields of its own: a frozen dataclass, registered under its `kind`.
+    """A choice among alternatives, with fields of its own, in a configuration: a frozen dataclass, registered under its
+    `kind`.
 
     A direct subclass without a kind is a type of part (`class Norm(Part)`), which a field of a configuration may have
     as its type; a subclass of it with a kind is one of its choices (`class RMSNorm(Norm, kind="rms")`), and with kind
     "" only a base class of choices. As text a choice is `rms` or `rms(eps=1e-6)`, as JSON or TOML `{"kind": "rms",
     "eps": 1e-6}`. An `internal` choice exists to read published files and is not offered to users. Where a type has a
-    choice of kind `sum`, `dpo + 0.2 * sft` is that choice, with the pairs (1.0, dpo) and (0.2, sft) as its `terms`."""
+    choice of kind `sum`, `dpo + 0.2 * sft` is that choice, with the pairs (1.0, dpo) and (0.2, sft) as its `terms`.
+    """
 
     kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Any]]]
@@ -63,8 +65,9 @@ class Part:
 
     @classmethod
     def shorthand(cls, value: Any) -> Any:
-        """Expand a value that stands for a part, such as 16 for lora(rank=16), to the table of the part; None for other
-        values. A direct subclass may override this method; by default no value stands for a part."""
+        """Expand a value that stands for a part of this type, such as 16 for lora(rank=16), to the part's table, a dict
+        with `kind`; None for other values. A direct subclass may override this method; by default no value stands for a
+        part."""
         return None
 
     @classmethod
@@ -77,14 +80,14 @@ type_hints = functools.cache(get_type_hints)  # take a millisecond for each clas
 
 
 def hints(cls: type) -> dict[str, Any]:
-    """Return the type of each field of a dataclass that its constructor takes, without its Range annotation, by
-    name."""
+    """Return the annotated type of each field of a dataclass that its constructor takes, by field, without Range
+    annotations."""
     types_ = type_hints(cls)
     return {f.name: types_[f.name] for f in dataclasses.fields(cls) if f.init}
 
 
 def read_docs(cls: type) -> dict[str, str]:
-    """Return the documentation of each field of a dataclass by name, for `--help`: the comment at the end of the
+    """Return the documentation of each field of a dataclass, by field, for `--help`: the comment at the end of the
     field's line in the source."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -101,8 +104,9 @@ docs: abc.Callable[[type], dict[str, str]] = functools.cache(read_docs)
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """Make an instance of the dataclass `cls` from plain values by name, such as those of JSON. Raises a UserError for
-    an unknown or missing field and a value of the wrong type; `where` precedes the name of the field in its message."""
+    """Make an instance of the dataclass `cls` from plain values by field, such as those of JSON or of a command line.
+    Raises a UserError for an unknown or missing field and a value of the wrong type; `where` precedes the field's name
+    in the message."""
     known, prefix = hints(cls), f"{where}." if where else ""
     for name in values:
         if name not in known:
@@ -129,16 +133,16 @@ def plain(value: Any) -> Any:
 
 
 def kind_of(part: Part) -> dict[str, str]:
-    """Return the entries of a part's table (its JSON) that identify its class: its `kind` and, for a class of the
-    user's, the module to `import` before the table can be read."""
+    """Return the entries of a part's table, its form in JSON, that identify its class: {"kind": ...} and, for a class
+    of the user's, "import" with the module to import before the table can be read."""
     module = type(part).__module__
     known = module == "__main__" or module.startswith(f"{__package__}.")
     return {"kind": part.kind} if known else {"kind": part.kind, "import": module}
 
 
 def convert(kind: Any, value: Any, where: str) -> Any:
-    """Convert a plain value or a text to the annotated type `kind`. Raises a UserError that begins with `where` if that
-    is impossible."""
+    """Return a plain value, such as from JSON, or a text, such as from the command line, converted to the annotated
+    type `kind`. Raises a UserError that begins with `where`, the name of the field, if that is impossible."""
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
@@ -196,9 +200,9 @@ def convert(kind: Any, value: Any, where: str) -> Any:
 
 
 def part(slot: type[P], value: Any, where: str) -> P:
-    """Make a part (a choice among the subclasses of `slot`) from its text, such as `rotary(theta=5e5)`, its table, such
-    as `{"kind": "rotary", "theta": 5e5}`, or a shorthand. Raises a UserError that begins with `where` for an unknown
-    kind, and for fields that do not fit."""
+    """Make a part, a choice among the subclasses of `slot` such as Norm, from its text, such as `rms(eps=1e-6)`, its
+    table, such as `{"kind": "rms", "eps": 1e-6}`, or a shorthand. Raises a UserError that begins with `where`, the name
+    of the field, for an unknown kind, and for fields that do not fit."""
     value = slot.shorthand(value) or (parse(value, where) if isinstance(value, str) else value)
     if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
         raise UserError(f"{where} is {shown(value)}: {nearest('', slot.choices())}")
@@ -216,15 +220,15 @@ def part(slot: type[P], value: Any, where: str) -> P:
 
 
 def part_choices(kind: Any) -> list[type[Part]]:
-    """Return the classes to choose from for a field whose annotation `kind` is a type of part, such as Norm, or a tuple
-    of parts; [] for any other annotation."""
+    """Return the classes to choose from for a field with the annotation `kind`, if that is a type of part, such as
+    Norm, or a tuple of parts; [] for any other annotation."""
     types_ = [a for a in (kind, *get_args(kind)) if isinstance(a, type) and issubclass(a, Part)]
     return [choice for slot in types_ for choice in slot.choices().values()]
 
 
 def import_parts(module: str) -> None:
-    """Import a user's module, from the current folder or installed, which registers the parts that it defines. Raises a
-    UserError if there is no such module."""
+    """Import a user's module by name, from the current folder or installed; it registers the parts that it defines,
+    such as a norm, as choices. Raises a UserError if there is no such module."""
     if os.getcwd() not in sys.path:  # where the command `onward` runs, the current folder is not
         sys.path.append(os.getcwd())
     try:
@@ -253,15 +257,15 @@ def import_options(modules: abc.Iterable[str]) -> str:
 
 
 def trusted(modules: abc.Iterable[str]) -> str:
-    """Return the advice for the error message where a folder needs modules of the user's that are not imported. They
-    are never imported automatically: a folder must not run code unless the user asks for it."""
+    """Return the advice to import the user's `modules`, for the error message about a folder that needs them. They are
+    never imported automatically: a folder must not run code unless the user asks for it."""
     return f"if you trust its code, give{import_options(modules)} (in Python, import it first)"
 
 
 def parse(text: str, where: str) -> Any:
-    """Parse text in Python's notation to plain values: names and calls such as `rms(eps=1e-6)` become tables with a
-    `kind`, and weighted sums of them a table of the kind "sum". Raises a UserError that begins with `where` for any
-    other notation."""
+    """Parse a text in Python's notation to plain values: names and calls such as `rms(eps=1e-6)` become dicts such as
+    {"kind": "rms", "eps": 1e-6}, weighted sums of them a dict of the kind "sum". Raises a UserError that begins with
+    `where`, the name of the field, for any other notation."""
 
     def read(node: ast.expr) -> Any:
         match node:
@@ -302,8 +306,7 @@ def parse(text: str, where: str) -> Any:
 
 
 def notation(value: Any) -> str:
-    """Format a value as text that `parse` reads; for a part, its kind and the fields that differ from their
-    defaults."""
+    """Format a value as text that `parse` reads; a part as its kind with the fields that differ from their defaults."""
     if isinstance(value, Part) and value.kind == SUM:
         [(first, part), *others] = getattr(value, "terms")  # noqa: B009
         rest = "".join(f" {'-' if w < 0 else '+'} {weighted(abs(w), p)}" for w, p in others)
@@ -317,18 +320,19 @@ def notation(value: Any) -> str:
 
 
 def inside(value: Any) -> str:
-    """Format a field of a part or an element of a tuple for `notation`; texts that are not Python names are in
-    quotes."""
+    """Format a field of a part, or an element of a tuple, as text for `notation`; texts that are not Python names are
+    in quotes."""
     return repr(value) if isinstance(value, str) and not value.isidentifier() else notation(value)
 
 
 def weighted(weight: float, part: Any) -> str:
-    """Format a term of a weighted sum of parts: `0.2 * sft`; `sft` for the weight 1."""
+    """Format `part`, a term of a weighted sum of parts, with its weight: `0.2 * sft`; `sft` for the weight 1."""
     return notation(part) if weight == 1 else f"{repr(weight).removesuffix('.0')} * {notation(part)}"
 
 
 def decimal(number: float, digits: int) -> str:
-    """Format a number with thousands separators and `digits` decimals; a huge one with its power of ten: 1.014e+304."""
+    """Format a number with thousands separators and `digits` decimals; from 1e15 on with four significant digits and a
+    power of ten: 1.014e+304."""
     return f"{number:,.{digits}f}" if abs(number) < HUGE else f"{number:.4g}"
 
 
@@ -357,8 +361,8 @@ def changed_fields(value: Any) -> dict[str, Any]:
 
 
 def only_in_python(kind: Any) -> bool:
-    """Return whether values of the annotated type `kind` are functions, which can be set from Python, but not written
-    as text."""
+    """Return whether values of the annotated type `kind` are or contain functions, which can be set from Python, but
+    not written as text on the command line."""
     return get_origin(kind) is abc.Callable or any(map(only_in_python, get_args(kind)))
 
 

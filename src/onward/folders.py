@@ -77,8 +77,8 @@ def save(
     dtype: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] | None = None,
     accept: Sequence[Accept] = (),
 ) -> None:
-    """Write a model and its tokenizer as a Hugging Face folder, its weights in files of at most `shard_bytes`; or, to a
-    path that ends in .gguf, as a GGUF file.
+    """Write a model and its tokenizer as a Hugging Face folder, its weights in files of at most `shard_bytes` bytes;
+    or, to a path that ends in .gguf, as a GGUF file.
 
     Quantized layers are written in the format pack-quantized of compressed-tensors, and stay quantized when loaded.
     `dtype` is that of the weights in a GGUF file, by default that of the model. Raises a UserError, before any file is
@@ -106,7 +106,7 @@ def save(
 
 @checked
 def save_adapter(lm: LanguageModel, folder: str | Path, base: str | Path, *, name: str = "default") -> None:
-    """Write the adapter `name` of a model, and its fully trained modules, as a PEFT folder.
+    """Write the adapter `name` of a model, and its fully trained modules, into `folder` in the format of PEFT.
 
     `base` is the folder that the model was loaded from; its checksum is kept with the adapter. Raises a UserError if
     `base` holds no model.
@@ -131,8 +131,9 @@ def merge(
     """Load a model and an adapter, add the adapter's changes to the weights, and write the merged model to the folder
     `out`. Sums are computed in fp32 and rounded once.
 
-    `base` is the folder of the model, by default the one that the adapter names; `dtype` that of the result, by default
-    that of the base. Raises a UserError if `out` is the folder of the base.
+    `base` is the folder of the model, by default the one that the adapter names; `dtype` that of the merged weights, by
+    default that of the base. They are written in files of at most `shard_bytes` bytes. Raises a UserError if `out` is
+    the folder of the base.
     """
     base = Path(base) if base else base_folder(Path(adapter_folder))
     if Path(out).exists() and base.exists() and os.path.samefile(out, base):

@@ -52,16 +52,17 @@ def print_message(text: str) -> None:
 
 @dataclass(frozen=True)
 class HubName:
-    """The name of a model on the hub. The oldest releases, such as gpt2, have no organization."""
+    """The name of a model on the Hugging Face hub, org/name, with a revision. The oldest releases, such as gpt2, have
+    no organization."""
 
     name: str
     revision: str  # a branch, a tag or a commit
 
     @classmethod
     def of(cls, text: str, revision: str = "") -> HubName | None:
-        """Parse the name of a model on the hub: org/name, name, org/name@revision, or these after hf:// or as the
-        address of the model's page; None if the text is not such a name. `revision` is used if the text has none, by
-        default main. Raises a UserError if both give different revisions."""
+        """Parse `text`, the name of a model on the hub: org/name, name, org/name@revision, or these after hf:// or as
+        the address of the model's page; None if the text is not such a name. `revision` is used if the text has none;
+        if both are missing, it is main. Raises a UserError if both give different revisions."""
         address = ADDRESS.fullmatch(text)
         match = NAME.fullmatch(address[1] if address else text)
         if not match or len(match[1]) > 96 or re.search(r"--|\.\.|\.git$|[.-]$|/[.-]", match[1]):
@@ -89,8 +90,8 @@ def locate(
 ) -> Path:
     """Return the path of a model: `name` itself if it exists, else the folder in the cache of `huggingface_hub` to
     which the model of this name is downloaded, in its `revision` (a branch, tag or commit; "": main). `only` restricts
-    the download; "" takes all files that a model needs, "pickles" takes .bin weights in place of safetensors. `say` is
-    called with a message before a download.
+    the download: "" takes all files that a model needs, "config" or "tokenizer" only their files, "pickles" takes .bin
+    weights in place of safetensors. `say` is called with a message before a download.
 
     An existing path takes precedence over a name on the hub; hf://NAME is always a name on the hub. Raises a UserError
     if there is no such model.
@@ -122,10 +123,10 @@ ADVICE = "name the folder of a model, such as runs/mybook, or a model on the Hug
 
 
 def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> Path:
-    """Download the files of a model on the hub that match `files`, unless they are in the cache; return their folder.
-    The hub resolves the revision to a commit; if the files are in the cache, it gets no other request. `local` says
-    that the name could also have been a folder, for error messages; `say` is called with messages. Raises a UserError
-    if the model is missing, gated, or cannot be downloaded."""
+    """Download the files of a model on the hub whose paths match `files`, unless they are in the cache; return their
+    folder. The hub is asked for the revision's commit and, only if files are missing, for the files. `local` says that
+    the name could also have been a folder, for error messages; `say` is called with messages. Raises a UserError if the
+    model is missing, gated, or cannot be downloaded."""
     begun = False
     try:
         with time_limits():
@@ -143,11 +144,11 @@ def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> P
 
 
 def download(model: HubName, commit: str, paths: Iterable[str], missing: Mapping[str, RepoFile]) -> Path:
-    """Download the files `paths` of a model's commit, of which `missing` are not in the cache; return their folder. A
-    file whose content differs from the hub's checksum is deleted, and a UserError raised.
+    """Download the files `paths` of a model's commit into the cache; `missing` are those that are not there yet.
+    Returns their folder. A file whose content differs from the hub's checksum is deleted, and a UserError raised.
 
-    Each file is compared once; a list in the cache names the files that are still to be compared, also after an
-    interrupted download.
+    Each downloaded file is compared once; a list in the cache names the files that are still to be compared, also after
+    an interrupted download.
     """
     from huggingface_hub import snapshot_download
 
@@ -165,8 +166,8 @@ def download(model: HubName, commit: str, paths: Iterable[str], missing: Mapping
 
 
 def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
-    """Resolve a model's revision to a commit; return (hash of the commit, whether only the cache was consulted). Only
-    the cache is consulted if HF_HUB_OFFLINE is set, or if the hub fails, which `say` reports."""
+    """Resolve a model's revision, such as main, to a commit; return (hash of the commit, whether only the cache may be
+    used). That is so if HF_HUB_OFFLINE is set, or if the hub cannot be reached, which `say` reports."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RevisionResolutionError
 
@@ -191,9 +192,9 @@ def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
 
 
 def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> tuple[list[str], dict[str, RepoFile]]:
-    """Return the paths of a model's files at a commit that match `files`, and the hub's entries for those that are not
-    in the cache. With `offline` only the cache is read. Raises a UserError if files are then missing, or if they are
-    not a model that Onward reads."""
+    """Return (paths of a model's files at a commit that match `files` or are its weights, the hub's entries by path for
+    those that are not in the cache). With `offline` only the cache is read. Raises a UserError if files are then
+    missing, or if they are not a model that Onward reads."""
     from huggingface_hub import HfApi, RepoFile, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -220,8 +221,8 @@ def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> 
 
 
 def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list[str]:
-    """Return the weight files of a model at a commit that the index of its shards names; downloads the index if it is
-    not in the cache. `entries` are the files of the model on the hub."""
+    """Return the paths of a model's weight files at a commit, as its index of shards names them; downloads the index if
+    it is not in the cache. `entries` are the hub's entries of all files of the model, by path."""
     index = cached(model.name, INDEX, commit)
     if not index:
         index = str(download(model, commit, [INDEX], {INDEX: entries[INDEX]}) / INDEX)
@@ -230,8 +231,8 @@ def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list
 
 
 def check(model: HubName, paths: Collection[str], there: Collection[str], files: re.Pattern[str]) -> None:
-    """Raise a UserError if the files of a model on the hub are not a model that Onward reads. `paths` are the files to
-    download, `there` all files of the model, `files` the pattern of the wanted files."""
+    """Raise a UserError if a model on the hub is not one that Onward reads. `paths` are the paths of its files to
+    download, `there` those of all its files, `files` the pattern of the wanted paths."""
     endings = {Path(path).suffix for path in there}
     if "config.json" not in paths:
         kind = "an adapter" if "adapter_config.json" in there else "GGUF files" if ".gguf" in endings else "other files"
@@ -245,8 +246,8 @@ def check(model: HubName, paths: Collection[str], there: Collection[str], files:
 
 
 def announce(model: HubName, missing: Mapping[str, RepoFile], say: Say) -> None:
-    """Report the size of a download, the files `missing` from the cache, by `say` before it starts, with a warning if
-    the weights are larger than the machine's memory."""
+    """Call `say` with the size of a download before it starts, and a warning if the weights are larger than the
+    machine's memory. `missing` are the hub's entries of the files to download, by path."""
     from huggingface_hub import constants
 
     weights = sum(entry.size for path, entry in missing.items() if path.endswith((".safetensors", ".bin")))
@@ -273,8 +274,8 @@ def first_line(error: BaseException) -> str:
 
 
 def reason(model: HubName, error: Exception, local: bool, begun: bool = False) -> str:
-    """Return the error message for an exception while a model was looked up or downloaded. `local` says that the name
-    could also have been a folder; `begun`, that the download had started."""
+    """Return the error message for an exception that was raised while a model on the hub was looked up or downloaded.
+    `local` says that the name could also have been a folder; `begun`, that the download had started."""
     from huggingface_hub import constants, errors
 
     hidden = errors.LocalEntryNotFoundError, errors.RevisionResolutionError  # by what they were raised from
@@ -323,7 +324,7 @@ def reason(model: HubName, error: Exception, local: bool, begun: bool = False) -
 
 
 def cached_models() -> list[CachedRepoInfo]:
-    """Return the models in the cache of `huggingface_hub`, sorted by name."""
+    """Return `huggingface_hub`'s descriptions of the models in its cache, sorted by name."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 

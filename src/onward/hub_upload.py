@@ -11,8 +11,8 @@ from onward.hub import CARD, FILES, INDEX, SINGLE, WEIGHTS, HubName, Say, first_
 
 
 def model_files(folder: Path) -> list[str]:
-    """Return the paths of the files to upload from a model's folder: the files that a download takes, the model card
-    with its picture, and the license. Optimizer state, logs and data are left out."""
+    """Return the paths, relative to a model's folder, of its files to upload: config, tokenizer and weights, the model
+    card with its picture, and the license. Optimizer state, logs and data are left out."""
     known = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
     names = sorted(str(path.relative_to(folder)) for path in known if path.is_file())
     files = [name for name in names if FILES[""].fullmatch(name) or name in (CARD, "LICENSE", "loss.svg")]
@@ -25,10 +25,10 @@ def model_files(folder: Path) -> list[str]:
 def upload(
     model: HubName, files: Mapping[str, Path | bytes], *, private: bool = False, say: Say = print_message
 ) -> str:
-    """Upload `files`, by their paths on the hub, as one commit to a model, which is created, `private` or not, if it
-    does not exist; return the address of the commit. The commit also deletes the weights that the files replace. A
-    model card given as bytes was generated, and does not replace an existing card. Raises a UserError if the upload
-    fails."""
+    """Upload `files`, paths or contents by their paths on the hub, as one commit to a model, which is created if it
+    does not exist, `private` or not; return the web address of the commit. The commit also deletes the former weight
+    files. A model card given as bytes was generated, and does not replace an existing card, which `say` reports. Raises
+    a UserError if the upload fails."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api, new = HfApi(library_name="onward"), dict(files)
@@ -49,7 +49,7 @@ def upload(
 
 
 def upload_reason(model: HubName, error: Exception) -> str:
-    """Return the error message for an exception while a model was uploaded."""
+    """Return the error message for an exception that was raised while a model was uploaded to the hub."""
     from huggingface_hub import errors
 
     status = getattr(getattr(error, "response", None), "status_code", None)

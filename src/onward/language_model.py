@@ -43,7 +43,7 @@ UNCHANGED = GenerationOptions(temperature=1.0)  # the model's own probabilities
 
 
 class EngineKeywords(TypedDict, total=False):
-    """The keyword arguments of `LanguageModel.engine`, as types for `Unpack`."""
+    """The keyword arguments of `LanguageModel.engine`, as types for `typing.Unpack`."""
 
     slide: bool
     draft: LanguageModel | None
@@ -55,7 +55,7 @@ class EngineKeywords(TypedDict, total=False):
 
 
 class GenerationKeywords(OptionKeywords, EngineKeywords, total=False):
-    """The keyword arguments of the methods of LanguageModel that generate, as types for `Unpack`."""
+    """The keyword arguments of the methods of LanguageModel that generate, as types for `typing.Unpack`."""
 
     options: GenerationOptions
 
@@ -81,14 +81,15 @@ class LanguageModel(TextModel):
         kept: Kept | None = None,
         progress: Progress = silent,
     ) -> list[TaskResult]:
-        """Return the scores of tasks, such as `"cloze:book.txt, arithmetic(digits=2)"`; see `evaluation.tasks`.
+        """Return the scores of the model on tasks, such as `"cloze:book.txt, arithmetic(digits=2)"`; see
+        `evaluation.tasks`.
 
         Up to `limit` questions of each task are asked, after the same `examples` solved ones; with `chat` as a
         conversation, by the chat template. Of a question's choices the model takes the likeliest; without choices it
         writes an answer, as the task says. `run_code` allows tasks that run programs which the model writes. Results in
         `kept`, stored by earlier evaluations (`evaluation.kept.kept_for`), are used, and new ones added. `progress` is
-        called with the task, the number of choices or answers that are done, and of all. Raises a UserError for an
-        unknown task, and for a file that cannot be read.
+        called with (task, number of choices or answers that are done, number of all). Raises a UserError for an unknown
+        task, and for a file that cannot be read.
         """
         chosen = tasks_of(tasks) if isinstance(tasks, str) else tasks
         for task in chosen:
@@ -259,10 +260,10 @@ class LanguageModel(TextModel):
         max_new_tokens: int | None = None,
         **keywords: Unpack[BeamSearchKeywords],
     ) -> list[list[SearchResult]]:
-        """Return the n likeliest continuations of each prompt by beam search, best first.
+        """Return the n likeliest continuations of each prompt that beam search finds, best first.
 
-        Keyword arguments as of `generation.search.beam.beam_search` (beams, length_penalty, ...), and the fields of
-        Sampling, with a temperature of 1 by default.
+        Keyword arguments are those of `generation.search.beam.beam_search` (beams, length_penalty, ...), and the fields
+        of Sampling, such as top_k, with a temperature of 1 by default.
         """
         options, own = split({**keywords, "max_new_tokens": max_new_tokens}, BeamKeywords, UNCHANGED)
         prompts, shared = self.search_arguments(prompt, options)
@@ -279,10 +280,10 @@ class LanguageModel(TextModel):
         max_new_tokens: int | None = None,
         **keywords: Unpack[ContrastiveSearchKeywords],
     ) -> list[SearchResult]:
-        """Return the continuation of each prompt by contrastive search.
+        """Return the continuation of each prompt by contrastive search, which avoids repetition (Su et al. 2022).
 
-        Keyword arguments as of `generation.search.contrastive.contrastive_search` (alpha, k), and the fields of
-        Sampling, with a temperature of 1 by default. Raises a UserError for n above 1.
+        Keyword arguments are those of `generation.search.contrastive.contrastive_search` (alpha, k), and the fields of
+        Sampling, such as top_k, with a temperature of 1 by default. Raises a UserError for n above 1.
         """
         options, own = split({**keywords, "max_new_tokens": max_new_tokens}, ContrastiveKeywords, UNCHANGED)
         if options.n > 1:
@@ -304,8 +305,11 @@ class LanguageModel(TextModel):
         prompt_cache: str | Path | None = None,
         prefill_budget: int | None = None,
     ) -> Engine:
-        """Return an engine, which computes many requests together, for this model and tokenizer; `slide`, `rows`,
-        `cache` and `prefill_budget` as of `generation.engine.Engine`.
+        """Return an engine, which computes many requests together, for this model and tokenizer.
+
+        At most `rows` requests are active at a time, in `cache`, by default one that grows. With `slide`, a request
+        whose context is full continues from its later half. While requests decode, a longer prompt is prefilled in
+        pieces of `prefill_budget` tokens. Their defaults are described in `generation.engine.Engine`.
 
         For speculative decoding, `draft` is a smaller model with the same vocabulary, or `lookup` the number of tokens
         to propose from earlier text. `prompt_cache` is a folder that keeps the keys and values of prompts. Raises a
@@ -332,22 +336,22 @@ class LanguageModel(TextModel):
         )
 
     def engine_for(self, answers: int, options: Mapping[str, object]) -> Engine:
-        """Make an engine for `answers` answers; `options` are keyword arguments of `engine`. If neither rows nor a
-        cache are given, the engine has no more rows than answers."""
+        """Make an engine to compute `answers` answers; `options` are keyword arguments of `engine`. If neither `rows`
+        nor `cache` is given, the engine has at most one row per answer."""
         rows = None if options.get("cache") else max(1, min(answers, ROWS))
         return self.engine(**cast(EngineKeywords, {"rows": rows, **options}))
 
     @checked
     def submit(self, engine: Engine, prompts: Sequence[Prompt], options: GenerationOptions) -> dict[Request, Answer]:
-        """Add options.n requests for each prompt to an engine of this model; return the Answer of each request, whose
-        text grows as the engine steps."""
+        """Add `options.n` requests for each prompt to an engine of this model; return the Answer of each request, whose
+        text grows with each step of the engine."""
         return submit(engine, self.text(), prompts, options)
 
     def search_arguments(
         self, prompt: str | Sequence[Prompt], options: GenerationOptions
     ) -> tuple[list[list[int]], dict[str, Any]]:
-        """Prepare a beam search or a contrastive search: return the prompts as token ids, and the arguments by name
-        that both searches take. Raises a UserError for options that a search does not support."""
+        """Prepare a beam search or a contrastive search; return (the prompts as token ids, the arguments by name that
+        both searches take). Raises a UserError for options that a search does not support."""
         for name in "stop", "include_stop", "stop_when", "logprobs", *FORMS:
             if getattr(options, name) != getattr(GenerationOptions, name):
                 raise UserError(f"{name} is given, but a search does not support it: leave it out")
@@ -362,7 +366,8 @@ class LanguageModel(TextModel):
         }
 
     def search_result(self, before: list[int], tokens: list[int], finished: bool, *scores: float) -> SearchResult:
-        """Make the SearchResult of a prompt (`before`) and the new `tokens`; `finished` says that a stop token ended
-        them, and `scores` are the score and the log-probability of a beam search."""
+        """Make the SearchResult of a search: `before` are the tokens of the prompt, `tokens` the new ones, `finished`
+        says that a stop token ended them, and `scores` are the score and the log-probability of a beam search, if it
+        was one."""
         text = continued(self.text(), before, tokens)
         return SearchResult(text, tokens, "stop" if finished else "length", *scores)

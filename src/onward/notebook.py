@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Shown:
-    """Base class of objects that a notebook displays as a table or a picture."""
+    """Base class of objects, such as a configuration, that a Jupyter notebook displays as a table or a picture."""
 
     def _repr_html_(self) -> str | None:
         # imported by name, and first when a notebook asks: `reports` may know the class, the class knows no report
@@ -20,7 +20,7 @@ def in_notebook() -> bool:
 
 
 class DisplayedLine:
-    """A line in the output of a notebook's cell that can be replaced, to show progress."""
+    """A line in the output of a notebook's cell whose text can be replaced, to show progress."""
 
     def __init__(self) -> None:
         self.handle: Any = None  # of IPython's display, which exists in a notebook alone

@@ -37,8 +37,8 @@ ENDS, MOST = 32, 48  # held-out questions that are answered, and tokens of an an
 
 @dataclass(frozen=True)
 class Stage:
-    """A fine-tuning run of the quickstart, after the pre-training: its method, its share of the time and its learning
-    rate."""
+    """A fine-tuning run of `onward quickstart --assistant`, after the pre-training: its method, its share of the time
+    and its learning rate."""
 
     method: Method
     purpose: str  # completes "Learning ..."
@@ -57,14 +57,14 @@ STAGES = (
 
 
 def pretraining(out: str, time: str) -> RunConfig:
-    """Return the configuration of the quickstart's pre-training on the documentation inside this Python; `out` is the
-    run folder, `time` the time limit, such as 5m."""
+    """Return the configuration of the quickstart's pre-training, whose text is the documentation inside Python's
+    standard library; `out` is the run folder, `time` the time limit as text, such as 5m."""
     return RunConfig(sources=("embedded",), out=out, time=time, prompt="Return the")
 
 
 def make_room(config: RunConfig, *, assistant: bool) -> None:
-    """Remove the runs of an earlier quickstart from the folder `config.out`; with `assistant`, also the fine-tuning
-    runs next to it. Raises a UserError, before anything is removed, if a folder holds something else."""
+    """Remove the run of an earlier quickstart, the folder `config.out`; with `assistant`, also its fine-tuning runs in
+    the folders next to it. Raises a UserError, before anything is removed, if a folder holds something else."""
     folder = Path(config.out)
     stale = [stage.folder(folder) for stage in STAGES if assistant and stage.folder(folder).exists()]
     for old in stale:
@@ -81,21 +81,21 @@ def make_room(config: RunConfig, *, assistant: bool) -> None:
 
 
 def options_of(folder: Path) -> dict[str, Any]:
-    """Read the options of the run in a folder; {} if the folder holds no run."""
+    """Return the options of the training run in a folder, as stored in its run.json; {} if the folder holds no run."""
     options: dict[str, Any] = read_json(folder / "run.json") if (folder / "run.json").exists() else {}
     return options
 
 
 def held_out_answers() -> dict[str, str]:
-    """Return the answers to the quickstart's questions about Python functions on which no run trains, by the names of
-    the functions."""
+    """Return the correct answers to the quickstart's held-out questions about Python functions, on which no run trains,
+    by the names of the functions."""
     return dict([*answers().items()][HELD_OUT - 1 :: HELD_OUT])
 
 
 def finetuning(stage: Stage, base: Path, before: Path, time: str, device: str) -> FinetuneConfig:
-    """Return the configuration of a stage's run, which fine-tunes the model in `before`, the run before it, for a share
-    of `time`, the time of the quickstart. The questions to train on are written into `base`, the folder of the
-    pre-training."""
+    """Return the configuration of a stage's run, which fine-tunes the model in the run folder `before` for the stage's
+    share of `time`, such as 5m, the time of the quickstart. The questions to train on are written as files into `base`,
+    the folder of the pre-training."""
     held_out = held_out_answers()
     trained = {name: answer for name, answer in answers().items() if name not in held_out}
     rows = conversations if isinstance(stage.method, SFT) else preferences
@@ -116,17 +116,17 @@ def finetuning(stage: Stage, base: Path, before: Path, time: str, device: str) -
 
 
 def with_chat(folder: Path) -> LanguageModel:
-    """Load the model of a quickstart run with the chat template of the fine-tuning, which the pre-trained model
-    lacks."""
+    """Load the model in a quickstart's run folder, with the chat template of the fine-tuning, which the pre-trained
+    model lacks."""
     lm = load(folder)
     lm.tokenizer = with_template(lm.text(), TEMPLATE)
     return lm
 
 
 def stage_figures(base: Path, runs: Mapping[str, Run]) -> Iterator[dict[str, Any]]:
-    """Yield a row of figures for the pre-training, whose folder is `base`, and for each fine-tuning run in `runs`, by
-    name of the method. Measured on held-out questions: the loss of right answers, how often the right answer of two is
-    preferred, and how often answers end."""
+    """Yield a table row (dict) for the pre-training, whose folder is `base`, and for each fine-tuning run in `runs`, by
+    name of the method. Its figures are measured on held-out questions: the loss of right answers, the fraction in which
+    the right one of two answers is preferred, and the fraction of answers that end."""
     ranking = SimPO().loss(base_of(FinetuneConfig(base=str(base))))  # by the model's own probabilities
     names = [*held_out_answers()][:ENDS]
     for stage, folder in {"pre-training": base, **{name: run.folder for name, run in runs.items()}}.items():

@@ -61,8 +61,9 @@ def trained(
     on_event: Callable[[Event], object] | None,
     config: Mapping[str, Any],
 ) -> LanguageModel:
-    """Train a new run with a configuration of class `kind`, whose fields are `config`; return its model. Other
-    arguments as of `train`. Raises a UserError without a folder `out`, and for a text in place of a path."""
+    """Train a new run with a configuration of class `kind`, whose fields are `config`, by name; return its model. The
+    other arguments are those of `train`. Raises a UserError if `out` is empty, or if a source is a text in place of a
+    path."""
     if not str(out):
         raise UserError("out is empty: give the folder of the run, such as 'runs/mybook'")
     texts = [sources] if isinstance(sources, str | Path) else sources

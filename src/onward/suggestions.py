@@ -81,8 +81,8 @@ OTHERWISE = {  # further meanings, for commands without the first
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message for an unknown name: "did you mean X?" or, if no known name is close, "choose
-    from ..." with all known names."""
+    """Return the end of an error message for `name`, which is not among the `known` names: "did you mean X?" or, if no
+    known name is close, "choose from ..." with all known names."""
     known = sorted(known)
     like = partial(difflib.get_close_matches, name, n=1, cutoff=0.5 if len(known) <= 50 else 0)
     close = same_meaning(name, known) or same_beginning(name, known) or like(known)
@@ -90,9 +90,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def same_meaning(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known names that mean the same as the unknown `name`, best first: a synonym (--learning-rate for
-    --lr), a name with the same last component (--model.attention.window for --model.window) or with `name` as its
-    beginning (--temperature for --temp)."""
+    """Return the `known` names that mean the same as the unknown `name`, best first: a synonym (--learning-rate for
+    --lr), a name with the same last component (--model.attention.window for --model.window), or one whose last
+    component begins with `name` (--temperature for --temp)."""
     *path, last = parts(name)
     meanings = [last, SYNONYMS.get(last, last), *OTHERWISE.get(last, ())]
 
@@ -109,14 +109,15 @@ def same_meaning(name: str, known: Iterable[str]) -> list[str]:
 
 
 def has_meaning(name: str) -> bool:
-    """Return whether an unknown name is in the list of synonyms, so that known names of similar spelling are not
-    suggested for it."""
+    """Return whether an unknown name is in the list of synonyms; names of similar spelling are then not suggested for
+    it."""
     return parts(name)[-1] in SYNONYMS.keys() | OTHERWISE.keys()
 
 
 def same_beginning(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known names that begin with the unknown `name`, or with which it begins, ignoring separators:
-    gemma-2-2b for gemma2, gpt2 for gpt2-small. The longest common beginning comes first, then the shortest name."""
+    """Return the `known` names that are a prefix of the unknown `name`, or of which it is a prefix, ignoring
+    separators: gemma-2-2b for gemma2, gpt2 for gpt2-small. The longest common prefix comes first, then the shortest
+    name."""
     plain = lambda text: re.sub(r"[^a-z0-9]", "", text.lower())
     typed = plain(name)
     shared = {candidate: min(typed, plain(candidate), key=len) for candidate in known}
@@ -125,7 +126,7 @@ def same_beginning(name: str, known: Iterable[str]) -> list[str]:
 
 
 def parts(name: str) -> list[str]:
-    """Split the dotted name of an option or a field into its components, such as ["model", "d_model"]; any other name
-    is one component."""
+    """Split the dotted name of an option or a field into its components: --model.d-model into ["model", "d_model"]; any
+    other text is one component."""
     plain = name.lower().removeprefix("--").replace("-", "_")
     return plain.split(".") if re.fullmatch(r"[a-z_]\w*(\.[a-z_]\w*)*", plain) else [plain]

@@ -31,7 +31,8 @@ READ = "give Path({!r}).read_text()"
 @named
 @dataclass
 class TextModel:
-    """A model and its tokenizer: scores, evaluates and classifies texts. The base class of LanguageModel."""
+    """A model and its tokenizer (None if it has none): scores, evaluates and classifies texts. The base class of
+    LanguageModel."""
 
     model: Decoder
     tokenizer: Tokenizer | None = None
@@ -69,8 +70,9 @@ class TextModel:
         length.
 
         A Path stands for the documents of a file or folder, as in `onward.train`; a str is a document itself, and a
-        UserError if it names a file. The window advances by `stride` tokens, 0 meaning the context length; see
-        `evaluation.score`. `n_bytes` is the length in bytes of the text of token ids, by default counted from them.
+        UserError if it names a file. Documents longer than the context are read in windows, which advance by `stride`
+        tokens; 0 means the context length. See `evaluation.score`. `n_bytes` is the length in bytes of the text of
+        token ids, by default counted from them.
         """
         if isinstance(text, np.ndarray | Tokens):
             return evaluate_tokens(self.model, self.text(), text, stride, n_bytes)
@@ -79,7 +81,7 @@ class TextModel:
     @checked
     def classify(self, texts: Sequence[str | tuple[str, str]]) -> list[dict[str, float]]:
         """Return the probabilities of the classes for each text or pair of texts, as {label: probability}. The model
-        must have been trained with `--method classify`."""
+        must have been trained with `onward finetune --method classify`."""
         encoder = Encoder(self.text())
         pairs = [(one,) if isinstance(one, str) else one for one in texts]
         for one in (text for pair in pairs for text in pair):
@@ -89,8 +91,8 @@ class TextModel:
 
     @checked
     def rewards(self, prompt: str | Sequence[Message], answers: Sequence[str]) -> list[float]:
-        """Return the reward that the model gives to each answer to a prompt, which is a text or a list of messages. The
-        model must have been trained with `--method reward`."""
+        """Return the reward that the model, as a reward model, gives to each answer to a prompt, which is a text or a
+        list of messages. It must have been trained with `onward finetune --method reward`."""
         encoder = Encoder(self.text())
         replies = answers if isinstance(prompt, str) else [[{"role": "assistant", "content": one}] for one in answers]
         sequences = [encoder.answer(prompt, one).until_trained() for one in replies]

@@ -116,7 +116,8 @@ onward COMMAND --help explains each command, with examples. The commands:"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0, 2 for a mistake of the user, 130 for Ctrl-C."""
+    """Run the command line with the words `argv` (None: those of this process); return the exit status: 0, 1 if a check
+    failed, 2 for a mistake of the user, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     streams.prepare()
     with streams.handled_interrupts():
@@ -141,8 +142,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sentence(error: Exception, words: Sequence[str]) -> str | None:
-    """Return the one-sentence message for an exception; None if the exception is not a mistake of the user. `words` are
-    the words of the command line, whose options the message names."""
+    """Return the one-sentence message to print for an exception; None if it is a bug and not a mistake of the user or a
+    lack of memory. `words` are the words of the command line, whose options the message names as typed."""
     from onward.cli.shared.options import with_flags
     from onward.cli.shared.output import printable, shortened
     from onward.errors import UserError
@@ -158,8 +159,8 @@ def sentence(error: Exception, words: Sequence[str]) -> str | None:
 
 
 def dispatch(words: list[str]) -> int:
-    """Run the command named by the first word with the other words as its arguments; return the exit status. Raises a
-    UserError for an unknown command."""
+    """Run the command that the first of `words` names, with the other words as its arguments, or print the list of
+    commands; return the exit status. Raises a UserError for an unknown command."""
     if not words or words[0] in ("-h", "--help") or words == ["help"]:
         print(DATA_FLOW)
         for group, commands in GROUPS.items():
@@ -198,8 +199,8 @@ def dispatch(words: list[str]) -> int:
 
 
 def show_warning(usual: Callable[..., None], message: object, category: type[Warning], *where: object) -> None:
-    """Print a warning of Onward as one line on standard error; pass those of libraries to `usual`, Python's own
-    `warnings.showwarning`."""
+    """Print a warning on standard error: a warning of Onward as one line; for those of other libraries call `usual`,
+    Python's `warnings.showwarning`, with all arguments."""
     if category.__module__.startswith("onward."):
         print(f"onward: {message}", file=sys.stderr)
     else:
