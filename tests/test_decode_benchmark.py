@@ -42,7 +42,7 @@ def test_program_prints_the_tables_of_all_sections_as_json() -> None:
     done = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert len(result["tables"]) == 12
+    assert len(result["tables"]) == 13
     peers = {row[1] for row in result["tables"][1]["rows"]}
     assert peers == {"onward", "transformers", "llama.cpp"} - set(result["absent"])
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import onward
-from onward.compiled import lowering
+from onward.compiled import rows
 from onward.compiled.interface import NotCompilable
 from onward.compiled.steps import POOLS, StepPool, compile_step
 from onward.config.decoder import DecoderConfig
@@ -23,8 +23,6 @@ from onward.model.paged import PagedKVCache
 from support.decoders import DECODERS
 
 REFUSED = {  # what a step is not compiled for
-    "gpt-oss": "tolist, which reads values",  # of the router
-    "deepseek": "attention that reads the cache as a tensor",
     "scaled turns": "pow with a tensor as its parameter",  # of a scaling by the length
 }
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # relative to the largest logit
@@ -73,7 +71,7 @@ def answers(model: Decoder, compile_after: int | None, seeds: int = 5) -> list[l
     return [request.tokens for request in requests]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "gpt-oss", "deepseek"])
 def test_engine_gives_the_same_tokens_compiled_or_not(name: str):
     model = model_of(replace(DECODERS[name], context_length=300))  # the cache grows
     plain = answers(model, None)
@@ -94,7 +92,7 @@ def quantized(config: DecoderConfig) -> CacheManager:
 
 @pytest.mark.parametrize(
     ("name", "cache", "compiled"),
-    [("llama", paged, 2), ("gemma2", paged, 2), ("no-output", paged, 2), ("llama", quantized, 0)],
+    [*((name, paged, 2) for name in ("llama", "gemma2", "no-output", "deepseek")), ("llama", quantized, 0)],
 )
 def test_engine_with_a_cache_gives_the_same_tokens_compiled_or_not(
     name: str, cache: Callable[[DecoderConfig], CacheManager], compiled: int
@@ -145,9 +143,9 @@ def test_traced_decoding_takes_plain_steps_and_says_so():
 
 
 def test_too_many_rows_of_a_step_do_not_refuse_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lowering, "max_rows", lambda dtype: 32)
-    config, pool = DECODERS["gpt-oss"], StepPool()
+    monkeypatch.setattr(rows, "max_rows", lambda dtype: 32)
+    config, pool = DECODERS["scaled turns"], StepPool()
     assert pool.acquire(model_of(LLAMA), KVCache(LLAMA, 40, 8), (40, 1)) is None
     assert not pool.refusal
     assert pool.acquire(model_of(config), KVCache(config, 1, 8), (1, 1)) is None
-    assert REFUSED["gpt-oss"] in pool.refusal
+    assert REFUSED["scaled turns"] in pool.refusal

@@ -17,6 +17,7 @@ from onward.model.decoder import Decoder
 from support.decoders import DECODERS
 
 Function = Callable[[Tensor], Any]
+MATRICES = torch.arange(2 * 8 * 83).cos().view(2, 8, 83)
 REFUSED: dict[str, tuple[Function, str]] = {  # functions of x (B, T, D), and what the refusal names
     "item": (lambda x: x * x.sum().item(), "_local_scalar_dense, which reads a value"),
     "float": (lambda x: x * float(x[0, 0, 0]), "_local_scalar_dense, which reads a value"),
@@ -35,10 +36,13 @@ REFUSED: dict[str, tuple[Function, str]] = {  # functions of x (B, T, D), and wh
     "mkldnn": (lambda x: x.to_mkldnn().to_dense(), "_mkldnn"),
     "a power of a number": (lambda x: 2**x, "pow with a tensor"),
     "bounds that are tensors": (lambda x: x.clamp(torch.tensor(-1.0)), "clamp with a tensor"),
+    "the least": (lambda x: x.topk(2, largest=False).values, "topk of the smallest"),
+    "softmax of others": (lambda x: x.softmax(0), "_softmax over other dimensions"),
     "a mean of all": (lambda x: x - x.mean(), "a mean over other dimensions"),
     "complex": (lambda x: (x * 1j).imag, "complex64"),
     "sort": (lambda x: x.sort().values, "sort"),
-    "bmm": (lambda x: x @ torch.ones(x.size(0), 8, 8), "bmm"),
+    "bmm": (lambda x: x.mT @ x, "bmm of other strides"),
+    "scatter": (lambda x: x.scatter(-1, x.topk(2).indices, x), "scatter of a tensor"),
 }
 EQUAL: dict[str, Function] = {
     "silu": lambda x: torch.nn.functional.silu(x),
@@ -46,6 +50,13 @@ EQUAL: dict[str, Function] = {
     "rsub": lambda x: 1 - x,
     "clamp": lambda x: x.clamp(-1, 1),
     "cat": lambda x: torch.cat([x[..., 1:], x[..., :1]], dim=-1),
+    "sum": lambda x: x * x.sum(-1, keepdim=True),
+    "softmax": lambda x: x.softmax(-1),
+    "topk": lambda x: torch.cat([x.topk(3).values, x.topk(3).indices.float()], -1),
+    "gather": lambda x: x.gather(-1, x.topk(5).indices),
+    "scatter": lambda x: x.scatter(-1, x.topk(5).indices, 0.5),
+    "bmm": lambda x: x @ MATRICES,
+    "bmm with a transposed weight": lambda x: x @ MATRICES.mT.contiguous().mT,
     "constant": lambda x: x * torch.tensor(2.0) + torch.zeros(0).sum(),
 }
 

@@ -11,7 +11,7 @@ import llvmlite.binding as llvm
 import pytest
 import torch
 
-from onward.compiled import linking, lowering
+from onward.compiled import elementwise, linking, lowering
 from onward.compiled.interface import NotCompilable
 from onward.compiled.steps import compile_step
 from onward.generation.engine.engine import Engine
@@ -149,7 +149,7 @@ def test_code_that_llvm_refuses_is_raised(monkeypatch: pytest.MonkeyPatch) -> No
     def of_intrinsic(code, x):
         return code.intrinsic(f"llvm.fabs.{'v16f32' if x.type == FLOATS else 'f32'}", x.type, [x, x])
 
-    monkeypatch.setitem(lowering.OPERATIONS, "silu", lowering.unary(of_intrinsic))
+    monkeypatch.setitem(lowering.OPERATIONS, "silu", elementwise.unary(of_intrinsic))
     monkeypatch.setattr(linking, "KERNELS", {})  # those of other tests
     with pytest.raises(RuntimeError, match="incorrect argument type"):
         generated(Decoder(DECODERS["llama"]).eval(), 2)

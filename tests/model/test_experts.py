@@ -78,6 +78,14 @@ def test_backends_equal_the_formula_over_all_experts(
             assert_close(got, wanted)
 
 
+@pytest.mark.parametrize("tokens", [1, 9, 33])
+@pytest.mark.parametrize("options", [{}, {"d_shared": 9, "act": "gelu"}, {"bias": True}], ids=str)
+def test_kernel_equals_the_formula_over_all_experts(tokens: int, options: dict[str, Any]) -> None:
+    module, x = experts(16, 15, **options), on_device(torch.randn(tokens, 16))
+    with torch.inference_mode():
+        assert_close(module(x), over_all_experts(module, x))
+
+
 @pytest.mark.parametrize("backend", ["loop", "auto"])
 def test_fp64_stays_fp64(backend: str) -> None:
     module = experts(7, 5, dtype=torch.float64, d_shared=5)
@@ -117,7 +125,10 @@ def timing() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("mode", "d_ff"), [(torch.inference_mode, 40), (torch.no_grad, 41)])
-def test_backend_is_timed_where_gradients_are_disabled(mode: Callable[[], Any], d_ff: int) -> None:
+def test_backend_is_timed_where_gradients_are_disabled(
+    mode: Callable[[], Any], d_ff: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onward.model.experts.takes_kernel", lambda *_: False)
     with timing(), mode():
         assert experts(8, d_ff, backend="auto")(torch.randn(2, 3, 8)).shape == (2, 3, 8)
 

@@ -41,7 +41,7 @@ def last_of(seen: int, tokens: int) -> AttentionContext:
 
 def inputs(part: LatentAttention, tokens: int, seen: int) -> Any:
     """Queries of the last tokens, and the latents and rotary keys of all."""
-    shapes = (1, tokens, 4, part.d_nope + part.d_rope), (1, seen, part.d_latent), (1, seen, part.d_rope)
+    shapes = (1, tokens, 4, part.d_nope + part.d_rope), (1, seen, 1, part.d_latent), (1, seen, 1, part.d_rope)
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 

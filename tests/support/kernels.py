@@ -17,8 +17,9 @@ from onward.generation.drafts.proposal import Proposal
 from onward.generation.engine.sampler import Sampler
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
-from onward.kernels.attention import plain_attend
+from onward.kernels.attention import attend, plain_attend
 from onward.kernels.cross_entropy import cross_entropies, cross_entropy
+from onward.kernels.experts import chosen_linear, plain_chosen_linear
 from onward.kernels.gate import ACTIVATIONS, gate
 from onward.kernels.linear import linear
 from onward.kernels.llvm.code import LANES
@@ -76,6 +77,19 @@ def quantized_products(memory: Allocator) -> Found:
             with Plain():
                 wanted = quantized_linear(*operands)
             yield quantized_linear(*operands), wanted, 2 * DTYPES[dtype]
+
+
+@torch.no_grad()
+def chosen_products(memory: Allocator) -> Found:
+    """Two of five experts for each of some tokens, one expert for most of them, with biases and without."""
+    for (dtype, bound), inputs, tokens in product(DTYPES.items(), EDGES, (3, 11)):
+        outputs, ids = inputs % 5 + 2, memory.place(torch.tensor([4, 0, 1, 3, 1, *[0, 4] * 10][: 2 * tokens]))
+        shapes = (tokens, inputs), (5, outputs, inputs), (5, outputs)
+        x, weights, biases = (memory.place(numbers(*shape, dtype=dtype)) for shape in shapes)
+        for given in biases, None:
+            exact = None if given is None else given.double()
+            wanted = plain_chosen_linear(x.double(), ids, weights.double(), exact)
+            yield chosen_linear(x, ids, weights, given), wanted, bound
 
 
 def norms(memory: Allocator) -> Found:
@@ -202,6 +216,18 @@ def managers(config: DecoderConfig, rows: int, chunk: int, dtype: torch.dtype) -
 
 
 @torch.no_grad()
+def tails(memory: Allocator) -> Found:
+    """Keys whose last elements are in a tensor of their own, shared by more heads than a thread computes together."""
+    for (dtype, bound), heads, width, window in product(DTYPES.items(), (9, 11), (1, 17), (0, 5)):
+        positions = torch.tensor([[6, 7, 8], [8, 9, 10]]) + window  # slots are used again only in windows
+        shapes = (2, 3, heads, 20 + width), (2, 11, 1, 20), (2, 11, 1, width)
+        q, keys, tails = (memory.place(numbers(*shape, dtype=dtype)) for shape in shapes)
+        options: dict[str, Any] = {"window": window, "scale": 0.3, "softcap": None, "sinks": None}
+        given = q, keys, keys, memory.place(positions), None, tails
+        yield attend(*given, **options), plain_attend(*given, **options), 2 * bound
+
+
+@torch.no_grad()
 def draws(memory: Allocator) -> Found:
     for dtype, width, masked in product(DTYPES, EDGES, (False, True)):
         logits = memory.place(numbers(4, width, dtype=dtype))
@@ -223,6 +249,8 @@ def programs(memory: Allocator) -> Found:
         ("gpt2", torch.float32, 1, 3),
         ("neox", torch.bfloat16, 2, 2),
         ("bloom", torch.float32, 2, 1),
+        ("gpt-oss", torch.float32, 0, 1),
+        ("deepseek", torch.float32, 2, 2),
     )
     for name, dtype, kind, width in steps:
         torch.manual_seed(0)
@@ -245,11 +273,13 @@ CASES: dict[str, Case] = {
     for case in (
         products,
         quantized_products,
+        chosen_products,
         norms,
         rotations,
         gates,
         losses,
         attentions,
+        tails,
         causal_windows,
         draws,
         programs,

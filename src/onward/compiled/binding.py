@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onward.compiled.lowering import Call, unreadable_is_not_compilable
+from onward.compiled.calls import Call, unreadable_is_not_compilable
 from onward.compiled.recording import Attention, Write
 from onward.kernels.memory import Unreadable, address, buffer, rows_address
 from onward.model.cache import KVCache, LayerCache
@@ -55,8 +55,8 @@ class Binding:
             if isinstance(record, Write):
                 arguments.entry = self.entry(layer, record.name, record.vectors.dtype, record.vectors.shape[2:])
             else:
-                arguments.k = self.entry(layer, record.key, record.q.dtype, record.shapes[0])
-                arguments.v = self.entry(layer, record.value, record.q.dtype, record.shapes[1])
+                for field, name, shape in zip(("k", "v", "tails"), record.names, record.shapes):
+                    setattr(arguments, field, self.entry(layer, name, record.q.dtype, shape))
                 arguments.row_slots, arguments.scratch, arguments.length = layer.slots, scratch, length
         self.layers, self.threads = layers, threads
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from onward.compiled.lowering import Call
+from onward.compiled.calls import Call
 from onward.kernels.llvm.code import BYTES, INT, Code
 from onward.kernels.llvm.compiler import add_kernel, load
 

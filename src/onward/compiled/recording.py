@@ -35,15 +35,14 @@ class Write:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """The record of attention with queries (B, T, H, E) to the entries `key` and `value` of a layer's KV cache, to be
-    repeated by a compiled step; the result y is (B, T, H, F)."""
+    """The record of attention with queries (B, T, H, E) to entries of a layer's KV cache, to be repeated by a compiled
+    step; the result y is (B, T, H, F)."""
 
     layer: int
-    key: str
-    value: str
+    names: Sequence[str]  # of the entries with keys and values and, if the keys have any, with their tails
+    shapes: Sequence[torch.Size]  # of one position of each entry: (K, E - R), (K, F) and (K, R)
     q: Tensor
     y: Tensor
-    shapes: tuple[torch.Size, torch.Size]  # shapes of one position's key (K, E) and value (K, F)
     window: int
     scale: float
     softcap: float | None
@@ -69,6 +68,8 @@ HOST_READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, 
 class Recorder(TorchDispatchMode):
     """A mode of PyTorch that records every operation inside the `with` block, and the writes and attention of
     `RecordedLayer`."""
+
+    records_steps = True  # see `kernels.rules.is_recorded`
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,10 +151,11 @@ class RecordedEntry(CacheEntry):
         if not mask.linear:
             raise NotCompilable("a bias of the scores that is not linear")
         slopes = None if mask.slopes is None else mask.slopes.float()
-        shapes = self.cache.entries[self.name].shape[2:], v.cache.entries[v.name].shape[2:]
+        names = [name for name in (self.name, v.name, self.tail) if name]
+        shapes = [self.cache.entries[name].shape[2:] for name in names]
         y = q.new_zeros(*q.shape[:3], shapes[1][-1])
         attention = Attention(
-            self.cache.index, self.name, v.name, q.contiguous(), y, shapes, mask.window, scale, softcap, sinks, slopes
+            self.cache.index, names, shapes, q.contiguous(), y, mask.window, scale, softcap, sinks, slopes
         )
         self.cache.recorder.records.append(attention)
         return y

@@ -148,7 +148,7 @@ class LatentAttention(Attention, kind="latent"):
     norm_eps: Epsilon = 1e-6  # epsilon of the norms of the latents
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
-        return {"latent": (self.d_latent,), "rotary": (self.d_rope,)}
+        return {"latent": (1, self.d_latent), "rotary": (1, self.d_rope)}  # keys of one head, shared by all
 
     def describe(self, config: ConfigFields) -> str:
         heads = f"{config.n_heads} heads of {self.d_nope} + {self.d_rope}"
@@ -208,7 +208,7 @@ class Experts(FeedForward, kind="experts"):
     shared_gate: bool = False  # multiply the output of the shared feed-forward by a learned gate per token (Qwen2-MoE)
     act: Activation = "silu"  # the activation function
     bias: bool = False  # whether the three projections of each expert have biases
-    backend: Literal["auto", "loop", "grouped"] = "auto"  # one matmul per expert, or grouped matmuls; auto: the faster
+    backend: Literal["auto", "loop", "grouped"] = "auto"  # one matmul per expert, or grouped matmuls; auto: the fastest
 
     def describe(self, config: ConfigFields) -> str:
         sizes = [f"{self.count} of width {self.d_ff or config.d_ff:,}, {self.top_k} per token"]

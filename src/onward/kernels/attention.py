@@ -2,7 +2,8 @@
 
 In a contiguous cache, position p of row b is in slot p % S of row b. In a paged cache, whose blocks have S slots, it is
 in slot p % S of block table[b, p // S].
-Shapes: B rows, T tokens in a call, S slots, P blocks of a row, H heads, K key/value heads, E d_head, F d_value.
+Shapes: B rows, T tokens in a call, S slots, P blocks of a row, H heads, K key/value heads, E d_head, F d_value; R last
+elements of the keys that are in an entry of their own, the tails.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def plain_attend(
     values: Tensor,
     positions: Tensor,
     table: Tensor | None = None,
+    tails: Tensor | None = None,
     *,
     window: int,
     scale: float,
@@ -34,12 +36,14 @@ def plain_attend(
 ) -> Tensor:
     """Compute attention in plain PyTorch with queries q (B, T, H, E) at positions (B, T) to the entries of a KV cache:
     keys (B, S, K, E) and values (B, S, K, F) or, with a block table (B, P), (blocks, S, K, E) and (blocks, S, K, F).
-    Returns (B, T, H, F).
+    With `tails`, (B, S, K, R) or (blocks, S, K, R), the keys are E - R wide, followed by the tails. Returns (B, T, H,
+    F).
 
     A query sees the positions up to its own, the last `window` of them (0: all). `scale` multiplies the scores;
     `softcap` c replaces scores s by c * tanh(s / c); `sinks` (H,) are one more score per head, without a value;
     `slopes` (H,) times the distance of query and key are subtracted from the scores (ALiBi).
     """
+    keys = keys if tails is None else torch.cat([keys, tails], -1)
     if table is None:
         key_positions = positions[:, -1:] - (positions[:, -1:] - torch.arange(keys.size(1))) % keys.size(1)
     else:
@@ -77,6 +81,7 @@ def attend(
     values: Tensor,
     positions: Tensor,
     table: Tensor | None = None,
+    tails: Tensor | None = None,
     *,
     window: int,
     scale: float,
@@ -92,21 +97,26 @@ def attend(
     slopes = None if slopes is None else slopes.float()
     length = slots if table is None else slots * table.size(1)
     cached = rows if table is None else len(keys)
-    key_address, row_slots = rows_address(keys, dtype, cached, slots, kv_heads, d_head)
+    d_tail = 0 if tails is None else tails.size(-1)
+    key_address, row_slots = rows_address(keys, dtype, cached, slots, kv_heads, d_head - d_tail)
     value_address, value_row_slots = rows_address(values, dtype, cached, slots, kv_heads, d_value)
-    if heads % kv_heads or row_slots != value_row_slots:
+    tail_address, tail_row_slots = 0, row_slots
+    if tails is not None:
+        tail_address, tail_row_slots = rows_address(tails, dtype, cached, slots, kv_heads, d_tail)
+    if heads % kv_heads or not row_slots == value_row_slots == tail_row_slots:
         raise Unreadable("queries, keys and values of other forms")
     blocks = (0, 0) if table is None else rows_address(table, torch.int64, rows, table.size(1))
     y, target = buffer((rows, tokens, heads, d_value), dtype)
-    _scratch, scores = buffer((threads, heads // kv_heads, length), torch.float32)
     kernels = emitter("attention")
     options = kernels.Options(window, scale, softcap, sinks is not None, slopes is not None)
-    kernel = kernels.attention(heads, kv_heads, d_head, d_value, DTYPES[dtype], options, table is not None)
-    kernel(
+    form = kernels.Form(heads, kv_heads, d_head, d_value, DTYPES[dtype], options, table is not None, d_tail)
+    _scratch, scores = buffer((threads, form.group, length), torch.float32)
+    kernels.attention(form)(
         target,
         address(q, dtype, *q.shape),
         key_address,
         value_address,
+        tail_address,
         address(sinks, dtype, heads),
         address(slopes, torch.float32, heads),
         address(positions, torch.int64, rows, tokens),
@@ -117,7 +127,7 @@ def attend(
         scores,
         length,
         *blocks,
-        rows * tokens * kv_heads,
+        rows * tokens * heads // form.group,
         threads,
     )
     return y

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from onward.kernels.available import unavailable
 from onward.kernels.memory import address, buffer
@@ -52,6 +53,11 @@ def is_watched() -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None  # vmap, grad, jvp, functionalize
         or forward_ad._current_level >= 0
     )
+
+
+def is_recorded() -> bool:
+    """Return whether the operations of a decoding step are being recorded, to be repeated by kernels."""
+    return not torch.compiler.is_compiling() and getattr(_get_current_dispatch_mode(), "records_steps", False)
 
 
 @cache

@@ -6,7 +6,7 @@ Shapes: B rows, T tokens in this call, S slots, K key/value heads, E d_head, P b
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -77,14 +77,17 @@ class LayerCache:
 @dataclass(frozen=True, eq=False)
 class CacheEntry:
     """One named tensor of a layer's KV cache, such as its keys, as a backend of attention receives it. `read` gathers
-    and dequantizes it."""
+    and dequantizes it. `tail` names the tensor with the last elements of each vector, if these are stored apart."""
 
     cache: LayerCache
     name: str
     indices: SlotIndices
+    tail: str = ""
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return the vectors (B, S, ...) of all slots that this call of the model reads, in this dtype."""
+        if self.tail:
+            return torch.cat([replace(self, name=name, tail="").read(dtype) for name in (self.name, self.tail)], -1)
         tensors = [self.cache.entries[n] for n in (self.name, self.name + SCALE) if n in self.cache.entries]
         blocks = self.indices.blocks
         if blocks is not None:  # flat indices: index_select is three times as fast as advanced indexing
@@ -122,6 +125,7 @@ class CacheEntry:
                 values,
                 positions,
                 self.cache.table,
+                self.cache.entries[self.tail] if self.tail else None,
                 window=mask.window,
                 scale=scale,
                 softcap=softcap,
@@ -137,6 +141,16 @@ Keys = Tensor | CacheEntry  # keys (B, S, K, E) or values (B, S, K, F): a tensor
 def to_tensor(keys: Keys, dtype: torch.dtype) -> Tensor:
     """Return keys or values (B, S, ...) as a tensor; entries of a cache are gathered and dequantized to this dtype."""
     return keys.read(dtype) if isinstance(keys, CacheEntry) else keys
+
+
+def joined(keys: Keys, tails: Keys) -> Keys:
+    """Join the vectors of keys (B, S, K, E) and `tails` (B, S, K, R), both tensors or both entries of one cache, to
+    keys (B, S, K, E + R)."""
+    if isinstance(keys, CacheEntry) and isinstance(tails, CacheEntry):
+        return replace(keys, tail=tails.name)
+    assert isinstance(keys, Tensor)
+    assert isinstance(tails, Tensor)
+    return torch.cat([keys, tails], -1)
 
 
 def quantize(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

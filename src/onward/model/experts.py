@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from itertools import repeat
 
 import torch
@@ -18,7 +18,9 @@ from torch.nn import functional as F
 from onward.config import parts
 from onward.config.decoder import DecoderConfig, Experts
 from onward.config.routing import Routing
+from onward.kernels.experts import takes_kernel
 from onward.kernels.gate import ACTIVATIONS
+from onward.kernels.rules import is_recorded
 from onward.model.activations import Activation, Child, Declarations, ExpertSteps, Output
 from onward.model.adapters import adapted
 from onward.model.feedforward import GatedFeedForwardModule
@@ -63,8 +65,8 @@ class SoftmaxRoutingModule(nn.Module):
             return scores
         grouped = scores.unflatten(1, (self.part.n_groups, -1))
         group = grouped.topk(min(self.group_top_k, grouped.size(-1))).values.sum(-1)
-        masked = torch.ones_like(group, dtype=torch.bool).scatter(1, group.topk(self.part.top_k_groups).indices, False)
-        return grouped.masked_fill(masked[..., None], -math.inf).flatten(1)
+        mask = torch.full_like(group, -math.inf).scatter(1, group.topk(self.part.top_k_groups).indices, 0.0)
+        return (grouped + mask[..., None]).flatten(1)
 
 
 class SigmoidRoutingModule(SoftmaxRoutingModule):
@@ -138,18 +140,32 @@ class ExpertsModule(nn.Module):
         """Return the weighted sum (N, D) of the outputs of each token's experts, without the shared expert, for tokens
         (N, D)."""
         weights, experts = self.router(tokens)
+        backend: str = self.part.backend
+        if is_recorded() or (backend == "auto" and takes_kernel(tokens, experts, self.part.count)):
+            return self.mix_by_kernel(tokens, weights, experts)
         order = experts.flatten().argsort(stable=True)  # of the assignments, sorted by expert
         token = order // experts.size(1)  # the token of each assignment
         counts = torch.bincount(experts.flatten(), minlength=self.part.count)
         dtype = working_dtype(tokens)
         gate, up, down = (self.stack(name, dtype) for name in ("gate", "up", "down"))
         assignments = tokens[token].to(dtype)
-        backend: str = self.part.backend
         if backend == "auto":
             backend = fastest_backend(assignments, counts, gate, up, down, self.combine)
         outputs = BACKENDS[backend](assignments, counts, gate, up, down, self.combine)
         outputs = outputs * weights.flatten()[order, None].type_as(outputs)
         return torch.zeros_like(tokens, dtype=dtype).index_add(0, token, outputs)
+
+    def mix_by_kernel(self, tokens: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        """Compute `mix` for tokens (N, D), given the weights and ids (N, K) of their experts, by a kernel, or by an
+        operation that a decoding step records."""
+        ids, dtype = experts.flatten(), tokens.dtype
+
+        def project(x: Tensor, name: str) -> Tensor:
+            return torch.ops.onward.chosen_linear(x, ids, *self.stack(name, dtype))  # type: ignore[no-any-return]
+
+        outputs = project(self.combine(project(tokens, "gate"), project(tokens, "up")), "down")
+        outputs = outputs.view(*experts.shape, -1) * weights[..., None].type_as(outputs)
+        return reduce(torch.add, outputs.unbind(1))
 
     def activations(self) -> Declarations:
         steps, count, top_k = ExpertSteps(), self.part.count, self.part.top_k

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from onward.config.decoder import DecoderConfig, LatentAttention
+from onward.kernels.rules import is_recorded
 from onward.model.activations import Activation, Declarations, Latents, Output, attention
 from onward.model.adapters import adapted, rows_differ
 from onward.model.attention import Attend
-from onward.model.cache import to_tensor
+from onward.model.cache import Keys, joined, to_tensor
 from onward.model.context import AttentionContext
 from onward.model.linear import Linear
 from onward.model.norms import RMSNormModule
@@ -47,21 +48,21 @@ class LatentAttentionModule(nn.Module):
         nope, rope = q.split([self.part.d_nope, self.part.d_rope], -1)
         q = torch.cat([nope, context.rotate(rope)], -1)
         latent, rope_key = self.kv_down(x).split([self.part.d_latent, self.part.d_rope], -1)
-        rope_key = context.rotate(rope_key[:, :, None])[:, :, 0]
-        entries = context.update(latent=self.kv_norm(latent), rotary=rope_key)
-        latent, rope_key = (to_tensor(entry, q.dtype) for entry in entries)
-        absorbing = self.absorbing_is_cheaper(q.size(1), latent.size(1)) and not rows_differ(self.kv)
-        form = self.absorbed if absorbing else self.expanded
-        return self.dropout(self.out(form(q, latent, rope_key, context).flatten(-2)))
+        rope_key = context.rotate(rope_key[:, :, None])
+        latents, rope_keys = context.update(latent=self.kv_norm(latent)[:, :, None], rotary=rope_key)
+        absorbing = is_recorded() or self.absorbing_is_cheaper(q.size(1), context.mask.key_positions.size(1))
+        form = self.absorbed if absorbing and not rows_differ(self.kv) else self.expanded
+        return self.dropout(self.out(form(q, latents, rope_keys, context).flatten(-2)))
 
-    def expanded(self, q: Tensor, latent: Tensor, rope_key: Tensor, context: AttentionContext) -> Tensor:
-        """Compute attention with queries q (B, T, H, P + R) and the keys and values expanded from latents (B, S, L) and
-        rotary keys (B, S, R); return (B, T, H, F)."""
-        nope, v = self.kv(latent).unflatten(-1, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_value], -1)
-        k = torch.cat([nope, rope_key[:, :, None].expand(-1, -1, self.n_heads, -1)], -1)
+    def expanded(self, q: Tensor, latents: Keys, rope_keys: Keys, context: AttentionContext) -> Tensor:
+        """Compute attention with queries q (B, T, H, P + R) and the keys and values expanded from latents (B, S, 1, L)
+        and rotary keys (B, S, 1, R), tensors or entries of the cache; return (B, T, H, F)."""
+        heads = self.kv(to_tensor(latents, q.dtype)[:, :, 0]).unflatten(-1, (self.n_heads, -1))
+        nope, v = heads.split([self.part.d_nope, self.part.d_value], -1)
+        k = torch.cat([nope, to_tensor(rope_keys, q.dtype).expand(-1, -1, self.n_heads, -1)], -1)
         return self.attend(q, k, v, context)
 
-    def absorbed(self, q: Tensor, latent: Tensor, rope_key: Tensor, context: AttentionContext) -> Tensor:
+    def absorbed(self, q: Tensor, latents: Keys, rope_keys: Keys, context: AttentionContext) -> Tensor:
         """Compute the result of `expanded` from the same arguments, with the latents as keys and values of a single
         head."""
         to_k, to_v = (
@@ -69,8 +70,7 @@ class LatentAttentionModule(nn.Module):
         )
         nope, rope = q.split([self.part.d_nope, self.part.d_rope], -1)
         q = torch.cat([torch.einsum("bthp,hpl->bthl", nope, to_k.type_as(q)), rope], -1)
-        k = torch.cat([latent, rope_key], -1)[:, :, None]
-        y = self.attend(q, k, latent[:, :, None], context)
+        y = self.attend(q, joined(latents, rope_keys), latents, context)
         return torch.einsum("bthl,hfl->bthf", y, to_v.type_as(y))
 
     def activations(self) -> Declarations:

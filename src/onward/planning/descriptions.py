@@ -137,8 +137,7 @@ def neutral(value: Any, field: dataclasses.Field[Any]) -> bool:
 def grouping(config: DecoderConfig) -> str:
     """Describe how the heads of the first layer share keys and values: multi-head, grouped-query or multi-query
     attention, or one latent vector."""
-    heads = [shape for shape in at(config.attention, 0).entries(config).values() if len(shape) > 1]
-    if not heads:
+    if "latent" in at(config.attention, 0).entries(config):
         return "latent: the keys and values of all heads are projections of one vector"
     shared = config.n_heads // config.n_kv_heads
     if shared == 1:

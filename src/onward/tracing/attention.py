@@ -59,10 +59,10 @@ class LatentContext(AttentionContext):
 
     def update(self, **new: Tensor) -> tuple[Tensor | CacheEntry, ...]:
         assert self.hooks is not None
-        new = {entry: self.hooks.visit(f"{self.name}.{entry}", x) for entry, x in new.items()}
+        new = {entry: self.hooks.visit(f"{self.name}.{entry}", x[:, :, 0]) for entry, x in new.items()}
         if self.hooks.wants(*(f"{self.name}.{one}" for one in ("q_rotated", "k", "k_rotated", "v"))):
             self.visit_heads(**new)
-        return super().update(**new)
+        return super().update(**{entry: x[:, :, None] for entry, x in new.items()})
 
     @torch.no_grad()
     def visit_heads(self, latent: Tensor, rotary: Tensor) -> None:

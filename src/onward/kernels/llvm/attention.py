@@ -19,12 +19,13 @@ from onward.kernels.llvm.units import shuffle, sums, unit_for
 WriteArguments = arguments("WriteArguments", "entry", "vectors", "positions", "tokens", "slots", "table", "columns")
 AttentionArguments = arguments(
     "AttentionArguments",
-    *("y", "q", "k", "v", "sinks", "slopes", "positions", "queries", "tokens"),
+    *("y", "q", "k", "v", "tails", "sinks", "slopes", "positions", "queries", "tokens"),
     *("slots", "row_slots", "scratch", "length", "table", "columns"),
 )
 AHEAD = 32  # keys and values are prefetched this many before they are read
 LINE = {"float32": 16, "bfloat16": 32}  # numbers in a line of memory
 KEYS = 4  # keys whose scores are computed together, with up to as many heads
+HEADS = 8  # the most heads with the same keys that a thread computes at a time: their sums fit into the registers
 ZEROS = ir.Constant(FLOATS, [0.0] * LANES)
 LOWEST = ir.Constant(FLOATS, [float("-inf")] * LANES)
 
@@ -72,7 +73,8 @@ class Options:
 @dataclass(frozen=True)
 class Form:
     """The constants for which an attention kernel is compiled: the numbers of heads and key/value heads, the sizes of
-    keys and values, the dtype of all tensors, the options, and whether the cache is paged."""
+    keys and values, the dtype of all tensors, the options, whether the cache is paged, and the number of last elements
+    of the keys that are in a cache entry of their own."""
 
     heads: int
     kv_heads: int
@@ -81,27 +83,30 @@ class Form:
     dtype: str
     options: Options
     paged: bool
+    d_tail: int = 0
 
     @property
     def group(self) -> int:
-        """The number of query heads that share a key/value head."""
-        return self.heads // self.kv_heads
+        """The number of heads that a thread computes together: the heads that share a key/value head, divided into
+        equal groups of at most HEADS."""
+        shared = self.heads // self.kv_heads
+        return max(n for n in range(1, HEADS + 1) if shared % n == 0)
 
     @property
     def parts(self) -> list[range]:
-        """The query heads of a group, numbered from 0, divided into ranges of up to KEYS heads that are computed
-        together."""
+        """The query heads of a group, numbered from 0, divided into ranges of up to KEYS heads whose scores are
+        computed together."""
         return [range(g, min(g + KEYS, self.group)) for g in range(0, self.group, KEYS)]
 
 
 def attend(form: Form) -> Emit:
     """Return the function that emits the code of the attention kernel with the arguments AttentionArguments. Threads
-    divide the pairs of a key/value head and a token.
+    divide the pairs of a group of heads and a token.
 
-    q (B, T, H, E), k (B or blocks, S, K, E), v (B or blocks, S, K, F), sinks (H,), positions (B, T), y (B, T, H, F);
-    `queries` is B * T, `tokens` T, `slots` S, `columns` P. Rows of a contiguous cache are `row_slots` apart. `scratch`
-    has `length` floats for each thread and head of a group, at least the number of positions that a token sees. A token
-    sees positions up to its own.
+    q (B, T, H, E), k (B or blocks, S, K, E - R), tails (B or blocks, S, K, R), v (B or blocks, S, K, F), sinks (H,),
+    positions (B, T), y (B, T, H, F); `queries` is B * T, `tokens` T, `slots` S, `columns` P. Rows of a contiguous cache
+    are `row_slots` apart. `scratch` has `length` floats for each thread and head of a group, at least the number of
+    positions that a token sees. A token sees positions up to its own.
     """
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
@@ -116,24 +121,37 @@ def attend(form: Form) -> Emit:
     return emit
 
 
+class KeyPart(NamedTuple):
+    """Elements of the keys that are in one cache entry: from element `start` on, `width` of them."""
+
+    entry: Matrix
+    start: int
+    width: int
+
+
 class Run(NamedTuple):
     """A range of visible cache slots that are adjacent in memory."""
 
     offset: Any  # offset of the run's first slot among the visible slots
     size: Any
-    place: Any  # index of the first slot's vector
+    vector: Any  # index of the first slot's key, value or tail among these vectors
 
 
 class Group:
-    """The code of the attention kernel for one token and one key/value head: the query heads that share it attend to
-    the positions that the token sees.
+    """The code of the attention kernel for one token and one group of query heads, which share a key/value head: they
+    attend to the positions that the token sees.
 
     The scores of head g are in `scratch` from weights[g] on, and are replaced by the softmax weights, not normalized.
     """
 
     def __init__(self, form: Form, code: Code, given: Values, weights: Sequence[Any], item: Any) -> None:
         self.form, self.code, self.given, self.weights = form, code, given, weights
-        query, self.kv_head = code.urem(item, given.queries), code.udiv(item, given.queries)
+        d_key = form.d_head - form.d_tail
+        self.keys = [KeyPart(Matrix(given.k, form.dtype), 0, d_key)]
+        if form.d_tail:
+            self.keys.append(KeyPart(Matrix(given.tails, form.dtype), d_key, form.d_tail))
+        query, number = code.urem(item, given.queries), code.udiv(item, given.queries)
+        self.kv_head = code.udiv(number, INT(form.heads // form.kv_heads // form.group))
         self.row, position = code.udiv(query, given.tokens), code.scalar(given.positions, "int64", query)
         self.count = code.add(position, INT(1))  # visible positions
         if form.options.window:
@@ -142,15 +160,13 @@ class Group:
         self.begin, self.column = code.urem(earliest, given.slots), code.udiv(earliest, given.slots)
         self.until_end = least(code, self.count, code.sub(given.slots, self.begin))
         self.blocks_after = code.sub(code.udiv(position, given.slots), self.column)  # in a paged cache
-        self.head = code.add(code.mul(query, INT(form.heads)), code.mul(self.kv_head, INT(form.group)))
+        self.head = code.add(code.mul(query, INT(form.heads)), code.mul(number, INT(form.group)))
 
     @contextmanager
-    def runs(self, width: int, carried: Sequence[Any]) -> Iterator[tuple[Run, list[Any]]]:
+    def runs(self, carried: Sequence[Any]) -> Iterator[tuple[Run, list[Any]]]:
         """Emit a loop over the ranges of visible cache slots that are adjacent in memory: one or two in a contiguous
-        cache, one per block of a paged cache. The `with` body emits the code of one turn.
-
-        `width` is the size of a cached vector; `carried` are the initial values that turns change, as in `Code.loop`.
-        """
+        cache, one per block of a paged cache. The `with` body emits the code of one turn. `carried` are the initial
+        values that turns change, as in `Code.loop`."""
         code, slots = self.code, self.given.slots
         with code.loop(0, code.add(self.blocks_after, INT(1)) if self.form.paged else 2, 1, carried) as (run, values):
             initial = code.icmp_signed("==", run, INT(0))
@@ -162,7 +178,12 @@ class Group:
                 start = code.mul(block_of(code, self.given, self.row, code.add(self.column, run)), slots)
             slot = code.add(start, code.select(initial, self.begin, INT(0)))
             vector = code.add(code.mul(slot, INT(self.form.kv_heads)), self.kv_head)
-            yield Run(offset, size, code.mul(vector, INT(width))), values
+            yield Run(offset, size, vector), values
+
+    def place(self, run: Run, index: Any, width: int) -> Any:
+        """Emit code for the index of the first number of vector `index` of a run, of vectors of `width` numbers."""
+        code = self.code
+        return code.mul(code.add(run.vector, code.mul(index, INT(self.form.kv_heads))), INT(width))
 
     def prefetch(self, matrix: Any, size: int, width: int, place: Any, count: int) -> None:
         """Emit prefetches of `size` numbers of each of `count` keys or values, AHEAD positions after the vector at
@@ -178,15 +199,16 @@ class Group:
         each head the maximum of its scores and its sink."""
         code, form = self.code, self.form
         slopes = {(part, keys): self.slopes(part, keys) for part in form.parts for keys in (KEYS, 1)}
-        with self.runs(form.d_head, [LOWEST] * (2 * len(form.parts))) as (run, peaks):
+        with self.runs([LOWEST] * (2 * len(form.parts))) as (run, peaks):
             full_end = code.sub(run.size, code.urem(run.size, INT(KEYS)))
             for i, (start, stop, keys) in enumerate(((INT(0), full_end, KEYS), (full_end, run.size, 1))):
                 with code.loop(start, stop, keys, peaks[i::2]) as (index, carried):
-                    place = code.add(run.place, code.mul(index, INT(form.kv_heads * form.d_head)))
-                    self.prefetch(self.given.k, form.d_head, form.d_head, place, keys)
+                    places = [self.place(run, index, key.width) for key in self.keys]
+                    for key, place in zip(self.keys, places):
+                        self.prefetch(key.entry.address, key.width, key.width, place, keys)
                     for n, part in enumerate(form.parts):
                         number = code.add(run.offset, index)
-                        scores = self.write_scores_of(part, keys, place, number, slopes[part, keys])
+                        scores = self.write_scores_of(part, keys, places, number, slopes[part, keys])
                         more = code.fcmp_unordered(">", scores, carried[n])
                         carried[n] = code.select(more, scores, carried[n])
                 peaks[i::2] = carried
@@ -205,15 +227,19 @@ class Group:
                 vector = code.insert_element(vector, slope, ir.IntType(32)(lane))
         return vector
 
-    def write_scores_of(self, part: range, keys: int, place: Any, index: Any, slopes: Any) -> Any:
-        """Emit code that writes the scores of the heads `part` for `keys` keys. `place` is the index of the first key
-        in the cache, `index` its number among the visible positions, `slopes` as from the method of this name. Return
-        the scores in a vector, head by head."""
-        code, form, given = self.code, self.form, self.given
-        queries = [code.mul(code.add(self.head, INT(g)), INT(form.d_head)) for g in part]
-        key_indices = [code.add(place, INT(i * form.kv_heads * form.d_head)) for i in range(keys)]
-        q, k = Matrix(given.q, form.dtype), Matrix(given.k, form.dtype)
-        scores = sums(code, tile(code, unit_for(form.dtype), q, queries, k, key_indices, INT(form.d_head)))
+    def write_scores_of(self, part: range, keys: int, places: Sequence[Any], index: Any, slopes: Any) -> Any:
+        """Emit code that writes the scores of the heads `part` for `keys` keys. `places` are the indices of the first
+        key in the cache entries, `index` its number among the visible positions, `slopes` as from the method of this
+        name. Return the scores in a vector, head by head."""
+        code, form, given, partials = self.code, self.form, self.given, [ZEROS] * (len(part) * keys)
+        for key, place in zip(self.keys, places):
+            queries = [code.add(code.mul(code.add(self.head, INT(g)), INT(form.d_head)), INT(key.start)) for g in part]
+            indices = [code.add(place, INT(i * form.kv_heads * key.width)) for i in range(keys)]
+            products = tile(
+                code, unit_for(form.dtype), Matrix(given.q, form.dtype), queries, key.entry, indices, INT(key.width)
+            )
+            partials = [code.fadd(a, b) for a, b in zip(partials, products)]
+        scores = sums(code, partials)
         scores = code.fmul(scores, like(code, scores, form.options.scale))
         if form.options.softcap is not None:
             capped = tanh(code, code.fmul(scores, like(code, scores, 1 / form.options.softcap)))
@@ -289,9 +315,9 @@ class Group:
         code, form, given = self.code, self.form, self.given
         zero = ZEROS if lanes > 1 else FLOAT(0.0)
         read, count = (code.floats if lanes > 1 else code.scalar), width // lanes
-        with self.runs(form.d_value, [zero] * (form.group * count)) as (run, totals):
+        with self.runs([zero] * (form.group * count)) as (run, totals):
             with code.loop(0, run.size, 1, totals) as (index, carried):
-                place = code.add(code.add(run.place, INT(start)), code.mul(index, INT(form.kv_heads * form.d_value)))
+                place = code.add(self.place(run, index, form.d_value), INT(start))
                 self.prefetch(given.v, width, form.d_value, place, 1)
                 values = [read(given.v, form.dtype, code.add(place, INT(i * lanes))) for i in range(count)]
                 for g in range(form.group):
@@ -308,12 +334,10 @@ class Group:
 
 
 @cache
-def attention(
-    heads: int, kv_heads: int, d_head: int, d_value: int, dtype: str, options: Options, paged: bool
-) -> Callable[..., None]:
-    """Compile the attention kernel for these sizes and options and a contiguous or `paged` cache; return it as a
-    function whose arguments are the fields of AttentionArguments."""
-    return callable_kernel(AttentionArguments, attend(Form(heads, kv_heads, d_head, d_value, dtype, options, paged)))
+def attention(form: Form) -> Callable[..., None]:
+    """Compile the attention kernel for these constants; return it as a function whose arguments are the fields of
+    AttentionArguments."""
+    return callable_kernel(AttentionArguments, attend(form))
 
 
 def pieces(width: int) -> list[tuple[int, int, int]]:

@@ -16,7 +16,7 @@ from onward.kernels.llvm.compiler import Arguments, Emit, Values, arguments
 
 Value = Any  # of LLVM: an fp32 number, a vector of them, or an int64
 Formula = Callable[..., Value]  # (code, values of the operands ...) -> value
-MeanArguments = arguments("MeanArguments", "out", "x")
+SumArguments = arguments("SumArguments", "out", "x")
 LayerNormArguments = arguments("LayerNormArguments", "out", "x", "weight", "bias")
 GatherArguments = arguments("GatherArguments", "out", "weight", "ids", "rows")
 
@@ -105,15 +105,15 @@ def merged(layouts: Sequence[Layout]) -> list[Layout]:
     return [Layout(tuple(shape), tuple(s), layout.dtype) for s, layout in zip(strides, layouts)]
 
 
-def mean(x: Layout) -> Emit:
-    """Return the function that emits the code of a kernel for the mean over the last dimension of a contiguous tensor
-    with the layout `x`, in fp32. The kernel's arguments are MeanArguments; threads divide the rows."""
+def row_sums(x: Layout, factor: float) -> Emit:
+    """Return the function that emits the code of a kernel for the sum over the last dimension of a contiguous tensor
+    with the layout `x`, times `factor`, in fp32. The kernel's arguments are SumArguments; threads divide the rows."""
     width = x.shape[-1]
 
     def emit(code: Code, given: Values, first: Value, end: Value) -> None:
         with code.loop(first, end) as (row, _):
             total = row_sum(code, given.x, x.dtype, code.mul(row, INT(width)), width)
-            code.put(code.fmul(total, FLOAT(1 / width)), given.out, "float32", row)
+            code.put(code.fmul(total, FLOAT(factor)), given.out, "float32", row)
 
     return emit
 

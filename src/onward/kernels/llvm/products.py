@@ -37,6 +37,25 @@ class Product:
     biased: bool
     unit: Unit
 
+    def emit(self, code: Code, given: Values, first: Any, end: Any) -> None:
+        """Emit code that multiplies all rows of x with the rows `first` to `end` - 1 of the weight; `given` are the
+        kernel's arguments."""
+        with code.if_else(code.icmp_signed("<", given.rows, INT(TILE))) as (few, many):
+            with few:
+                self.few_rows(code, given, first, end)
+            with many, code.if_else(code.icmp_signed("<", given.rows, INT(PREFETCHED))) as (some, more):
+                for part, prefetches in (some, True), (more, False):
+                    with part:
+                        self.many_rows(code, given, first, end, prefetches)
+
+    def x_index(self, code: Code, given: Values, row: Any) -> Any:
+        """Emit code for the index of the first number of a row of x."""
+        return code.mul(row, given.inputs)
+
+    def y_index(self, code: Code, given: Values, row: Any) -> Any:
+        """Emit code for the index of the first number of a row of y."""
+        return code.mul(row, given.outputs)
+
     def few_rows(self, code: Code, given: Values, first: Any, end: Any) -> None:
         """Emit code that multiplies all rows of x with the rows `first` to `end` - 1 of the weight, one after the
         other; `given` are the kernel's arguments."""
@@ -50,7 +69,7 @@ class Product:
             if prepared is not None:
                 partials = [int4.dot(code, unit, prepared, row, given.weight, given.scales, output, inputs)]
             else:
-                indices = [code.mul(row, inputs)], [code.mul(output, inputs)]
+                indices = [self.x_index(code, given, row)], [code.mul(output, inputs)]
                 partials = tile(code, unit, x, indices[0], weight, indices[1], inputs, chains=chains)
             self.store(code, given, partials, row, 1, output, 1)
 
@@ -109,7 +128,7 @@ class Product:
         inputs, x = given.inputs, Matrix(given.x, self.dtype)
         for row_start, row_end, size in parts(code, *rows):
             with code.loop(row_start, row_end, size) as (row, _):
-                x_indices = [code.mul(code.add(row, INT(i)), inputs) for i in range(size)]
+                x_indices = [self.x_index(code, given, code.add(row, INT(i))) for i in range(size)]
                 for start, end, width in parts(code, *outputs):
                     with code.loop(start, end, width) as (output, _):
                         first = code.sub(output, base)
@@ -132,7 +151,7 @@ class Product:
             totals = code.fadd(totals, repeated(code, given.bias, self.dtype, output, outputs))
         for i in range(rows):
             numbers = shuffle(code, [i * outputs + j for j in range(outputs)], totals)
-            place = code.add(code.mul(code.add(row, INT(i)), given.outputs), output)
+            place = code.add(self.y_index(code, given, code.add(row, INT(i))), output)
             code.put(numbers, given.y, self.dtype, place)
 
 
@@ -219,18 +238,7 @@ def emit(weight_format: str, dtype: str, biased: bool, bf16_dots: bool | None = 
     """Return the function that emits the code of the kernel for products with a weight. The kernel's arguments are
     ProductArguments; threads divide the outputs, rows of the weight. `bf16_dots`: whether the CPU has AVX512-BF16
     (None: whether this CPU has it)."""
-    product = Product(weight_format, dtype, biased, unit_for(dtype, bf16_dots))
-
-    def kernel(code: Code, given: Values, first: Any, end: Any) -> None:
-        with code.if_else(code.icmp_signed("<", given.rows, INT(TILE))) as (few, many):
-            with few:
-                product.few_rows(code, given, first, end)
-            with many, code.if_else(code.icmp_signed("<", given.rows, INT(PREFETCHED))) as (some, more):
-                for part, prefetches in (some, True), (more, False):
-                    with part:
-                        product.many_rows(code, given, first, end, prefetches)
-
-    return kernel
+    return Product(weight_format, dtype, biased, unit_for(dtype, bf16_dots)).emit
 
 
 @cache

@@ -1,0 +1,44 @@
+"""Calls of kernels in a compiled step, with arguments that are checked addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.compiled.interface import NotCompilable
+from onward.compiled.recording import Attention, Write
+from onward.kernels.llvm.compiler import Arguments, Emit
+from onward.kernels.memory import Unreadable, address
+
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int64: "int64"}
+
+
+@dataclass
+class Call:
+    """One call of a kernel in a compiled step: which kernel, and its arguments. `Binding` sets the number of threads
+    and the arguments that depend on a cache."""
+
+    key: tuple[Any, ...]  # equal for calls of the same kernel
+    emit: Emit
+    arguments: Arguments
+    parallel: bool = False  # whether several threads are faster than one
+    record: Write | Attention | None = None  # access to the cache, whose memory may move
+
+
+@contextmanager
+def unreadable_is_not_compilable() -> Iterator[None]:
+    """Convert an Unreadable (a tensor that kernels cannot read) raised inside the `with` block to NotCompilable."""
+    try:
+        yield
+    except Unreadable as reason:
+        raise NotCompilable(str(reason)) from reason
+
+
+def contiguous_address(tensor: Tensor) -> int:
+    """Return the memory address of a contiguous tensor. Raises Unreadable for any other tensor."""
+    return address(tensor, tensor.dtype, *tensor.shape)
