@@ -39,8 +39,8 @@ def each(parts: P | tuple[P, ...]) -> tuple[P, ...]:
 
 
 class ConfigFields(Protocol):
-    """Protocol with the fields of DecoderConfig that its parts, such as Attention, read. It lets parts be typed without
-    an import of DecoderConfig, which imports them."""
+    """Protocol with the fields of DecoderConfig that its parts, such as Attention, read. Annotations of parts use it in
+    place of DecoderConfig, to avoid a circular import."""
 
     @property
     def d_model(self) -> int: ...

@@ -48,7 +48,8 @@ EXPERTS = {
 
 @dataclass(frozen=True)
 class ClampedExperts(Experts, kind="clamped_experts", internal=True):
-    """Experts that combine their gate and up projections g and u, both clamped, as (u + 1) * g * sigmoid(alpha * g)."""
+    """Mixture of experts of GPT-OSS: from the gate projection g and the up projection u, both clamped, an expert's
+    hidden units are (u + 1) * g * sigmoid(alpha * g)."""
 
     limit: Factor = 7.0  # u is clamped to -limit ... limit, g to at most limit
     alpha: Factor = 1.702  # steepness of the sigmoid

@@ -26,7 +26,7 @@ SIZES = {
 
 
 def shape(d_model: int, d_ff: int, n_layers: int, n_heads: int, n_kv_heads: int) -> dict[str, Any]:
-    """Return these sizes of a decoder under their keys in config.json, to write the releases of a family shortly."""
+    """Return these sizes of a decoder as a dict with their keys in config.json; used to list the published releases."""
     given = {"d_model": d_model, "d_ff": d_ff, "n_layers": n_layers, "n_heads": n_heads, "n_kv_heads": n_kv_heads}
     return {SIZES[our][0]: size for our, size in given.items()}
 

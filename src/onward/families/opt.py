@@ -48,7 +48,8 @@ ANCESTORS = {"opt": "gpt3-175b", "opt-350m": "opt-125m"}
 
 @dataclass(frozen=True)
 class FixedLayerNorm(Norm, kind="fixed_layer", internal=True):
-    """LayerNorm without learned weights and biases (layer_norm_elementwise_affine false)."""
+    """LayerNorm without learned weights and biases, for OPT models whose config.json has layer_norm_elementwise_affine
+    false."""
 
     def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
         from onward.model.norms import LayerNormModule

@@ -32,8 +32,8 @@ DEFAULTS = shape(2560, 6912, 32, 32, 32) | {"vocab_size": 50_304, "max_position_
 
 @dataclass(frozen=True)
 class UnbiasedHeadNorms(SelfAttention, kind="unbiased_head_norms", internal=True):
-    """Self-attention in which the LayerNorms of queries and keys have no bias, while the other norms of the block have
-    one."""
+    """Self-attention whose LayerNorms of queries and keys have no bias, while the other norms of the block have one
+    (StableLM)."""
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.model.attention import SelfAttentionModule

@@ -171,6 +171,6 @@ def same_characters(characters: str = NEW) -> bool:
 
 def unbroken(text: str) -> bool:
     """Return whether a text may have 65,536 or more characters in a row without a word boundary, which `tiktoken`
-    cannot encode. False means that it has not."""
+    cannot encode. Some texts without such a run also give True."""
     block = RUN // 2  # a run of RUN characters covers a whole block
     return any(not WORD.search(text, start, start + block) for start in range(0, len(text) - block, block))

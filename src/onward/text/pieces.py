@@ -35,8 +35,8 @@ def formations(text: str, pieces: Set[str]) -> Iterator[tuple[str, str]]:
 
 
 def merges_of(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
-    """Return the merges of a BPE model with the vocabulary `pieces`: all pairs of pieces whose joined text is a piece,
-    ordered by that piece's score, highest first, and then by the ids of the pair."""
+    """Return the merges of a BPE model with the vocabulary `pieces`: all pairs of pieces whose joined text is an
+    ordinary piece (type NORMAL), ordered by that piece's score, highest first, and then by the ids of the pair."""
     ids = {piece.text: i for i, piece in enumerate(pieces)}
     merges = []
     for piece in pieces:

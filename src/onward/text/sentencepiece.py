@@ -68,7 +68,7 @@ UNREAD: dict[str, Set[int]] = {  # fields by which a vocabulary was trained, and
 
 def fields_of(data: bytes) -> Iterator[tuple[int, int, Any]]:
     """Decode a protobuf message: yield (field number, wire type, value) for each field. Raises a ValueError if the
-    bytes are cut off or no such message."""
+    bytes are cut off or are not a protobuf message."""
     at = 0
 
     def varint() -> int:

@@ -201,7 +201,7 @@ class Generation(Extension):
 
 def environment() -> Environment:
     """Return the sandbox in which chat templates are rendered, with the functions that transformers provides to
-    them."""
+    templates, such as raise_exception and strftime_now."""
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)

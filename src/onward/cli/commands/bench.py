@@ -219,7 +219,8 @@ def words(text: str, known: Sequence[str], name: str) -> list[Any]:
 
 
 def numbers(text: str) -> list[int]:
-    """Parse the value of an option that lists batch sizes, such as `1,16`."""
+    """Parse the value of the option that lists batch sizes, such as `1,16`, into integers. Raises a UserError for
+    anything else."""
     values = [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")]
     if not all(1 <= number <= 4096 for number in values):
         raise UserError(f"batch is {text!r}: write numbers of rows from 1 to 4096, such as 1,16")

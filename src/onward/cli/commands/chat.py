@@ -178,7 +178,8 @@ class Conversation:
         return left(0)
 
     def command(self, line: str) -> None:
-        """Execute a line that begins with a slash: /help, /reset, /undo, /set. Raises a UserError for any other."""
+        """Execute a line of the user that begins with a slash: /help, /reset and /undo (forget the conversation or its
+        last turn), or /set (change a setting). Raises a UserError for any other."""
         kinds = fields.hints(Settings)
         names = [name for name, kind in kinds.items() if not fields.only_in_python(kind) and name not in OF_TEXTS]
         match line.split(maxsplit=2):

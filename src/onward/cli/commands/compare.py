@@ -99,8 +99,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def changes(text: str) -> tuple[str, dict[str, Any], str]:
-    """Parse a variant of a run, written as `NAME: option=value ...`; return its name, its options by name, and the text
-    `--variant NAME`, which names it in error messages."""
+    """Parse a variant of a run, written as `NAME: option=value ...`; return (its name, its options as nested dicts, the
+    text `--variant NAME` to begin error messages with)."""
     name, _, options = text.partition(":")
     table: dict[str, Any] = {}
     known = [*fields.hints(RunConfig)]

@@ -215,8 +215,8 @@ class Printed:
 
 
 def row(request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dict[str, Any]:
-    """Return the tokens, finish reason and figures of an answered request as a dict for `--json`; its text is not
-    included. With `speculative`, the numbers of drafted and accepted tokens of speculative decoding are."""
+    """Return an answered request as a dict for `--json`: tokens, finish reason, seed and figures, without the text;
+    with `speculative`, also the numbers of drafted and accepted tokens of speculative decoding."""
     values: dict[str, Any] = {
         "tokens": request.tokens,
         "finish_reason": request.finish_reason,

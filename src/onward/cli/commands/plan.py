@@ -94,8 +94,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def plan(options: Options) -> "Planned":
-    """Return the plan of the options' model and machine; measures this machine if no device is named. Raises a
-    UserError for options that contradict each other."""
+    """Compute the plan (memory, speed and cost) of the model and the machine that the options name; measures this
+    machine if no device is named. Raises a UserError for options that contradict each other."""
     from onward.measuring.decoders import check_context, decoder_of
     from onward.measuring.machine import machine_for
     from onward.planning.tables import amount, byte_count, operations
@@ -150,8 +150,8 @@ def plan(options: Options) -> "Planned":
 
 
 def of_devices(options: Options) -> Options:
-    """Return the options with the device and the count that `--devices` names. Raises a UserError for another form, and
-    for options that it replaces."""
+    """Return the options with `device` and `count` set from `--devices`, such as 64xh100. Raises a UserError for a text
+    of another form, and if `device`, `count` or `mesh` are given too."""
     if not options.devices:
         return options
     match = re.fullmatch(r"([1-9]\d{0,6})x([a-z]\w*)", options.devices)
@@ -163,7 +163,7 @@ def of_devices(options: Options) -> Options:
 
 
 def show(planned: "Planned", lines: "Sequence[Line]") -> None:
-    """Print a plan as tables: first the parts of the model, then `lines`, by section."""
+    """Print a plan as tables: first the parts of the model, then `lines`, the plan's figures, by section."""
     from onward.planning.flops import part_sizes
 
     parts = part_sizes(planned.config)

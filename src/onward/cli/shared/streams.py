@@ -47,7 +47,8 @@ class ClosedInput(io.TextIOWrapper):
 
 
 def prepare() -> None:
-    """Replace closed standard streams, and write characters that an encoding lacks as escapes such as \\xe9."""
+    """Prepare the standard streams when the command line starts: replace closed ones, let standard output write
+    characters that its encoding lacks as backslash escapes, and read standard input as UTF-8."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -84,7 +85,8 @@ def read_line() -> str:
 
 @contextmanager
 def refused_input() -> Iterator[None]:
-    """Convert a UnicodeDecodeError inside the `with` block to a UserError: the input is not UTF-8."""
+    """Return a context, for reading standard input, in which a UnicodeDecodeError becomes a UserError: the input is not
+    UTF-8."""
     try:
         yield
     except UnicodeDecodeError as error:

@@ -41,8 +41,9 @@ class VariantOptions(RunConfig):
 
 
 def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about: str) -> dict[str, Any]:
-    """Parse a command line into options by name, without checking whether they fit together. Options in the TOML file
-    that --config names are included; the command line takes precedence."""
+    """Parse the words of a command line into options by name, without checking whether they fit together. Options in
+    the TOML file that `--config` names are included; the command line takes precedence. `cls`, `prog` and `about` are
+    those of `options.read`."""
     values = read(cls, join_duration(argv), prog=prog, about=about)
     toml = values.pop("config", "")
     shared = from_toml(Path(toml), RunConfig) if toml else {}
