@@ -44,7 +44,7 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    """How weights are updated: the loss and the optimizer."""
+    """How the weights are updated: the loss and the optimizer."""
 
     optimizer: str = ""  # adamw, muon (for matrices, AdamW for the rest) or module:Class; "": see preset, else adamw
     learning_rate: NotNegative | None = None  # peak; none: 0.5 / d_model (with mup, 0.5 / mup), doubled for muon
@@ -66,7 +66,7 @@ class UpdateOptions:
 
 @dataclass(frozen=True)
 class ComputeOptions:
-    """How training is computed. Changes results by rounding at most."""
+    """How training is computed: device, precision, parallelism. These options change results by rounding at most."""
 
     device: str = "auto"  # auto, cpu, cuda, mps
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # precision of matrix products; auto: the fastest
@@ -79,7 +79,8 @@ class ComputeOptions:
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Measurements and saves. They change the weights only if a step fails."""
+    """Measurements and saves during training. They affect the weights only if a step fails, since the run then returns
+    to a save."""
 
     validate_every: SizeOrZero = 0  # steps between validations, each with a save; 0: twenty validations in the run
     validation_tokens: Tokens = 16_384  # tokens of the validation text to use during the run
@@ -166,8 +167,8 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
 
     @property
     def windows(self) -> int:
-        """The number of windows (sequences of `context_length` tokens) that the run trains on; 1 while its steps are
-        not fixed."""
+        """The number of windows (sequences of `context_length` tokens) that the run trains on; 1 while the number of
+        steps is not known yet."""
         return max(1, self.steps * self.batch_size * self.accumulation)
 
     @property
@@ -182,7 +183,8 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The names of the user's Python modules that the run needs: `imports`, and the module of its optimizer."""
+        """The names of the user's Python modules that must be imported before the run: `imports`, and the module of an
+        optimizer given as "module:Class"."""
         module, colon, _ = self.optimizer.partition(":")
         return (*self.imports, module) if colon else self.imports
 

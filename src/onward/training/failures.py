@@ -26,9 +26,10 @@ def one_report(patience: float = 5.0, remedy: str = "go on with --resume") -> It
     """A context for the work of one process of many: joins torchrun's process group, and reports a failure once. The
     first process that fails raises its own error, with its rank; the others raise a UserError that names this rank.
 
-    Errors of the connection follow from the failure of another process: they wait up to `patience` seconds for that
-    process to give a reason. If none does, or if a process was killed, the first process that notices raises a
-    UserError, which ends with the `remedy`. torchrun reads the sentence from the file TORCHELASTIC_ERROR_FILE.
+    A lost connection is usually caused by another process that failed: a process that loses its connection waits up to
+    `patience` seconds for that process to report its error. If no process does, or if one was killed, the first process
+    that notices raises a UserError, which ends with the `remedy`. The message is also written to the file
+    TORCHELASTIC_ERROR_FILE, from which torchrun reads it.
     """
     processes = Processes.join()
     if processes.store is None:
@@ -69,8 +70,8 @@ def terminate(*_: object) -> NoReturn:
 
 
 def in_one_sentence(error: BaseException, rank: int, remedy: str) -> BaseException:
-    """Return an error of the user or of the connection between processes as a UserError that names `rank`, the rank of
-    this process, and for a lost connection the `remedy`; any other error unchanged."""
+    """Return `error` as a UserError that names `rank`, the rank of this process, if it is a UserError or an error of
+    the connection between processes; the latter also names the `remedy`. Any other error is returned unchanged."""
     if isinstance(error, UserError):
         return UserError(f"rank {rank}: {error}")
     if isinstance(error, DistError) or "gloo" in str(error):
@@ -80,9 +81,9 @@ def in_one_sentence(error: BaseException, rank: int, remedy: str) -> BaseExcepti
 
 
 def first_failure(store: Any, processes: Processes, error: BaseException, patience: float) -> tuple[int, int]:
-    """Return the rank of the process that failed first, and the rank of the process that reports it. `store` is the
-    store that all processes share, and `error` is the error of this process; an error of the connection waits up to
-    `patience` seconds for its cause."""
+    """Return the rank of the process that failed first, and the rank of the process that reports this. `store` is
+    torch's key-value store, which all processes share; `error` is the error of this process. If it may come from a lost
+    connection, waits up to `patience` seconds for another process to report the cause."""
     failed, until = processes.rank, time.monotonic() + patience
     if isinstance(error, Terminated | RuntimeError):  # of a connection whose other end is gone, perhaps
         while not store.check(["failure"]) and time.monotonic() < until:
@@ -96,7 +97,7 @@ def first_failure(store: Any, processes: Processes, error: BaseException, patien
 
 
 def is_dead(process: str) -> bool:
-    """Return whether a process, given as the text "ID HOST", ran on this host and has ended."""
+    """Return whether a process, given as the text "ID HOST", has ended; False if it ran on another host."""
     pid, host = process.split()
     if host != socket.gethostname():
         return False
@@ -110,8 +111,8 @@ def is_dead(process: str) -> bool:
 
 
 def write_error_file(sentence: str, first: bool) -> None:
-    """Write the reason why this process ended to the file that torchrun reads. Of several reasons torchrun shows the
-    earliest; `first` says whether this process failed first."""
+    """Write `sentence`, the reason why this process ended, to the file that torchrun reads. Of several processes'
+    reasons torchrun shows the earliest; `first` says whether this process failed first."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         extra = {"py_callstack": sentence, "timestamp": str(int(time.time()) + (not first))}
         Path(path).write_text(json.dumps({"message": {"message": sentence, "extraInfo": extra}}))

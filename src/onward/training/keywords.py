@@ -12,7 +12,8 @@ from onward.training.rewards import Reward
 
 
 class CommonKeywords(TypedDict, total=False):
-    """The keyword arguments that `onward.train` and `onward.finetune` share."""
+    """The keyword arguments that `onward.train` and `onward.finetune` share; see RunConfig for their meanings and
+    defaults."""
 
     validate_every: int
     validation_tokens: int
@@ -70,7 +71,8 @@ class RunKeywords(CommonKeywords, total=False):
 
 
 class FinetuneKeywords(CommonKeywords, total=False):
-    """The keyword arguments of `onward.finetune`: the fields of FinetuneConfig, and those of the methods."""
+    """The keyword arguments of `onward.finetune`: the fields of FinetuneConfig, and the options of the fine-tuning
+    methods, such as `beta` of DPO."""
 
     method: str | Method
     columns: str

@@ -28,9 +28,9 @@ SHAPE: dict[str, Any] = {"attention": SelfAttention(qk_norm="head"), "norm": RMS
 
 
 def decoder(preset: str, vocab_size: int, changes: dict[str, Any]) -> DecoderConfig:
-    """Return the configuration of a preset, a published model or Qwen 3's architecture in a size of PRESETS, for a
-    vocabulary of `vocab_size` tokens. `changes` are values of fields, by name. Raises a UserError if the vocabulary
-    does not fit."""
+    """Return the decoder configuration of `preset`, a published model or Qwen 3's architecture in a size of PRESETS,
+    for a vocabulary of `vocab_size` tokens. `changes` are values that replace fields, by field name. Raises a UserError
+    if the vocabulary does not fit the preset."""
     if preset in PRESETS:
         base = DecoderConfig(vocab_size=vocab_size, **SHAPE, **PRESETS[preset])
     else:
@@ -69,12 +69,14 @@ def merge(
     base: dict[str, Any], over: dict[str, Any], where: str = "", owner: type[fields.Part] | None = None
 ) -> dict[str, Any]:
     """Return the fields `base` of a decoder configuration, merged with the fields `over`, which take precedence; both
-    are dicts by field name. `where` is the path of these fields, for errors; `owner` is the class that has them.
+    are dicts by field name. `where` is the path of these fields, for errors; `owner` is the class whose fields they
+    are.
 
-    A part, a component such as an attention or a norm, is a nested dict. If it names its `kind` in `over`, it keeps the
-    other fields of the part in `base` of the same kind or a base class; of several parts (one for each layer) in
-    `base`, the fields they have in common. Without a kind it changes fields of the only part in `base`. Raises a
-    UserError for fields of several parts at once.
+    A part, a component such as an attention or a norm, is a nested dict. If a part in `over` has a `kind`, it keeps
+    those fields of the part in `base` that it does not set, provided that the latter is of the same kind or of a base
+    class; of several parts in `base` (one for each layer), it keeps the fields they have in common. A part in `over`
+    without a kind changes fields of the only part in `base`. Raises a UserError for changes to fields of several parts
+    at once.
     """
     result = dict(base)
     for name, value in over.items():
@@ -104,9 +106,10 @@ def kinds_of(owner: type | None, name: str) -> Mapping[str, type[fields.Part]]:
 
 
 def inherited(there: Any, value: Any, path: str, kinds: Mapping[str, type[fields.Part]]) -> Any:
-    """Return the dict `value` of a decoder component, completed with the fields of the component, or the list of them,
-    that it replaces (`there`), if its class is the same or a subclass. `kinds` are the classes by kind. A field that
-    the subclass declares again keeps the subclass's default."""
+    """Complete the dict `value` of a decoder component, such as a norm, with fields of the component that it replaces
+    (`there`, a dict or a list of dicts), and return it. Fields are taken over only if the class of `value` is the class
+    of `there` or a subclass; a field that the subclass declares again keeps its default. `path` names the field in
+    errors; `kinds` maps kinds to classes."""
     if not isinstance(value, dict):
         return value  # to be refused where the decoder is built
     made = kinds.get(value["kind"])
@@ -125,8 +128,8 @@ def inherited(there: Any, value: Any, path: str, kinds: Mapping[str, type[fields
 
 
 def tables(value: Any, path: str) -> Any:
-    """Return a decoder component, or a list of them, given as text or as Python objects, as dicts of the fields that
-    were set. `path` is the name of the field, for errors."""
+    """Convert a decoder component, or a list of them, to dicts of the fields that were set, with the `kind`; a
+    component may be given as text or as a Python object. `path` is the name of the field, for errors."""
     if isinstance(value, str):
         return fields.parse(value, path)
     if isinstance(value, fields.Part):
@@ -137,8 +140,8 @@ def tables(value: Any, path: str) -> Any:
 
 
 def plain_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return changes of a decoder, by field name, as they are written to run.json: components such as norms become
-    dicts of the fields that were set."""
+    """Convert changes of a decoder, by field name, to the form in which run.json stores them: components such as norms
+    become dicts of the fields that were set."""
     return {
         name: value if isinstance(value, str) else fields.plain(tables(value, f"model.{name}"))
         for name, value in changes.items()
@@ -148,11 +151,11 @@ def plain_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
 def unnamed_changes(
     preset: str, config: DecoderConfig, changes: Mapping[str, Any], sizes: Mapping[str, int] | None = None
 ) -> list[str]:
-    """Return the differences of a decoder from its preset that the user did not name, but that follow from the
-    `changes` by name, such as dependent sizes; `onward train` prints them.
+    """List the differences between the decoder `config` and its preset that follow from the user's `changes` (by field
+    name) without being named in them, such as dependent sizes; `onward train` prints them.
 
-    `sizes` are fields that Onward chose, and do not count as differences. Each difference is written as `norm.eps 1e-06
-    -> 1e-05`; a field that the other kind of component lacks becomes `absent`.
+    `sizes` are fields that Onward chose, which do not count as differences. Each difference is written as `norm.eps
+    1e-06 -> 1e-05`; a field that the new kind of component lacks becomes `absent`.
     """
     from onward.planning.descriptions import differences
 
@@ -171,7 +174,8 @@ def unnamed_changes(
 
 
 def in_words(change: Change) -> str:
-    """Return a difference as text: `norm.eps 1e-06 -> 1e-05`; None stands for a missing field."""
+    """Return a difference between two decoders as text: `norm.eps 1e-06 -> 1e-05`, with `absent` for a missing
+    field."""
     before, after = ("absent" if value is None else fields.text(value) for value in (change.before, change.after))
     return f"{change.what} {before} -> {after}"
 

@@ -31,8 +31,8 @@ def leave() -> None:
 
 
 def await_all(store: distributed.Store, rank: int, count: int) -> None:
-    """Wait until all `count` processes have called this function. Raises a UserError that names the first process that
-    has not done so within ten minutes."""
+    """Wait until all `count` processes have called this function with torch's key-value `store`, which they share.
+    Raises a UserError that names the first process that has not done so within ten minutes."""
     store.set(f"here/{rank}", "")
     until = time.monotonic() + PATIENCE
     for other in range(count):
@@ -48,7 +48,7 @@ def await_all(store: distributed.Store, rank: int, count: int) -> None:
 @dataclass(frozen=True)
 class Processes:
     """The processes that train one model: the rank of this process, the number of processes that torchrun started, and
-    their mesh; rank 0 of 1 without torchrun."""
+    their mesh, the axes along which they replicate or divide the model. Without torchrun, rank 0 of 1 process."""
 
     rank: int = 0
     count: int = 1
@@ -58,8 +58,8 @@ class Processes:
 
     @classmethod
     def join(cls) -> "Processes":
-        """Join the process group, if torchrun started several processes: see its RANK and WORLD_SIZE. Raises a
-        UserError if the processes cannot connect, or one does not answer."""
+        """Join the process group and return its processes, if torchrun started several: see its variables RANK and
+        WORLD_SIZE. Raises a UserError if the processes cannot connect, or one does not answer."""
         count = int(os.environ.get("WORLD_SIZE", "1"))
         if count == 1:
             return cls()
@@ -89,14 +89,14 @@ class Processes:
         return cls(distributed.get_rank(), count, STORES[-1] if STORES else None, Mesh(replicate=count))
 
     def arranged(self, mesh: Mesh) -> "Processes":
-        """Return these processes with another mesh. Raises a UserError if the mesh is for another number of
-        processes."""
+        """Return these processes with another mesh, which says how they replicate or divide the model. Raises a
+        UserError if the mesh is for another number of processes."""
         mesh.check_count(self.count)
         return replace(self, mesh=mesh)
 
     def connected(self, device: torch.device) -> "Processes":
-        """Return these processes with torch's DeviceMesh for their devices, if each holds a part of the model; all
-        processes must call this together."""
+        """Return these processes with torch's DeviceMesh over their devices of the type of `device`, if the mesh
+        divides the model; all processes must call this together."""
         return replace(self, devices=device_mesh(self.mesh, device) if self.mesh.divides else None)
 
     def agreed(self, value: Callable[[], str]) -> str:
@@ -110,8 +110,8 @@ class Processes:
 
     @property
     def batch_rank(self) -> int:
-        """The number of this process among those with batches of their own; equal for all processes along the tensor
-        axis."""
+        """The index of this process among the processes that have batches of their own; processes along the tensor axis
+        share their batches and have the same index."""
         return self.rank // self.mesh.tensor
 
     def wait(self) -> None:
@@ -136,13 +136,13 @@ class Processes:
         return tensor.tolist()
 
     def sum_of_batches(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each value over the processes with batches of their own; processes along the tensor axis,
-        which share their batches, count once."""
+        """Return the sum of each of the `values` over the processes that have batches of their own; processes along the
+        tensor axis, which share their batches, count once."""
         return [value / self.mesh.tensor for value in self.sum(values)]
 
     def check_batches(self, batches: int) -> None:
-        """Raise a UserError if the number of batches of a step is smaller than the number of processes with batches of
-        their own, or if shards cannot divide it evenly."""
+        """Raise a UserError if a step has fewer batches (`batches`) than there are processes with batches of their own
+        or, with shards, if these processes would not have equally many batches."""
         count = self.mesh.data
         if batches < count:
             raise UserError(
@@ -166,9 +166,9 @@ class Processes:
             )
 
     def check_same(self, facts: dict[str, object], of_part: Collection[str] = ()) -> None:
-        """Raise a UserError in all processes if a process has another value for one of the `facts`, values by name,
-        than rank 0. Facts named in `of_part` describe the part of the model that a process holds, and are compared with
-        the first process that holds the same part."""
+        """Raise a UserError in all processes if the `facts`, values by name such as checksums, differ between
+        processes: each is compared with that of rank 0. Facts named in `of_part` describe the part of the model that a
+        process holds, and are compared with those of the first process that holds the same part."""
         if self.count == 1:
             return
         of_ranks: list[Any] = [None] * self.count

@@ -20,9 +20,10 @@ from onward.training.step.loss import CrossEntropy, Loss
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of training, pre-training or fine-tuning: functions that prepare and open the inputs of a run, begin a
-    new run in its folder, and make its loss. `begin` returns the configuration, in which it may have fixed options that
-    were left open, and sentences for the user."""
+    """A stage of training, pre-training or fine-tuning, as functions of a run's configuration: `prepare` tokenizes the
+    data into the run folder and returns the tokenizer, `open` opens these data, and `loss` makes the loss. `begin`
+    completes a new run, such as by initializing adapters, and returns the configuration, with options fixed that were
+    left open, and messages for the user."""
 
     prepare: Callable[[Any, Path, Progress], Tokenizer]
     open: Callable[..., Inputs]
@@ -31,7 +32,8 @@ class Stage:
 
 
 def cross_entropy(config: RunConfig) -> Loss:
-    """Return the loss of pre-training, the cross-entropy with the options of a configuration."""
+    """Return the loss of pre-training, the cross-entropy, with the options `z_loss`, `label_smoothing` and `loss_chunk`
+    of a configuration."""
     return CrossEntropy(config.z_loss, config.label_smoothing, config.loss_chunk)
 
 
@@ -40,12 +42,13 @@ FINETUNING = Stage(prepare_examples, open_examples, begin, lambda config: config
 
 
 def stage_of(config: RunConfig) -> Stage:
-    """Return the stage of a configuration: fine-tuning for a FinetuneConfig, else pre-training."""
+    """Return the stage of training that a configuration describes: fine-tuning for a FinetuneConfig, else
+    pre-training."""
     return FINETUNING if isinstance(config, FinetuneConfig) else PRETRAINING
 
 
 def inputs_of(folder: Path, verify: Literal["size", "sha256"] = "size") -> Inputs:
-    """Return the inputs (training and validation tokens) of the run in a folder. With "size" only the sizes of their
-    files are verified; with "sha256" also their checksums, which reads all files."""
+    """Return the inputs (training and validation tokens) of the run in a folder. With `verify` "size" only the sizes of
+    the token files are compared with those recorded; with "sha256" also the checksums, which reads all files."""
     config = read_config(folder)
     return stage_of(config).open(config, folder, verify)

@@ -36,8 +36,8 @@ class Costs:
 
 @dataclass
 class Budget:
-    """Keeps a run within its time limit: holds the time at which the run must end, in seconds of `clock`, and the costs
-    of the remaining work, which are measured during the run."""
+    """Keeps a run within its time limit: holds the time `end` at which the run must end, as a value of `clock`, and the
+    costs of the remaining work, which are measured during the run."""
 
     end: float
     costs: Costs
@@ -92,9 +92,9 @@ class Budget:
         return self.end - self.clock() - self.costs.validation - self.costs.end
 
     def last_step(self, step: int, config: RunConfig) -> int:
-        """Return the total number of steps as soon as the remaining time is just long enough for the decay of the
-        learning rate, 0 before. The run calls this after each `step` (counted from 1). Also 0 during the warm-up, and
-        if `config.steps` is set."""
+        """Return the total number of steps of the run as soon as the remaining time is just long enough for the decay
+        of the learning rate, and 0 before. The run calls this after each `step` (counted from 1). Also returns 0 during
+        the warm-up, and if `config.steps` is set."""
         if config.steps:
             return 0
         c, left = self.costs, self.steps_left(config.validation_interval)
@@ -111,7 +111,7 @@ class Budget:
         return min(1.0, max(EVALUATED, left / c.evaluation)) if c.evaluation else 1.0
 
     def affords_validation(self, steps_left: int) -> bool:
-        """Return whether the remaining time suffices for a validation now, `steps_left` steps, the last validation and
-        the work after the last step."""
+        """Return whether the remaining time suffices for a validation now, in addition to `steps_left` steps, the last
+        validation and the work after the last step."""
         c = self.costs
         return self.clock() + steps_left * c.step + 2 * c.validation + c.end <= self.end

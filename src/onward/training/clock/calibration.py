@@ -58,8 +58,8 @@ def calibrated(
     began: float | None = None,
 ) -> tuple[RunConfig, Budget | None]:
     """Return the configuration with its open options chosen by timing: precision, backend of experts, and steps in
-    place of epochs. With a time limit, also return the budget that keeps it (else None), and fix warm-up, validation
-    interval and, unless the clock does so later, the number of steps.
+    place of epochs. With a time limit, also return the Budget that keeps the limit during training (else None), and fix
+    the warm-up and the validation interval; the number of steps is fixed now or during training, see `fitted`.
 
     The time counts from `began`, by default from this call. Steps, a validation, a save and a call of `sample`, which
     the caller makes at each validation, are timed on copies of the model.
@@ -81,9 +81,9 @@ def calibrated(
 
 
 def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: int) -> tuple[RunConfig, Costs]:
-    """Return the configuration for a time limit of `limit` seconds, of which `spent` have passed, and the costs of its
-    run: the measured `costs` with the time spent so far and the cost of the final evaluation that was chosen. `tokens`
-    is the length of the validation text.
+    """Fit a run into a time limit of `limit` seconds, of which `spent` have passed. Returns the configuration, and the
+    measured `costs` with the time spent so far and the cost of the final evaluation that was chosen. `tokens` is the
+    length of the validation text.
 
     If the configuration does not say how often to validate, there are twenty validations, or fewer, so that they take
     at most a twentieth of the time. The final evaluation uses as many tokens of the validation text as take a twentieth
@@ -137,8 +137,8 @@ def precisions_of(device: torch.device) -> list[Literal["fp32", "bf16", "fp16"]]
 
 
 def one_step(trainer: Trainer, plan: StepPlan, precision: str, backend: str) -> None:
-    """Make an optimizer step with a precision and a backend of experts, in order to time it; `plan` holds the
-    batches."""
+    """Make one optimizer step on the batches of `plan` with a precision and a backend of experts, so that a caller can
+    time it."""
     choose_backend(trainer.model, backend)
     trainer.config = replace(trainer.config, precision=precision)
     trainer.train_step(plan)
@@ -155,8 +155,8 @@ def measured_costs(
     clock: Callable[[], float] = perf_counter,
 ) -> Costs:
     """Measure the seconds of a step, a validation (with its save and a call of `sample`) and the final evaluation of a
-    run with a time limit of `limit` seconds. `planner` gives the batches, `inputs` the validation text, `clock` the
-    time in seconds."""
+    run with a time limit of `limit` seconds. `planner` gives the batches, `inputs` the validation text; `clock` returns
+    the present time in seconds."""
     taken: list[float] = []
     long_enough, part = min(TRIAL_SECONDS, limit / TRIAL_PART), min(1.0, limit / FULL_MEASUREMENT)
     with closing(planner.plans(0)) as plans:
@@ -196,8 +196,8 @@ def warmed(call: Callable[[], T], limit: float, clock: Callable[[], float]) -> t
 
 
 def save_once(trainer: Trainer, folder: Path) -> None:
-    """Write a save to a temporary folder inside the run folder, and remove it, in order to time a save. A full disk is
-    not an error here: the run reports it when it saves."""
+    """Write a save to a temporary folder inside the run folder `folder`, and remove it, so that the caller can time a
+    save. A full disk is not an error here: the run reports it when it saves."""
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".trial.", suffix=PART, dir=folder) as trial:
         saver = Saver(Path(trial), keep=1, base=BaseModel("", "") if adapter_names(trainer.model) else None)

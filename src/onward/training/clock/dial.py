@@ -62,7 +62,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen model size, and the candidates it was chosen from."""
+    """The model size that Onward chose for a run with a time limit, and the candidates it was chosen from."""
 
     candidates: tuple[Candidate, ...]  # in ascending size
     chosen: Candidate
@@ -90,16 +90,16 @@ def effective(tokens: float, unique: int) -> float:
 
 @dataclass(frozen=True)
 class Compression:
-    """The bits per byte of a training text compressed by bz2, a measure of how hard it is to predict, and its bytes per
-    token."""
+    """Two measures of a training text: its bits per byte when compressed by bz2, which say how hard the text is to
+    predict, and its bytes per token."""
 
     bits_per_byte: float  # of the text compressed by bz2
     bytes_per_token: float
 
 
 def compression(tokenizer: Tokenizer, inputs: Inputs) -> Compression:
-    """Measure how well bz2 compresses about the first megabyte of the training text, and its bytes per token. `inputs`
-    are the prepared texts of a run."""
+    """Measure the bits per byte of about the first megabyte of the training text compressed by bz2, and its bytes per
+    token. `inputs` are the prepared texts of a run."""
     pieces = [source[: SAMPLE // len(inputs.train)] for source in inputs.train]
     data = "".join(tokenizer.decode(piece.tolist()) for piece in pieces).encode()
     bits = 8 * len(bz2.compress(data[:SAMPLE])) / max(1, len(data[:SAMPLE]))
@@ -107,8 +107,8 @@ def compression(tokenizer: Tokenizer, inputs: Inputs) -> Compression:
 
 
 def step_seconds(config: RunConfig, model: Decoder, inputs: Inputs, loss: LossFunction | None) -> float:
-    """Measure the seconds of an optimizer step of `model`, the second of two, in the precision that is likely the
-    fastest; `loss` defaults to the configured cross-entropy."""
+    """Measure the seconds of an optimizer step of `model`: of two steps, the second is timed, in the precision that is
+    likely the fastest. `loss` defaults to the configured cross-entropy."""
     if config.precision == "auto":
         config = replace(config, precision=precisions_of(model.device)[-1])
     trainer = build_trainer(config, model, loss=loss)
@@ -130,10 +130,11 @@ def dial(
     timing: Callable[..., float] = step_seconds,
 ) -> tuple[RunConfig, Choice | None]:
     """Choose the model size, the batch size and the optimizer for `limit` seconds of training, where the configuration
-    leaves them open. Returns the configuration, and the choice; None if the given fields leave no possible size.
+    leaves them open. Returns the configuration with these options set, and the Choice, which explains them; the Choice
+    is None if no size is possible with the options that the user set.
 
-    Sizes are timed in increasing order by `timing`, which returns the seconds of a step, until the forecast becomes
-    worse or a twentieth of the time is spent.
+    Sizes are timed in increasing order by `timing`, which returns the seconds of a step, until the forecast loss
+    becomes worse or a twentieth of the time is spent.
     """
     candidates, spent, seconds = list[Candidate](), 0.0, 0.0
     text = compression(tokenizer, inputs)

@@ -19,7 +19,7 @@ Replier = Callable[[Sequence[Completion]], Sequence[str | None]]
 
 class Environment(Part):
     """The base class of environments, for reinforcement with several turns. A model writes a turn, which ends with an
-    end token; the environment replies; the model goes on, until there is no reply. Tokens of replies are not trained.
+    end token; the environment replies; the model continues, until there is no reply. Tokens of replies are not trained.
 
     A subclass with a kind (`class Mine(Talk, kind="mine")`) defines `reply`.
     """
@@ -32,8 +32,9 @@ class Environment(Part):
         return {"kind": "function", "file": file, "name": name} if colon and file.endswith(".py") else None
 
     def open(self) -> Replier:
-        """Start the process of the environment, if it has one, and return the function that replies to unfinished
-        completions: for each the text that follows its turns, or None if it has ended."""
+        """Start the process of the environment, if it has one, and return the function that replies to a list of
+        unfinished completions: for each completion it returns the text that follows its turns, or None if the
+        completion has ended."""
         return lambda completions: [self.reply(completion) for completion in completions]
 
     def reply(self, completion: Completion) -> str | None:
@@ -44,8 +45,8 @@ class Environment(Part):
 
 @dataclass(frozen=True)
 class Talk(Environment, kind=""):
-    """The base class of environments, with two options: the maximum number of turns in a completion, and the role of
-    replies."""
+    """The base class of environments with two options: the maximum number of turns in a completion, and the role of
+    replies in the chat template."""
 
     turns: Annotated[int, Range(1, 1000)] = 4  # maximum number of model turns in a completion
     role: str = ""  # role of a reply in the chat template, such as tool; "": the reply is inserted as plain text
@@ -53,8 +54,8 @@ class Talk(Environment, kind=""):
 
 def reply_tokens(tokenizer: Tokenizer, role: str, reply: str) -> list[int]:
     """Return the tokens of an environment's reply, which follow the end token of the model's turn: the text `reply` or,
-    with a role, the rest of a conversation that goes on with a message of this role. Raises a UserError if a role is
-    given and there is no chat template."""
+    with a `role`, a message of this role in the chat template and the beginning of the model's next turn. Raises a
+    UserError if a role is given and there is no chat template."""
     if not role:
         return tokenizer.encode(reply, special=False)
     if not tokenizer.templates:

@@ -15,11 +15,11 @@ from onward.training.rewards.reward import Completion, Seconds
 
 @dataclass(frozen=True)
 class Function(Talk, kind="function"):
-    """A function of prompts, completions and answers, lists of texts, and `turns`, a list of lists of texts, that
-    returns a list of replies, texts or None; written in short as FILE.py:FUNCTION.
+    """A user's function of prompts, completions and answers, lists of texts, and `turns`, a list of lists of texts,
+    that returns a list of replies, texts or None; written in short as FILE.py:FUNCTION.
 
-    Fields of the records are given by name, as to rewards. The function runs in a process of its own, which is ended
-    after `seconds`.
+    Other fields of the records are given by name where the function has such a parameter, as for rewards. The function
+    runs in a process of its own, which is ended after `seconds`.
     """
 
     file: str = ""  # a Python file, which Onward executes

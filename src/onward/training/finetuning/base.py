@@ -31,12 +31,13 @@ MERGED = "base"  # the folder in that of a run for the model with its first adap
 
 
 def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
-    """Load the model named by `config.base`, in fp32, and the keys of its Hugging Face config.json. Its embedding has a
-    row for each token of `base_tokenizer`, and it has the adapters that the run trains, not yet initialized.
+    """Load the model named by `config.base` in fp32; return it with the content of its Hugging Face config.json. The
+    model's embedding has a row for each token of `base_tokenizer`, and the adapters that the run trains are added, not
+    yet initialized.
 
-    If the base is itself an adapter on a model, the run trains this adapter, and a frozen copy of it is the reference;
-    or it trains new adapters on top, as `config.first` says. Raises a UserError for quantized weights to train, and for
-    new tokens of the chat template that adapters do not train.
+    If the base is itself an adapter, the run trains this adapter, with a frozen copy of it as the reference model; or,
+    if the configuration has new adapters, it trains these on top of it. Raises a UserError if the run would train
+    quantized weights, or if the chat template adds tokens, whose embeddings adapters do not train.
     """
     c = config if isinstance(config, FinetuneConfig) else None
     adapters, first = (c.adapters, locate(c.base)) if c else (None, None)
@@ -70,9 +71,9 @@ def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
 
 
 def base_outline(config: RunConfig) -> tuple[Decoder, StoredWeights, dict[str, Any]] | None:
-    """Return the model named by `config.base` on the meta device, its stored weights in fp32, and the keys of its
-    Hugging Face config.json, for processes that divide the model; None if the run trains adapters or adds tokens, which
-    needs the whole model."""
+    """Return the model named by `config.base` on the meta device (without values), its stored weights, read as fp32,
+    and the content of its Hugging Face config.json. Used where processes divide the model, so that none loads all of
+    it. None if the run trains adapters, quantizes or adds tokens, which needs the whole model."""
     c = config if isinstance(config, FinetuneConfig) else None
     folder = locate(config.base)
     if is_adapter(folder) or (c and (c.adapters or c.quantize)):
@@ -82,17 +83,17 @@ def base_outline(config: RunConfig) -> tuple[Decoder, StoredWeights, dict[str, A
 
 
 def weights_folder(config: RunConfig) -> Path:
-    """Return the folder of the model named by `config.base` or, if that is an adapter, of the model beneath it. A model
-    on the hub is downloaded."""
+    """Return the folder of the model named by `config.base` or, if that is an adapter, of the model that the adapter
+    belongs to. A model on the hub is downloaded."""
     folder = locate(config.base)
     return base_folder(folder) if is_adapter(folder) else folder
 
 
 def with_merged_base(config: RunConfig, folder: Path) -> RunConfig:
-    """Return the configuration of a run in `folder`, in which the base may be replaced: if the run trains new adapters
-    on a base that is an adapter, and `config.first` is not "frozen", that adapter is merged into its model in fp32, and
-    the result is written into the folder as the new base. Raises a UserError for an option `first` without such a
-    base."""
+    """Return the configuration of the run in `folder`, with its base replaced if the base is an adapter and the run
+    trains new adapters on it: that adapter is merged into its model in fp32, and the result is saved in `folder` as the
+    new base. With `config.first` "frozen" nothing is merged. Raises a UserError if `config.first` is given and the base
+    is not an adapter."""
     if not isinstance(config, FinetuneConfig) or not config.adapters or not config.base:
         return config
     first = locate(config.base)
@@ -112,8 +113,9 @@ def with_merged_base(config: RunConfig, folder: Path) -> RunConfig:
 
 
 def base_model(folder: Path, config: RunConfig, labels: Sequence[str]) -> Callable[[], Decoder] | None:
-    """Return, for a run that saves only adapters, a function that makes its model anew, with uninitialized adapters
-    and, given `labels`, a new output head for them, so that a save can be loaded into it; None for other runs."""
+    """Return a function that loads the base of the run in `folder` again, with adapters that are not initialized and,
+    given `labels`, an output head for these; a save, which holds only adapters, is then loaded into this model. None
+    for runs that save whole models."""
 
     def make() -> Decoder:
         model, _ = load_base(config)
@@ -125,8 +127,8 @@ def base_model(folder: Path, config: RunConfig, labels: Sequence[str]) -> Callab
 
 
 def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
-    """Return the name and the checksum of the base of a model with adapters; None for a model without adapters. Raises
-    a UserError if `config.base` is empty."""
+    """Return the name and the checksum of the base model, which are saved with a model that has adapters; None for a
+    model without adapters. Raises a UserError if `config.base` is empty."""
     if not adapter_names(model):
         return None
     if not config.base:
@@ -137,14 +139,15 @@ def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
 
 
 def base_checksum(config: RunConfig) -> str:
-    """Return a checksum of the weights that a run begins from, including those of an adapter; reads their files."""
+    """Return a checksum of the weights that a run begins from, including an adapter's; reads the files of the
+    weights."""
     checksum, folder = weights_checksum(weights_folder(config)), locate(config.base)
     return f"{checksum} {file_sha256(folder / TENSORS)[:16]}" if is_adapter(folder) else checksum
 
 
 def base_of(config: FinetuneConfig) -> Base:
-    """Return functions that load the base model of a run and its tokenizer, for losses that need the model once more,
-    such as DPO for its reference."""
+    """Return functions that load the base model of a run and its tokenizer, for losses that need a second copy of the
+    model, such as the reference model of DPO."""
     return Base(lambda: load_base(config)[0], lambda: base_tokenizer(config), config.device)
 
 
@@ -160,8 +163,8 @@ def base_tokenizer(config: RunConfig) -> Tokenizer:
 
 @torch.no_grad()
 def with_vocabulary(model: Decoder, size: int) -> Decoder:
-    """Return a copy of the model with a vocabulary of `size` tokens. Embeddings and output rows of new tokens are the
-    mean of the others, so that a new token is about as likely as a known one."""
+    """Return a copy of the model with its vocabulary extended to `size` tokens. The embedding and output rows of new
+    tokens are the mean of the other rows, so that a new token is about as likely as a known one."""
     grown = Decoder(replace(model.config, vocab_size=size)).to(model.dtype)
     if labels := head_labels(model):
         add_head(grown, labels)

@@ -121,8 +121,8 @@ def with_method(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_readers(options: Iterable[str], method: type[Method]) -> None:
-    """Raise a UserError for a name in `options` that is a field of other fine-tuning methods, and neither of `method`
-    nor of a run."""
+    """Raise a UserError if one of the option names in `options` belongs only to other fine-tuning methods: a field of
+    another method, and not a field of `method` or of FinetuneConfig."""
     known = fields.hints(FinetuneConfig).keys() - {*FinetuneConfig.fixed} | fields.hints(method).keys()
     for name in options:
         readers = [kind for kind, other in Method.choices().items() if name in fields.hints(other)]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class QuantizationError:
-    """How far a quantized base model is from the original. Errors of weights are relative: the norm of the difference
-    divided by the norm of the original weights (Frobenius)."""
+    """How far the weights and the loss of a quantized base model are from those of the original. Errors of weights are
+    relative: the Frobenius norm of the difference divided by that of the original weights."""
 
     precision: str
     weights: float  # relative error of all quantized weights

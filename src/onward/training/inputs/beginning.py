@@ -26,10 +26,10 @@ TOKENS = 512  # of the data, about, for the loss of a quantized base
 
 
 def begin(config: FinetuneConfig, folder: Path, model: Decoder, inputs: Inputs) -> tuple[FinetuneConfig, list[str]]:
-    """Initialize the adapters that a new run of fine-tuning trains, and record in inputs.json how much quantization
-    changes the base model, if it is quantized. Returns the configuration, with the rank of each adapter if these are
-    initialized by EVA (Paischer et al. 2024), and sentences for the user. Raises a UserError if the user gives ranks as
-    well."""
+    """Complete the setup of a new fine-tuning run: initialize the adapters that it trains and, if the base model is
+    quantized, record in inputs.json how much quantization changes it. Returns the configuration, with the rank of each
+    adapter if EVA (Paischer et al. 2024) initializes them, and messages for the user. Raises a UserError if the user
+    gives ranks to EVA."""
     lora, notes = config.adapters, []
     if config.quantize and (error := quantization_error(config, model, inputs)):
         write_json(folder / "inputs.json", read_json(folder / "inputs.json") | {"quantization": asdict(error)})
@@ -67,9 +67,9 @@ def quantization_error(config: FinetuneConfig, model: Decoder, inputs: Inputs) -
 
 
 def rows(config: FinetuneConfig, model: Decoder, inputs: Inputs) -> Iterator[Rows]:
-    """Yield batches of the training examples, in the order of the run, for the initialization of adapters by EVA:
-    tokens, positions, and a mask of the trained tokens, or of all tokens but the first if the examples are prompts
-    only."""
+    """Yield (tokens, positions, mask) for batches of the training examples, in the order of the run, from which EVA
+    initializes adapters. The mask is True for the trained tokens or, if the examples are only prompts, for all tokens
+    but the first."""
     windows, size = inputs.windows(config, model.config.context_length), config.batch_size
     for start in range(0, min(PASSES * len(windows), BATCHES * size), size):
         batch = windows.read(range(start, start + size)).to(model.device)

@@ -60,8 +60,9 @@ class ExampleInputs(Inputs):
     def packed(
         self, examples: Examples, context_length: int, seed: int | None, chosen: Sequence[int] | None = None
     ) -> PackedExamples:
-        """Return examples as packed rows, each of which holds as many examples as fit: all examples, or those with the
-        numbers `chosen`; shuffled by `seed` or, if it is None, in order."""
+        """Return `examples` as packed rows, each of which holds as many examples as fit into the option `length` or
+        else `context_length` tokens: all examples, or those with the indices `chosen`. They are shuffled by `seed`, or
+        in order if it is None."""
         c, method = self.config, self.config.method
         packed = c.packed and not method.samples_itself
         length = row_length(c, context_length)
@@ -81,8 +82,8 @@ class ExampleInputs(Inputs):
         return None if self.held_out is None else self.packed(self.held_out, context_length, None)
 
     def validation_sets(self, config: Any, context_length: int) -> dict[str, PackedExamples]:
-        """Return the held-out examples of each source as packed rows, by the name of the source; {} if there is one
-        source."""
+        """Return the held-out examples of each source as packed rows, by the name of the source; {} if there is only
+        one source."""
         if self.held_out is None or SET not in self.held_out.numbers:
             return {}
         present = {int(index) for index in self.held_out.numbers[SET]}
@@ -94,8 +95,8 @@ class ExampleInputs(Inputs):
         return loss
 
     def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
-        """Return the means of the loss and its figures, by name, over held-out examples of about `tokens` tokens (0:
-        all); {} without held-out examples."""
+        """Return the loss and its figures, by name, as means over held-out examples of about `tokens` tokens (0: all);
+        {} without held-out examples."""
         rows = self.validation_windows(self.config, model.config.context_length)
         if rows is None:
             return {}
@@ -107,8 +108,8 @@ class ExampleInputs(Inputs):
 
 
 def row_length(config: FinetuneConfig, context_length: int) -> int:
-    """Return the largest number of tokens in a sequence: the option `length` or, if it is 0, the context length, at
-    most 4096. Raises a UserError if `length` exceeds the context length of the model."""
+    """Return the largest number of tokens in a training sequence: the option `length` or, if it is 0, `context_length`
+    but at most 4096. Raises a UserError if `length` exceeds `context_length`, that of the model."""
     if config.length > context_length:
         raise UserError(f"length is {config.length}, and the model's context has {context_length} tokens")
     return config.length or min(context_length, LONGEST)
@@ -171,8 +172,8 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
 
 
 def check_teacher(teacher: str, base: str, tokenizer: Tokenizer) -> None:
-    """Raise a UserError if the model `teacher` of a distillation does not have the vocabulary of the model `base`,
-    given as `tokenizer`, or has too few embeddings for it."""
+    """Raise a UserError if the model `teacher` of a distillation does not have the vocabulary of `tokenizer`, that of
+    the trained model `base`, or has too few embeddings for it."""
     source = open_source(locate(teacher))
     if source.required_tokenizer().inner.get_vocab() != tokenizer.inner.get_vocab():
         raise UserError(f"the teacher {teacher} has another vocabulary than {base}: take one with the same tokenizer")
@@ -184,7 +185,7 @@ def check_teacher(teacher: str, base: str, tokenizer: Tokenizer) -> None:
 
 
 def check_sets(examples: Examples, config: FinetuneConfig) -> None:
-    """Raise a UserError if a source of a mixture has no examples to train on."""
+    """Raise a UserError if, in a mixture of sources with weights, a source has no examples to train on."""
     present = {int(index) for index in examples.numbers.get(SET, [0])}
     if missing := [source for index, source in enumerate(config.sources) if index not in present]:
         raise UserError(f"{missing[0]} has no examples to train on: add some, or leave it out")
@@ -202,7 +203,7 @@ def check_labels(examples: Examples, config: FinetuneConfig) -> None:
 
 def with_reference(examples: Examples, config: FinetuneConfig) -> Examples:
     """Return the examples with the log-probability of each sequence under the base model added, for methods that
-    compare the model with it and compute this once before training."""
+    compare the trained model with the base model and compute these log-probabilities once, before training."""
     loss: Any = config.method.loss(base_of(config))
     model, size = load_base(config)[0].eval().to(choose_device(config.device)), config.batch_size
     rows = [[i] for i in range(len(examples))]
@@ -214,9 +215,9 @@ def with_reference(examples: Examples, config: FinetuneConfig) -> Examples:
 
 
 def open_examples(config: FinetuneConfig, folder: Path, verify: Literal["size", "sha256"] = "sha256") -> ExampleInputs:
-    """Open the examples named in the file inputs.json of the run in `folder`. With "sha256" the checksums of the files
-    and of the base model are verified, with "size" nothing. Raises a UserError if the examples have changed, or if the
-    base model has and the method compares with it."""
+    """Open the examples named in the file inputs.json of the run in `folder`. With `verify` "sha256" the checksums of
+    the files and of the base model are verified, with "size" nothing. Raises a UserError if the examples have changed,
+    or if the base model has changed and the method compares the trained model with it."""
     record = read_record(folder)
     for name, digest in record.data.items():
         if verify == "sha256" and file_sha256(folder / name) != digest:

@@ -58,8 +58,8 @@ def read_config(folder: Path) -> RunConfig:
 
 
 def same_tokens(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """Return the options (sources, validation, pack) with which another run trains on the prepared tokens of the run in
-    `folder`, whose configuration is `config`."""
+    """Return options (sources, validation, pack) by name with which another run trains on the tokens that the run in
+    `folder`, whose configuration is `config`, has prepared."""
     record = read_record(folder)
     validation = str(folder / record.validation) if record.validation else config.validation
     sources = dict.fromkeys(str(folder / name) for name, _ in record.train)
@@ -67,14 +67,14 @@ def same_tokens(folder: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def index_of(data: Path) -> Path:
-    """Return the file of the data in `data` whose checksum is recorded: the index of a folder of prepared tokens, or
-    the file itself."""
+    """Return the file whose checksum inputs.json records for `data`: the index file of a folder of prepared tokens, or
+    `data` itself if it is a file."""
     return data / INDEX if data.is_dir() else data
 
 
 def check_inputs(folder: Path, model: DecoderConfig) -> None:
-    """Raise a UserError that lists the inputs of a run (tokens, tokenizer, and `model`, the configured decoder) that
-    have changed since it was started."""
+    """Raise a UserError that lists the inputs of the run in `folder` (tokens, tokenizer, and `model`, the configured
+    decoder) that have changed since the run was started."""
     record = read_record(folder)
     differ = [
         f"the tokens in {name}" + ("" if index.exists() else " (which are gone)")

@@ -62,13 +62,13 @@ class Inputs:
         return "" if self.validation is None else tokenizer.decode(self.validation[:TASK_TOKENS].tolist())
 
     def windows(self, config: RunConfig, context_length: int) -> TrainingWindows:
-        """Return the training tokens as windows of `context_length` tokens with their targets. The seed, the weights of
+        """Return the training tokens as windows of `context_length` tokens with their targets; the seed, the weights of
         the sources and the packing are those of `config`."""
         c = config
         return Windows(self.train, context_length, c.seed, weights=c.weights, total=c.windows, pack=c.pack)
 
     def validation_windows(self, config: RunConfig, context_length: int) -> HeldOutWindows | None:
-        """Return the validation text as windows of `context_length` tokens; None without one."""
+        """Return the validation text as windows of `context_length` tokens; None if there is no validation text."""
         return None if self.validation is None else ValidationWindows(self.validation, context_length, config.pack)
 
     def validation_sets(self, config: RunConfig, context_length: int) -> Mapping[str, HeldOutWindows]:
@@ -83,8 +83,8 @@ class Inputs:
         return CrossEntropy()
 
     def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
-        """Return the figures of a model, by name, on about `tokens` tokens of the validation text (0: all), for
-        result.json; {} without a validation text."""
+        """Evaluate a model on about `tokens` tokens of the validation text (0: all), after training; return the figures
+        by name, for result.json, or {} without a validation text."""
         if self.validation is None:
             return {}
         text = spread(self.validation, tokens or len(self.validation), model.config.context_length)
@@ -93,8 +93,8 @@ class Inputs:
 
 
 def spread(tokens: Tokens, count: int, context_length: int) -> Tokens:
-    """Return about `count` of the tokens, in evenly spread pieces of eight windows of `context_length` tokens; all
-    tokens if there are no more.
+    """Return about `count` of the tokens, in evenly spread pieces of eight windows of `context_length` tokens, for an
+    evaluation in limited time; all tokens if there are no more than `count`.
 
     The first token of a piece is predicted from the end of another piece, which hardly changes a mean.
     """
@@ -172,10 +172,11 @@ def short_names(sources: Sequence[str]) -> list[str]:
 
 
 def validation_start(tokens: Tokens, share: float, pack: Packing) -> int:
-    """Return the index of the first validation token in the tokens of a source whose last `share` is for validation.
+    """Return the index of the first validation token among the tokens of a source, whose last part, a fraction `share`,
+    is for validation.
 
-    With `pack` "documents" it is the start of the document nearest to the share, so that no document is in both texts,
-    unless that would more than double the validation text.
+    With `pack` "documents" the index is moved to the nearest start of a document, so that no document is in both the
+    training and the validation text, unless that would more than double the validation text.
     """
     start = max(int(len(tokens) * (1 - share)), len(tokens) - MOST_HELD_OUT)
     if pack == "stream":
@@ -186,8 +187,8 @@ def validation_start(tokens: Tokens, share: float, pack: Packing) -> int:
 
 
 def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[Source]) -> Tokenizer:
-    """Return the tokenizer of a run: that of the `prepared` sources, or the requested one, trained on the texts of the
-    `raw` sources if necessary. Raises a UserError if these tokenizers differ."""
+    """Return the tokenizer of a run: that of the sources in the folders `prepared`, or the one requested by the
+    options, trained on the texts of the sources `raw` if necessary. Raises a UserError if these tokenizers differ."""
     base = str(locate(config.base)) if config.base else ""
     asked = config.tokenizer or base or ("" if prepared else "bpe:4096")
     texts = passages(raw, field=config.field, encoding=config.encoding) if raw else ()
@@ -204,8 +205,8 @@ def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[S
 
 
 def share(validation: str) -> float | None:
-    """Return the share of each source that the option `validation` requests, such as 0.1 for "0.1"; None if it names a
-    file or is "none". Raises a UserError for a number that is no share."""
+    """Return the fraction of each source that the option `validation` requests, such as 0.1 for "0.1"; None if the
+    option names a file or is "none". Raises a UserError for a number that is not above 0 and below 1."""
     try:
         part = float(validation)
     except ValueError:

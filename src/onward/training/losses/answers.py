@@ -42,8 +42,8 @@ class Logprobs:
 
 @dataclass(frozen=True)
 class Answers:
-    """The log-probabilities of the chosen, or of the rejected, answers of M pairs, by the model and by the
-    reference."""
+    """The log-probabilities of M answers, either the chosen or the rejected answers of M pairs, under the model and
+    under the reference."""
 
     logprob: Tensor  # (M,), sum of log p over the tokens of each answer
     reference: Tensor  # (M,), the same sum under the reference; 0 without a reference
@@ -110,13 +110,14 @@ def logprobs_of(model: Decoder, hidden: Tensor, batch: ExampleBatch, tail: float
 
 
 def target_logprobs(model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Compute the log-probabilities of targets (N,) after hidden states (N, D)."""
+    """Compute the log-probabilities (N,) of the targets (N,), token ids, from the hidden states (N, D) that predict
+    them."""
     return scores(model, hidden).logprobs(targets)
 
 
 class Frozen:
-    """A frozen model, such as a reference or a teacher, that is loaded at its first use by the function `load`, and
-    divided over the processes by the function `divide`."""
+    """A frozen model, such as a reference or a teacher. The function `load` loads it at its first use, and the function
+    `divide`, if set, then divides it over the processes."""
 
     def __init__(self, load: Callable[[], Decoder]) -> None:
         self.load = load
@@ -132,8 +133,8 @@ class Frozen:
 
 
 class Reference(Frozen):
-    """The reference of a policy, the trained model: the model as it was at the start of the run, with which losses
-    compare the policy.
+    """The reference model of a policy, the trained model: the model as it was at the start of the run, with which
+    losses compare the policy.
 
     A policy that trains only adapters is its own reference, with the adapters it started with, if any. For other
     policies the reference is a separate model.
@@ -154,11 +155,11 @@ class Reference(Frozen):
         nothing."""
 
     def state(self) -> Mapping[str, Tensor]:
-        """Return the tensors of the reference that are saved with a run, by name; by default none."""
+        """Return the tensors that a run saves to restore the reference, by name; by default none."""
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-        """Restore a `state`; by default does nothing."""
+        """Restore the tensors that `state` returned; by default does nothing."""
 
     def totals(self, policy: Decoder, batch: ExampleBatch, tail: float = 1.0) -> Tensor:
         """Return the log-probabilities (S,) of a batch's sequences under the reference, without gradient; stored ones
@@ -172,8 +173,8 @@ class Reference(Frozen):
 
 
 def trains_weights(model: Decoder) -> bool:
-    """Return whether the model trains parameters other than those of adapters and of a head for labels, rewards or
-    values."""
+    """Return whether the model has trainable parameters other than those of adapters and of a head for labels, rewards
+    or values."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     return any("_lora." not in name and not name.startswith(f"{NAME}.") for name in trained)
 
@@ -194,8 +195,8 @@ class SyncedReference(Reference):
         self.steps += 1
 
     def pairs(self, policy: Decoder) -> list[tuple[Tensor, Tensor]]:
-        """Pair each trained parameter of the policy with the reference's parameter of the same name: (reference,
-        policy)."""
+        """Return (reference parameter, policy parameter) for each trained parameter of the policy; both have the same
+        name."""
         reference = self.on(policy.device)
         resharded(reference)  # after a forward that had no backward
         own = dict(reference.named_parameters())
@@ -236,7 +237,7 @@ class ReferencedLoss(Loss):
 
 @dataclass(frozen=True)
 class PairLoss(ReferencedLoss):
-    """A loss of pairs of a chosen and a rejected answer, in this order."""
+    """A loss of pairs of answers: each batch holds a chosen and a rejected answer of each pair, in this order."""
 
     of_pairs: Callable[[Answers, Answers], Tensor]  # loss of chosen and rejected answers -> (M,)
     beta: float  # factor of the reported rewards
@@ -262,8 +263,8 @@ class PairLoss(ReferencedLoss):
 
 
 def preference_figures(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
-    """Compute the figures to report of M pairs as sums, by name: accuracy, margin and rewards. `chosen` and `rejected`
-    are the rewards (M,) of both answers; a tie counts as half correct."""
+    """Compute the figures to report for M pairs, as sums over the pairs, by name: accuracy, margin and the rewards.
+    `chosen` and `rejected` are the rewards (M,) of both answers; a tie counts as half correct."""
     right = (chosen > rejected).float() + 0.5 * (chosen == rejected)
     return {
         "accuracy": right.sum(),

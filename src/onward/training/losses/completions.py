@@ -23,8 +23,8 @@ TURN = 7_368_787  # between the seeds of the turns of a completion
 
 @dataclass
 class ModelCompletion:
-    """A completion of a prompt: turns of the model and, between them, replies that the model did not write. Its fields
-    are token ids and their log-probabilities."""
+    """A completion of a prompt: turns of the model and, between them, replies that an environment wrote. The prompt and
+    the tokens are token ids."""
 
     prompt: Sequence[int]
     tokens: list[int] = field(default_factory=list)  # tokens of all turns and replies
@@ -38,8 +38,8 @@ Reply = Callable[[Sequence[int], Sequence[ModelCompletion]], Sequence[Sequence[i
 
 
 def prompts_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
-    """Return (prompt, answer) for each row of a batch, as token ids: the tokens before the first target, and those from
-    there to the last target."""
+    """Return (prompt, answer), two lists of token ids, for each row of a batch: the tokens before the first target, and
+    the tokens from there to the last target."""
     pairs = []
     for tokens, targets in zip(batch.tokens.tolist(), batch.targets.tolist()):
         indices = [i for i, target in enumerate(targets) if target != IGNORE_INDEX]
@@ -58,10 +58,10 @@ def complete(
     samples: int = 1,
     reply: Reply | None = None,
 ) -> list[ModelCompletion]:
-    """Sample completions of at most `most` tokens, each with its own seed; `prompts` has each prompt `samples` times in
-    a row. A turn of the model ends with a token of `ends`, which it includes, so that the model learns to end. `reply`
-    returns the tokens that follow completions that have ended, or None. Raises the error of a completion that
-    failed."""
+    """Sample completions of at most `most` tokens, the n-th with seeds[n]; `prompts` repeats each prompt `samples`
+    times in a row. A turn of the model ends with a token of `ends`, which the completion includes, so that the model
+    learns to end. For completions whose turn has ended, `reply` returns the tokens that follow, such as an
+    environment's reply, or None if nothing follows. Raises the error of a completion that failed."""
     length = model.config.context_length
     rows = min(len(prompts), ROWS)
     cache = growing_cache(model, rows, length, max(CHUNK, min(512, length)))
@@ -100,16 +100,16 @@ def complete(
 def turn_of(
     one: ModelCompletion, sampling: Sampling, most: int, length: int, ends: Collection[int], seed: int
 ) -> Request:
-    """Return the engine's request for the next turn of the completion `one`, which may have `most` tokens in all;
-    prompt and completion together have at most `length`. The turn ends with a token of `ends`."""
+    """Return the engine's request for the next turn of the completion `one`, whose tokens are at most `most` in all,
+    and at most `length` together with the prompt. The turn ends with a token of `ends`."""
     prompt = [*one.prompt, *one.tokens]
     room = min(most - len(one.tokens), max(1, length - len(prompt)))
     return Request(prompt, sampling, room, stop=ends.__contains__, seed=seed, num_logprobs=0)
 
 
 def completion_batch(made: Sequence[ModelCompletion]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return completions as tokens and targets, padded at the end, and the engine's log-probabilities of the targets,
-    each (N, T). Targets are the tokens that the model wrote; others are IGNORE_INDEX."""
+    """Return the completions `made` as three tensors (N, T), padded at the end: tokens, targets, and the engine's
+    log-probabilities of the targets. Targets are the tokens that the model wrote; others are IGNORE_INDEX."""
     width = max(len(one.prompt) + len(one.tokens) for one in made) - 1
     tokens = torch.zeros(len(made), width, dtype=torch.int64)
     targets = torch.full((len(made), width), IGNORE_INDEX)

@@ -42,7 +42,8 @@ def divergence(student: Tensor, teacher: Tensor, mix: float) -> Tensor:
 
 
 class Teacher(Frozen):
-    """The teacher of a distillation: a model in a folder or on the hub, in fp32."""
+    """The teacher of a distillation: a frozen model in a folder or on the hub, given by `name`, loaded in fp32 at its
+    first use."""
 
     def __init__(self, name: str) -> None:
         super().__init__(lambda: load_model(locate(name), torch.float32)[0])
@@ -50,8 +51,8 @@ class Teacher(Frozen):
 
 @dataclass(frozen=True)
 class Distillation(Loss):
-    """The divergence of a student from a teacher, summed over the trained tokens; see `divergence` for `mix`. Logits
-    are divided by `temperature`.
+    """The divergence of a student from a teacher at the trained tokens, summed; see `divergence` for `mix`. The logits
+    of both models are divided by `temperature`.
 
     If one of the two models has more rows in its head, as padding of its vocabulary, the extra rows are ignored.
     """
@@ -78,8 +79,8 @@ class Distillation(Loss):
         return loss, loss.detach()
 
     def of_hidden(self, model: Decoder, teacher: Decoder, hidden: Tensor, wanted: Tensor) -> Tensor:
-        """Return the sum of the divergences for hidden states (N, D) of the student `model` (`hidden`) and of the
-        teacher (`wanted`)."""
+        """Return the sum of the divergences at N tokens, from hidden states (N, D) of the student (`model`, `hidden`)
+        and of the teacher (`teacher`, `wanted`)."""
         size = min(model.config.vocab_size, teacher.config.vocab_size)
         logits = [model.logits(hidden)[:, :size], teacher.logits(wanted)[:, :size]]
         student, other = (x.to(torch.promote_types(x.dtype, torch.float32)) / self.temperature for x in logits)
@@ -98,11 +99,13 @@ class OnPolicy(Loss):
 
     @property
     def samples(self) -> Sequence[Mapping[str, Any]]:
-        """The prompt and the text of each completion of the last step."""
+        """A dict with the prompt and the text of each completion sampled in the last step, for the run's
+        samples.jsonl."""
         return self.answers
 
     def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Batch]:
-        """Return the batches of a step, some of them with answers by the student `model`."""
+        """Return the batches to train on in a step: `batches`, of which a fraction `share` has its answers replaced by
+        answers of the student `model`."""
         return [self.answered(model, b) if Random(b.seed).random() < self.share else b for b in batches]
 
     def answered(self, model: Decoder, batch: Batch) -> Batch:

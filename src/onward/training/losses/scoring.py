@@ -18,8 +18,8 @@ from onward.transforms.heads import head_of
 
 def reward_loss(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0, center: float = 0.0) -> Tensor:
     """Compute -log s(r(chosen) - r(rejected) - margin) + center (r(chosen) + r(rejected))^2, (M,), from the rewards
-    (M,) of both answers, with the logistic sigmoid s: Bradley and Terry 1952; the margin is that of Touvron et al.
-    2023, equation 2, and `center` that of Eisenstein et al. 2023."""
+    (M,) of the chosen and the rejected answers of M pairs, with the logistic sigmoid s (Bradley and Terry 1952).
+    `margin` is that of Touvron et al. 2023, equation 2, and `center` that of Eisenstein et al. 2023."""
     return -F.logsigmoid(chosen - rejected - margin) + center * (chosen + rejected).square()
 
 
@@ -42,8 +42,9 @@ class RewardLoss(Loss):
         return loss, loss.detach(), figures | calibration_bins(gap.abs().sigmoid(), right)
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
-        """Return the figures to report, with the bins of confidence replaced by the calibration error; the confidence
-        is the probability s(|r - r'|) that the answer with the larger reward is the chosen one."""
+        """Return the figures of a step to report, by name: `figures`, in which the sums for each bin of confidence are
+        replaced by the calibration error. The confidence is the probability s(|r - r'|) that the answer with the larger
+        reward is the chosen one."""
         return calibration_error(figures)
 
 
@@ -71,6 +72,6 @@ class ClassLoss(Loss):
         return loss, loss.detach(), figures
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
-        """Return the figures to report, with the bins of confidence replaced by the calibration error; the confidence
-        is the probability of the likeliest class."""
+        """Return the figures of a step to report, by name: `figures`, in which the sums for each bin of confidence are
+        replaced by the calibration error. The confidence is the probability of the likeliest class."""
         return calibration_error(figures)

@@ -43,8 +43,8 @@ class KTO(Method, kind="kto"):
         return judged(encoder, records)
 
     def of_answers(self, ratio: Tensor, wanted: Tensor, kl: Tensor) -> Tensor:
-        """Return the loss of each answer (M,), from its log-ratio to the reference (M,), whether it is wanted (1 or 0)
-        (M,), and the divergence from the reference, KL ()."""
+        """Compute the loss of each of M answers, (M,): `ratio` (M,) is its log-ratio to the reference, `wanted` (M,) is
+        1 for a wanted answer and 0 for an unwanted one, and `kl` () is the divergence from the reference."""
         sign = wanted * 2.0 - 1.0
         weight = wanted * self.desirable + (1 - wanted) * self.undesirable
         return weight * (1 - (sign * self.beta * (ratio - kl)).sigmoid())

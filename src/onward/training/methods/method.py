@@ -24,8 +24,8 @@ BelowOne = Annotated[float, Range(0, 0.999999)]
 
 @dataclass(frozen=True)
 class Base:
-    """Functions that load the model that a run begins from, and its tokenizer, for losses that need that model once
-    more, such as for a reference."""
+    """Functions that load the model that a run begins from, and its tokenizer, for losses that need a second copy of
+    that model, such as the reference of DPO."""
 
     load: Callable[[], Decoder]  # loads another copy of the model
     tokenizer: Callable[[], Tokenizer]  # returns the tokenizer, with the chat template of the run
@@ -33,7 +33,8 @@ class Base:
 
 
 class Method(Part):
-    """How a model learns from examples. A method is a frozen dataclass; its fields are its options.
+    """The base class of fine-tuning methods, such as SFT and DPO: how a model learns from examples. A method is a
+    frozen dataclass; its fields are its options.
 
     A subclass with a kind (`class Mine(Method, kind="mine")`) is known as soon as its module is imported: `onward
     finetune --import MODULE --method mine`.
@@ -49,20 +50,22 @@ class Method(Part):
 
     @property
     def reference(self) -> Part | None:
-        """The reference model that the loss compares the model with, a `reference.ReferenceModel`; None without one."""
+        """The option for the reference model with which the loss compares the trained model, a
+        `reference.ReferenceModel`; None if the method has none."""
         return None
 
     @property
     def samples_itself(self) -> bool:
-        """Whether the model in training writes answers of its own, for which each row must hold one example."""
+        """Whether the model in training writes answers of its own, as in reinforcement; each row of a batch must then
+        hold only one example."""
         return False
 
     def check(self) -> None:
-        """Raise a UserError if an option that a run needs is missing."""
+        """Raise a UserError if an option is missing that the method cannot do without."""
 
     def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-        """Make tokenized examples of the records of the data. Raises a UserError that names a record that lacks a
-        field."""
+        """Yield tokenized examples made from the records of the data; `encoder` tokenizes them. Raises a UserError that
+        names a record that lacks a field."""
         raise NotImplementedError
 
     def loss(self, base: Base) -> Loss:

@@ -50,7 +50,7 @@ class Mixed(Method, kind=SUM, internal=True):
 
     @property
     def pairs(self) -> list[PairMethod]:
-        """The terms of the sum that compare a chosen and a rejected answer."""
+        """The terms of the sum that compare a chosen and a rejected answer, such as dpo."""
         return [method for _, method in self.terms if isinstance(method, PairMethod)]
 
     @property

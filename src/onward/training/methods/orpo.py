@@ -30,8 +30,8 @@ class ORPO(PairMethod, kind="orpo"):
 
 
 def log1mexp(x: Tensor) -> Tensor:
-    """Compute log(1 - exp(x)) for x < 0 elementwise, accurate near 0 and far from it (Maechler 2012); x is kept a
-    rounding error below 0."""
+    """Compute log(1 - exp(x)) for x < 0 elementwise, accurate near 0 and far from it (Maechler 2012). An x above -eps,
+    the rounding error of its dtype, is lowered to -eps, so that the result is finite."""
     from torch import finfo
 
     x = x.clamp(max=-finfo(x.dtype).eps)

@@ -36,12 +36,14 @@ class PairMethod(Method, kind=""):
 
     @property
     def reference(self) -> ReferenceModel | None:
-        """The reference model that the loss compares the model with; None without one."""
+        """The option for the reference model with which the loss compares the trained model; None if the method has
+        none."""
         return None
 
     @property
     def tail(self) -> float:
-        """The weight of the tokens of the longer answer that lie beyond the length of the shorter one."""
+        """The weight, in an answer's log-probability, of the tokens of a pair's longer answer that lie beyond the
+        length of the shorter one."""
         return 1.0
 
     def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
@@ -63,7 +65,7 @@ class PairMethod(Method, kind=""):
 
 @dataclass(frozen=True)
 class ComparedPairs(PairMethod, kind=""):
-    """A loss of pairs that compares the model with a reference, the model at the start of the run.
+    """The base class of losses of pairs that compare the model with a reference, the model at the start of the run.
 
     r = log p(answer) - log p_ref(answer), a sum over the answer's tokens; m = r(chosen) - r(rejected), the margin.
     """

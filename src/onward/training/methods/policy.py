@@ -32,8 +32,8 @@ ClipAbove = Annotated[float, Range(0, 100)]
 
 @dataclass(frozen=True)
 class PolicyMethod(Method, kind=""):
-    """The base class of methods that reward completions sampled from the model. A policy-gradient method defines
-    `advantages` and `surrogate`, another one `token_losses`.
+    """The base class of reinforcement methods, which reward completions sampled from the model. A policy-gradient
+    method defines `advantages` and `surrogate`, any other method `token_losses`.
 
     p and p_old are the probabilities of a token by the model and by the model that sampled it, A is its advantage.
     """
@@ -80,7 +80,7 @@ class PolicyMethod(Method, kind=""):
 
     @property
     def mean_over(self) -> Reduction:
-        """The reduction of token losses to one loss, such as "grpo"; see `policy_losses.reduced`."""
+        """The reduction of the losses of tokens to one loss, such as "grpo"; see `policy_losses.reduced`."""
         return "grpo"
 
     def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
@@ -113,8 +113,8 @@ class PolicyMethod(Method, kind=""):
         raise NotImplementedError
 
     def token_losses(self, outputs: PolicyOutputs, rollouts: Rollouts) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Compute the loss of each token, (N, T), or of each completion, (N, 1), from the outputs of the model in
-        training, and further figures to report, by name."""
+        """Compute the loss of each token, (N, T), or of each completion, (N, 1), and a dict of further figures to
+        report. `outputs` are the outputs of the model in training for the sampled completions `rollouts`."""
         logprobs, mask = outputs.logprobs, rollouts.mask
         old = logprobs.detach() if rollouts.old_logprobs is None else rollouts.old_logprobs
         loss, is_clipped = self.surrogate(logprobs, old, rollouts.advantages, mask)
@@ -123,7 +123,8 @@ class PolicyMethod(Method, kind=""):
 
 @dataclass(frozen=True)
 class GroupMethod(PolicyMethod, kind=""):
-    """A method whose advantages compare the completions of a prompt: A = (reward - mean) / deviation."""
+    """The base class of methods whose advantages compare the completions of a prompt: A = (reward - mean) /
+    deviation."""
 
     scale: Scale = "group"  # divide advantages by the standard deviation of the group, of the batch, or not at all
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class ReferenceModel(Part):
-    """The base class of the reference models that a method may compare the trained model with; each begins as the model
-    at the start of the run."""
+    """The base class of the options for the reference model, with which a method compares the trained model; each
+    reference begins as the model at the start of the run."""
 
     def open(self, base: Base) -> Reference:
-        """Return the reference for the loss; `base` is the model that the run begins from."""
+        """Return the reference for the loss; `base` loads the model that the run begins from."""
         from onward.training.losses.answers import Reference
 
         return Reference(base.load)

@@ -39,6 +39,6 @@ class SFT(Method, kind="sft"):
         return CrossEntropy(self.z_loss, self.label_smoothing, self.loss_chunk)
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
-        """Compute the loss as a term beside losses of pairs: minus the mean log-probability of the chosen answer's
-        tokens (Pang et al. 2024, equation 2), (M,)."""
+        """Compute the loss (M,) of M pairs of answers as a term of a sum such as `dpo + 0.2 * sft`: minus the mean
+        log-probability of the chosen answer's tokens (Pang et al. 2024, equation 2)."""
         return -chosen.mean_logprob

@@ -38,8 +38,8 @@ REPLAYED = 500_000  # between the seeds of a step's completions and those of rep
 
 @dataclass(frozen=True)
 class Group:
-    """The sampled completions of a prompt (`question`), with their scores (G, K) by the terms of the reward, and their
-    rewards (G,)."""
+    """The G sampled completions (`made`) of a prompt (`question`), with their scores (G, K) by the K terms of the
+    reward, and their rewards (G,)."""
 
     question: Question
     made: Sequence[ModelCompletion]
@@ -114,8 +114,8 @@ class PolicyGradient(Loss):
         self.largest_gap, self.gap_share = 0.0, 0
 
     def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Rollouts]:
-        """Return the completions to train on in a step, sampled from the prompts in `batches` or, if the method uses
-        completions in several steps (`iterations`), those of the step before."""
+        """Return the completions to train on in a step, sampled by `model` from the prompts in `batches` or, if the
+        method uses completions in several steps (`iterations`), those of the previous step."""
         if self.remaining:
             self.remaining -= 1
         else:
@@ -126,8 +126,9 @@ class PolicyGradient(Loss):
 
     @torch.no_grad()
     def rollouts(self, model: Decoder, batches: Sequence[Batch], *, replay: bool = False) -> list[Rollouts]:
-        """Sample completions of the prompts in `batches`, score them, and return them with their advantages. With
-        `replay`, prompts whose completions all have the same reward are replaced by prompts of earlier steps."""
+        """Sample completions of the prompts in `batches` from `model`, score them, and return them with their
+        advantages, a Rollouts for each batch. With `replay`, prompts whose completions all have the same reward are
+        replaced by prompts of earlier steps."""
         samples, questions, seeds = self.method.samples, list[Question](), list[int]()
         for batch in batches:
             rows = zip(prompts_of(batch), columns_of(batch))
@@ -143,7 +144,7 @@ class PolicyGradient(Loss):
 
     def ask(self, model: Decoder, questions: Sequence[Question], seeds: Sequence[int]) -> list[Group]:
         """Sample completions of each question (a prompt with its record), score them, and return a Group for each
-        question. Its completions have consecutive seeds, beginning with its seed in `seeds`."""
+        question. The completions of question i have consecutive seeds, beginning with seeds[i]."""
         m = self.method
         owners = [question for question in questions for _ in range(m.samples)]
         prompts, own = [q.prompt for q in owners], [seed + i for seed in seeds for i in range(m.samples)]
@@ -157,7 +158,7 @@ class PolicyGradient(Loss):
 
     def replace(self, model: Decoder, groups: list[Group], seed: int) -> None:
         """Replace, in place, the groups whose completions all have the same reward by groups with new completions of
-        earlier prompts; `seed` determines which."""
+        prompts from earlier steps; `seed` determines which prompts."""
         for group in groups:
             self.replay.note(group.question, group.deviation)
         equal = [i for i, group in enumerate(groups) if not group.deviation]
@@ -168,7 +169,8 @@ class PolicyGradient(Loss):
             self.replay.note(group.question, group.deviation)
 
     def completion(self, question: Question, made: ModelCompletion) -> Completion:
-        """Return a sampled completion as text, with the fields of its record, for rewards and environments."""
+        """Convert a sampled completion to a Completion, with its text and the fields of its record, for rewards and
+        environments."""
         turns = self.turns(made)
         prompt, answer = self.tokenizer.decode(list(question.prompt)), self.text(question.answer)
         return Completion(prompt, turns[-1], answer, question.columns, question.prompt, made.tokens, turns)
@@ -181,8 +183,8 @@ class PolicyGradient(Loss):
     def replies(
         self, owners: Sequence[Question], numbers: Sequence[int], made: Sequence[ModelCompletion]
     ) -> list[list[int] | None]:
-        """Return the tokens of the environment's reply to each completion in `made`; None where a completion has ended.
-        Completion i answers the question `owners[numbers[i]]`."""
+        """Return, for each completion in `made`, the tokens of the environment's reply, or None if the completion has
+        ended. Completion i answers the question `owners[numbers[i]]`."""
         environment: Any = self.method.environment
         assert self.replier is not None
         completions = [self.completion(owners[i], one) for i, one in zip(numbers, made)]
@@ -193,8 +195,8 @@ class PolicyGradient(Loss):
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        """A dict for each completion of the last step: its prompt, text and reward, and the score of each term of a
-        sum."""
+        """A dict for each completion of the last step, for the run's samples.jsonl: its prompt, text and reward, and
+        the score of each term if the reward is a sum."""
         return [
             {"prompt": self.tokenizer.decode(prompt), "text": self.text(answer), "reward": reward}
             | ({"rewards": dict(zip(self.reward.names, terms))} if len(terms) > 1 else {})
@@ -299,8 +301,8 @@ class PolicyGradient(Loss):
     def gap(self, gap: float, share: int) -> float:
         """Return the contribution of a batch to the figure `logprob_gap`, the largest difference between the engine's
         and the trainer's log-probabilities in a step. `gap` is the largest difference in this batch, `share` its
-        divisor. The contributions of the batches, summed and divided by the sum of their divisors, give the largest
-        difference."""
+        divisor. The trainer sums contributions and divides them by the sum of the divisors; they are such that the
+        result is the largest difference."""
         before = self.largest_gap * self.gap_share
         self.largest_gap, self.gap_share = max(self.largest_gap, gap), self.gap_share + share
         return self.largest_gap * self.gap_share - before

@@ -46,7 +46,7 @@ def kl_estimate(logprobs: Tensor, reference: Tensor) -> Tensor:
 def clipped(
     ratio: Tensor, advantages: Tensor, low: float, high: float, most: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute PPO's clipped loss -min(ratio A, clip(ratio, 1 - low, 1 + high) A), and where clipping applies,
+    """Compute PPO's clipped loss -min(ratio A, clip(ratio, 1 - low, 1 + high) A) and a mask of where clipping applies,
     elementwise; `ratio` is p / p_old, A the advantage. `most`, if given, bounds the ratio in the first term too
     (two-sided clipping, Ye et al. 2020)."""
     clipped_ratio = ratio.clamp(1 - low, 1 + high)
@@ -65,7 +65,8 @@ def sequence_ratio(logprobs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
 
 
 def reduced(per_token: Tensor, mask: Tensor, reduction: Reduction, max_length: int) -> tuple[Tensor, int]:
-    """Return a sum over completions and the number to divide it by, from losses (N, T) of tokens.
+    """Return the sum of a batch's losses and the number to divide it by, from the losses `per_token` (N, T) of tokens.
+    `mask` (N, T) is 1 for the tokens of completions; `max_length` is the maximum length of a completion.
 
     | reduction | the mean is over                                                                       |
     | --------- | -------------------------------------------------------------------------------------- |
@@ -87,9 +88,9 @@ def reduced(per_token: Tensor, mask: Tensor, reduction: Reduction, max_length: i
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Compute generalized advantages and returns, both (N, T), from the rewards and the predicted values (N, T) of
-    tokens, with discount `gamma` and the lambda `lam` of GAE (Schulman et al. 2016); the value after the last token of
-    a completion is 0. Tokens with mask 0 are skipped."""
+    """Compute the generalized advantages and the returns, both (N, T), from the rewards and the predicted values (N, T)
+    of tokens, with discount `gamma` and the lambda `lam` of GAE (Schulman et al. 2016). The value after the last token
+    of a completion is 0. Tokens whose `mask` (N, T) is 0 are skipped."""
     advantages = rewards.new_zeros(rewards.shape)
     following = next_value = rewards.new_zeros(len(rewards))
     for t in reversed(range(rewards.size(1))):
@@ -102,8 +103,8 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float) -> Tensor:
-    """Compute PPO's loss of predicted values, elementwise: half the larger squared error from `returns`, of the value
-    and of the value clipped to `old` ± `clip`; `old` are the values before the step."""
+    """Compute PPO's loss of predicted values, elementwise: half the squared error of `values` from `returns`, or that
+    of the values clipped to `old` ± `clip`, whichever is larger; `old` are the values before the step."""
     clipped_values = old + (values - old).clamp(-clip, clip)
     return 0.5 * (values - returns).square().maximum((clipped_values - returns).square())
 

@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt, and the fields of its record (a row of the data) that rewards read."""
+    """A prompt for completions, with the fields of its record (a row of the data) that rewards read."""
 
     prompt: tuple[int, ...]  # token ids
     answer: tuple[int, ...] = ()  # token ids of the record's answer
@@ -19,15 +19,17 @@ class Question:
 
 
 class Replay:
-    """The last `size` prompts whose completions had different rewards, each with the standard deviation of these
-    rewards. A step draws them in place of prompts with equal rewards, which are too easy or too hard to learn from."""
+    """A buffer of the last `size` prompts whose completions had different rewards, each with the standard deviation of
+    these rewards. A step draws prompts from it in place of prompts whose completions have equal rewards, which are too
+    easy or too hard to learn from."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.deviations: dict[Question, float] = {}
 
     def note(self, question: Question, deviation: float) -> None:
-        """Keep a prompt, or drop it if the standard deviation of its completions' rewards is 0."""
+        """Keep the prompt `question` with the standard deviation of its completions' rewards, or drop it if that is
+        0."""
         self.deviations.pop(question, None)
         if deviation > 0:
             self.deviations[question] = deviation
@@ -35,8 +37,8 @@ class Replay:
             del self.deviations[oldest]
 
     def draw(self, count: int, seed: int) -> list[Question]:
-        """Draw up to `count` different prompts, with probabilities in proportion to the standard deviation of their
-        rewards."""
+        """Draw up to `count` different kept prompts at random, with probabilities in proportion to the standard
+        deviation of their completions' rewards."""
         random, left, drawn = Random(seed), dict(self.deviations), list[Question]()
         while left and len(drawn) < count:
             [question] = random.choices(list(left), list(left.values()))

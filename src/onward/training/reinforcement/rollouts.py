@@ -22,7 +22,8 @@ from onward.transforms.heads import VALUE, head_labels, head_of
 @named
 @dataclass(frozen=True)
 class Rollouts(Batch):
-    """A batch of sampled completions with their rewards: `targets` are the tokens of the completions."""
+    """A batch of N sampled completions of at most T tokens with their prompts, their rewards and the tensors that the
+    loss needs; `targets` are the tokens of the completions."""
 
     advantages: Tensor = field(default_factory=lambda: torch.empty(0))  # advantages: (N, T) per target, or (N, 1)
     engine_logprobs: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, T), as reported by the engine
@@ -39,7 +40,7 @@ class Rollouts(Batch):
 
     @property
     def divisor(self) -> int:
-        """The divisor of the batch's summed loss; see `policy_losses.reduced`."""
+        """The number by which the trainer divides the batch's summed loss; see `policy_losses.reduced`."""
         return self.share
 
     @property
@@ -50,7 +51,8 @@ class Rollouts(Batch):
 
 
 def largest(differences: Tensor, mask: Tensor) -> float:
-    """Return the largest absolute value of `differences` (N, T) at the tokens whose mask is 1."""
+    """Return the largest absolute value of `differences` (N, T) at the tokens whose `mask` (N, T) is 1; used for the
+    gap between the log-probabilities of the engine and of the trainer."""
     return (differences.abs() * mask).max().item()
 
 

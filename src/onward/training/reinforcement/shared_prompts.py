@@ -17,8 +17,9 @@ from onward.model.decoder import Decoder
 
 
 def target_states(model: Decoder, batch: Batch) -> Tensor:
-    """Return the hidden states (M, D) at the targets of completions. Consecutive completions of one prompt become
-    branches of a row (`model.mask.Segments`) where this takes less work; the states are equal up to rounding."""
+    """Return the hidden states (M, D) at the M targets of a batch of completions, row by row. Where this takes less
+    work, consecutive completions of one prompt are put into one row, which holds the prompt once, and attend only to it
+    and themselves; the states are equal up to rounding."""
     inside = batch.targets != IGNORE_INDEX
     shared = shared_rows(batch, model.config.d_model) if batch.positions is None else None
     if shared is None:
@@ -37,8 +38,8 @@ class SharedRows:
 
 
 def shared_rows(batch: Batch, width: int) -> SharedRows | None:
-    """Return the completions of a batch in rows that share prompts, for a model with d_model `width`; None if no
-    sharing saves work."""
+    """Return the completions of a batch arranged in rows that share prompts, for a model with d_model `width`; None if
+    sharing prompts saves no work."""
     inside = batch.targets != IGNORE_INDEX
     starts = (inside.int().argmax(1) + 1).tolist()  # of the completions, in their rows
     ends = (inside.size(1) - inside.flip(1).int().argmax(1)).tolist()

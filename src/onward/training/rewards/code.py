@@ -13,10 +13,10 @@ from onward.training.rewards.reward import Completion, Reward, Seconds, column
 
 @dataclass(frozen=True)
 class Code(Reward, kind="code"):
-    """The share of the tests of a record that Python code in the completion passes: its last fenced block or, without
-    one, all of it.
+    """The share of a record's tests that Python code in the completion passes. The code is the completion's last fenced
+    block or, without one, the whole completion.
 
-    The tests are a text or a list of texts, such as `assert add(1, 2) == 3`. Each completion is run by a process of its
+    The tests are a text or a list of texts, such as `assert add(1, 2) == 3`. Each completion runs in a process of its
     own, in a temporary folder, with limits of time, memory and, where the kernel has them, of files, other processes
     and the network: see evaluation/sandbox.py.
     """

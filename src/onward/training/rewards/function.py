@@ -50,8 +50,8 @@ class Function(Reward, kind="function"):
 
 
 def columns_of(completions: Sequence[Completion]) -> dict[str, list[Any]]:
-    """Return prompts, completions and answers, and the other fields of the records, as lists by name, for a function of
-    the user; None where a record lacks a field that others have."""
+    """Return prompts, completions and answers, and the other fields of the records, as lists by name, the arguments of
+    a user's function; None where a record lacks a field that others have."""
     names = dict.fromkeys(name for completion in completions for name in completion.columns)
     return {name: [c.columns.get(name) for c in completions] for name in names} | {
         "prompts": [c.prompt for c in completions],

@@ -25,7 +25,7 @@ PAIR_PROMPT = (
 
 @dataclass(frozen=True)
 class AskedModel(Reward, kind=""):
-    """A reward that asks a model on a server.
+    """The base class of rewards that ask a model on a server.
 
     The request is POST URL/chat/completions, as OpenAI's servers and most others take it, with temperature 0. It is
     repeated while the server is busy, fails, or replies without a verdict; after 5 requests the run ends.
@@ -48,14 +48,14 @@ class AskedModel(Reward, kind=""):
 
     @property
     def server(self) -> JudgeServer:
-        """The server with the judge model."""
+        """The client of the server with the judge model."""
         from onward.evaluation.judging import JudgeServer
 
         return JudgeServer(self.url, self.model, self.key_env, self.seconds, self.concurrency)
 
     def filled(self, completion: Completion, /, **texts: str) -> str:
         """Return the request to the judge about a completion: the template `prompt`, filled with the completion's
-        prompt, its answer and the other fields of its record, and with `texts` by name."""
+        prompt, its answer, the other fields of its record, and `texts`, further values by placeholder name."""
         from onward.evaluation.judging import filled
 
         values = {"answer": completion.answer, **completion.columns, "prompt": completion.prompt, **texts}
@@ -64,8 +64,8 @@ class AskedModel(Reward, kind=""):
 
 @dataclass(frozen=True)
 class Judge(AskedModel, kind="judge"):
-    """A tenth of the grade from 0 to 10 that a model on a server gives to a completion: the first such number in its
-    reply, after its reasoning."""
+    """A tenth of the grade from 0 to 10 that a model on a server gives to a completion: the first number from 0 to 10
+    in its reply, after its reasoning."""
 
     needed: ClassVar[tuple[str, ...]] = ("completion",)
 

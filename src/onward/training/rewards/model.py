@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Model(Reward, kind="model"):
-    """The output of a reward model for the tokens of a prompt and its completion."""
+    """The output of a reward model for the tokens of a prompt and its completion, as the reward of the completion."""
 
     folder: str  # folder of the reward model, or its name on the hub; it needs the vocabulary of the trained model
 

@@ -38,7 +38,8 @@ Scorer = Callable[[Sequence[Completion]], Sequence[float]]
 
 
 class Reward(Part):
-    """A number for a completion; higher is better. A reward is a frozen dataclass; its fields are its options.
+    """The base class of rewards: a reward is a number for a completion; higher is better. A reward is a frozen
+    dataclass; its fields are its options.
 
     A subclass with a kind (`class Mine(Reward, kind="mine")`) defines `score` for one completion or `scores` for all of
     a step; one that loads a model or starts a process defines `open`. It is known as soon as its module is imported:
@@ -47,8 +48,8 @@ class Reward(Part):
 
     @classmethod
     def shorthand(cls, value: Any) -> Any:
-        """Return the fields, as a dict, of a reward that is written as FILE.py:FUNCTION, also as a term of a sum, or as
-        the folder of a reward model; None for other values. Raises a UserError for options after a colon."""
+        """Return the fields, as a dict, of a reward written in a short form: FILE.py:FUNCTION, alone or as a term of a
+        sum, or the folder of a reward model. None for any other value. Raises a UserError for options after a colon."""
         if not isinstance(value, str) or value in cls.kinds:
             return None
         if value and Path(value).is_dir():
@@ -64,22 +65,22 @@ class Reward(Part):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The names of the fields that each record must have, such as answer."""
+        """The names of the fields that each record of the data must have for this reward, such as answer."""
         return frozenset()
 
     @property
     def label(self) -> str:
-        """The name in the log; by default the kind."""
+        """The name of the reward in the log; by default its kind."""
         return self.kind
 
     def open(self, tokenizer: Tokenizer | None = None, device: str = "auto") -> Scorer:
-        """Load the models or start the processes that the reward needs, and return the function that scores
-        completions. `tokenizer` is that of the model in training; `device` is for a reward model. Raises a UserError if
-        something is missing."""
+        """Load the models or start the processes that the reward needs, and return a function from a list of
+        completions to the list of their scores. `tokenizer` is that of the model in training; `device` is for a reward
+        model. Raises a UserError if something is missing."""
         return self.scores
 
     def scores(self, completions: Sequence[Completion]) -> Sequence[float]:
-        """Return the score of each completion of a step."""
+        """Return the score of each of the completions of a training step."""
         return [self.score(completion) for completion in completions]
 
     def score(self, completion: Completion) -> float:
@@ -94,8 +95,8 @@ def reward_of(text: str) -> Reward:
 
 
 def finite(scores: Sequence[Any], completions: Sequence[Completion], name: str) -> list[float]:
-    """Return the scores of completions by the reward `name` as numbers. Raises a UserError if there are not as many
-    scores as completions, or if one of them is not a finite number."""
+    """Return the `scores` that the reward `name` gave to completions, as finite floats. Raises a UserError if there are
+    not as many scores as completions, or if one of them is not a finite number."""
     if len(scores) != len(completions):
         raise UserError(f"the reward {name} returned {len(scores)} values for {len(completions)} completions")
     for score, completion in zip(scores, completions):

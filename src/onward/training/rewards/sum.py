@@ -41,9 +41,9 @@ class Sum(Reward, kind=SUM, internal=True):
 
 class OpenReward:
     """A reward that is ready to score, with its models and processes loaded: the K terms of a weighted sum, with their
-    names and weights; a reward that is not a sum is the only term.
+    names and weights. A reward that is not a sum is its only term.
 
-    A name is the label of a term, or its notation where several have the same label.
+    A name is the label of a term or, where several terms have the same label, the term as the user wrote it.
     """
 
     def __init__(self, reward: Reward, tokenizer: Tokenizer | None = None, device: str = "auto") -> None:

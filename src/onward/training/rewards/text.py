@@ -26,7 +26,7 @@ ANSWER = frozenset({"answer"})
 
 @dataclass(frozen=True)
 class Exact(Reward, kind="exact"):
-    """1 if the completion is the answer, up to surrounding spaces; else 0."""
+    """1 if the completion equals the record's answer, up to surrounding spaces; else 0."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -38,7 +38,7 @@ class Exact(Reward, kind="exact"):
 
 @dataclass(frozen=True)
 class Number(Reward, kind="number"):
-    """1 if the last number in the completion is the last number in the answer; else 0."""
+    """1 if the last number in the completion is the last number in the record's answer; else 0."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -64,8 +64,8 @@ class Contains(Reward, kind="contains"):
 
 @dataclass(frozen=True)
 class Regex(Reward, kind="regex"):
-    """1 if a regular expression matches the whole completion, up to surrounding spaces; else 0, and so after a second
-    of trying."""
+    """1 if a regular expression matches the whole completion, up to surrounding spaces; else 0. Also 0 if matching
+    takes longer than a second."""
 
     pattern: str  # regular expression in Python's notation; a dot also matches line breaks
 
@@ -79,8 +79,8 @@ class Regex(Reward, kind="regex"):
 
 @dataclass(frozen=True)
 class Length(Reward, kind="length"):
-    """max(0, 1 - |n - N| / N) of a completion of n characters or tokens, N being the wanted number: 1 for N, falling to
-    0 for none and for twice as many."""
+    """max(0, 1 - |n - N| / N) for a completion of n characters or tokens, where N is the desired number: 1 at n = N,
+    falling to 0 at n = 0 and n = 2 N."""
 
     characters: SizeOrZero = 0  # target number of characters; 0: count tokens instead
     tokens: SizeOrZero = 0  # target number of tokens, including the end token; 0: count characters instead
@@ -113,8 +113,8 @@ class Format(Reward, kind="format"):
 
     @cached_property
     def pieces(self) -> list[re.Pattern[str]]:
-        """The texts between the {} of the template as regular expressions, in order; the last one matches only at the
-        end."""
+        """The texts between the {} of the template, in order, as regular expressions; the last one matches only at the
+        end of a completion."""
         parts = [r"\s*".join(map(re.escape, re.split(r"\s+", piece))) for piece in self.template.strip().split("{}")]
         return [re.compile(part) for part in parts[:-1]] + [re.compile(parts[-1] + r"\Z")]
 
@@ -124,8 +124,9 @@ class Format(Reward, kind="format"):
         return float(all(tags[tag] == count for tag, count in wanted.items()) and self.matches(text))
 
     def matches(self, text: str) -> bool:
-        """Return whether the `pieces` occur in a text in order, the first one at its start, with a character or more
-        between them. Each piece is matched at its leftmost occurrence, which leaves the most room for the next."""
+        """Return whether the `pieces` occur in `text` in order, the first one at its start, with at least one character
+        between two pieces. Each piece is matched at its leftmost occurrence, which leaves the most room for the next
+        piece."""
         first, *others = self.pieces
         match = first.match(text)
         for piece in others:
@@ -176,7 +177,8 @@ class JsonSchema(Reward, kind="json_schema"):
 
 
 def json_score(conforms: Callable[[Any], bool], text: str) -> float:
-    """Return 1 if a text is JSON for whose value `conforms` is true, 0.1 for other JSON, 0 for other texts."""
+    """Return 1 if `text` is JSON for whose parsed value `conforms` returns true, 0.1 for other JSON, 0 for text that is
+    not JSON."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -29,19 +29,19 @@ TEXTS = "prompts", "completions", "answers"
 
 
 class NoAnswer(Exception):
-    """Raised when a process ends or takes too long instead of answering; the message is the reason."""
+    """Raised when the process of a Worker ends or takes too long instead of answering; the message is the reason."""
 
 
 class Worker:
-    """A process that executes a Python file and calls the function `name` in it, with a time limit. Raises a UserError
-    if the file cannot be executed, or has no such function."""
+    """A process that executes the Python file `file` and calls its function `name`, such as a user's reward, with a
+    time limit. Raises a UserError if the file cannot be executed, or has no such function."""
 
     def __init__(self, file: str, name: str) -> None:
         self.file, self.name = file, name
         self.start()
 
     def start(self) -> None:
-        """Start the process, and wait until it has loaded the function. Raises a UserError if it cannot."""
+        """Start the process, and wait until it has loaded the function. Raises a UserError if loading fails."""
         self.connection, theirs = Pipe()
         self.process = subprocess.Popen(
             [*COMMAND, str(os.getpid()), str(theirs.fileno()), self.file, self.name],
@@ -61,7 +61,8 @@ class Worker:
             raise UserError(error)
 
     def receive(self, seconds: float) -> Any:
-        """Return the next answer of the process. Raises NoAnswer if it takes longer than `seconds`, or ends."""
+        """Return the next object that the process sends. Raises NoAnswer if this takes longer than `seconds`, or if the
+        process ends."""
         try:
             if self.connection.poll(seconds):
                 return self.connection.recv()
@@ -73,9 +74,9 @@ class Worker:
         raise NoAnswer(f"has not returned after {seconds:g} s: make it faster, or check for an endless loop")
 
     def call(self, columns: Mapping[str, Sequence[Any]], seconds: float) -> list[Any]:
-        """Return the values that the function returns for `columns`, lists of the completions' fields by name. A call
-        that takes longer than `seconds`, or ends its process, is made once more in another process. Raises a UserError
-        if that fails too, or if the function raises."""
+        """Return the list of values that the function returns for `columns`: lists, by field name, with an entry for
+        each completion. A call that takes longer than `seconds`, or ends its process, is made once more in a new
+        process. Raises a UserError if that fails too, or if the function raises."""
         for last in (False, True):
             if not self.stop.alive:
                 self.start()
@@ -94,7 +95,7 @@ class Worker:
 
 
 def end(process: subprocess.Popen[bytes], connection: Connection) -> None:
-    """End a worker's process and those that it started, and close the connection to it."""
+    """Kill a worker's process and the processes that it started, and close the connection to it."""
     connection.close()
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -102,8 +103,8 @@ def end(process: subprocess.Popen[bytes], connection: Connection) -> None:
 
 
 def serve() -> None:
-    """Run in the process of a Worker: load the function, and send "" or an error; then receive columns, call the
-    function, and answer with a list of values and "" or an error."""
+    """Run in the process of a Worker: load the function, and send "" or an error message. Then receive columns, call
+    the function, and send (values, "") or ([], error message), until the parent exits."""
     parent, descriptor, file, name = sys.argv[1:]
     Thread(target=exit_with_parent, args=[int(parent)], daemon=True).start()
     os.dup2(2, 1)  # the function's prints are not output of the command
@@ -125,8 +126,8 @@ def serve() -> None:
 
 
 def function_of(file: Path, name: str) -> Callable[..., Any]:
-    """Return the function `name` in a Python file, which may import others of its folder. Raises a UserError if the
-    file cannot be run, or has no such function."""
+    """Import a Python file, which may import other files of its folder, and return its function `name`. Raises a
+    UserError if the file cannot be run, or has no such function."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if not file.exists() or spec is None or spec.loader is None:
         raise UserError(f"there is no file {file}: give FILE.py:FUNCTION")
@@ -144,12 +145,12 @@ def function_of(file: Path, name: str) -> Callable[..., Any]:
 
 
 def values_of(function: Callable[..., Any], columns: Mapping[str, Sequence[Any]]) -> list[Any]:
-    """Return the values that a function of the user returns for `columns`, lists by name. It may be asynchronous, and
-    so may each of its values.
+    """Call a function of the user for `columns`, lists by field name, and return its values as a list. The function may
+    be asynchronous, and so may each of its values.
 
     Prompts, completions and answers are given by position, and other columns by name where the function has a parameter
-    of that name or **kwargs. All are given by name if the function has fewer than three parameters by position, or
-    among the first three the name of another column.
+    of that name or **kwargs. All columns are given by name if the function has fewer than three positional parameters,
+    or if one of the first three has the name of another column.
     """
     parameters = inspect.signature(function).parameters
     kinds = {one.kind for one in parameters.values()}
@@ -166,7 +167,7 @@ def values_of(function: Callable[..., Any], columns: Mapping[str, Sequence[Any]]
 
 
 async def awaited(result: Any) -> list[Any]:
-    """Return the values of a function's result; waits for the result or for each of its values, where they are
+    """Return the values of a function's result as a list; awaits the result, or each of its values, if it is
     awaitable."""
     values = list(await result if inspect.isawaitable(result) else result)
     waiting = [i for i, value in enumerate(values) if inspect.isawaitable(value)]
@@ -176,8 +177,8 @@ async def awaited(result: Any) -> list[Any]:
 
 
 def number(value: Any) -> Any:
-    """Return a number of any library as float, and a text or None as it is. Any other value is returned as text, its
-    repr, since it may not fit into a message."""
+    """Convert a value returned by a user's function so that it can be sent between processes: numbers of any library
+    become float, text and None stay as they are, and any other value becomes its repr."""
     try:
         return value if isinstance(value, str | bytes | None) else float(value)
     except (TypeError, ValueError):
@@ -185,5 +186,5 @@ def number(value: Any) -> Any:
 
 
 def described(error: Exception) -> str:
-    """Return the type and the message of an error, in one line."""
+    """Return the type and the message of an error in one line, for error messages."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(":")

@@ -37,8 +37,8 @@ START = 0.6  # seconds that a run takes beside its steps and its evaluation
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid of small runs for a scaling law: the model's width, the number of its parameters, its batch and
-    its number of steps."""
+    """One run in a grid of small runs, to which a scaling law is fitted: the width of its model, the number of
+    parameters, the windows (sequences of `context` tokens) per step, and the number of steps."""
 
     width: int
     parameters: int
@@ -58,7 +58,7 @@ class Cell:
 
     def variant(self, config: RunConfig) -> Variant:
         """Return the run as a Variant, a named configuration that `train_variants` trains: `config` with this width,
-        batch size, number of steps and a learning rate that fits them."""
+        batch size and number of steps, and a learning rate that fits these."""
         rate = config.peak_learning_rate(BASE) * math.sqrt(self.batch * self.context / BATCH)
         options: dict[str, Any] = {"mup": config.mup or BASE, "learning_rate": rate, "batch_size": self.batch}
         options |= {"model": {**config.model, "d_model": self.width}, "steps": self.steps, "time": ""}
@@ -66,8 +66,7 @@ class Cell:
 
 
 class Sizes:
-    """The possible widths of the decoder that a configuration describes, and the numbers of parameters at these
-    widths."""
+    """The possible widths of the decoder that a configuration describes, and its number of parameters at each width."""
 
     def __init__(self, config: RunConfig, vocab_size: int) -> None:
         self.config, self.vocab_size = config, vocab_size
@@ -77,7 +76,7 @@ class Sizes:
         self.known: dict[int, int] = {}
 
     def parameters(self, width: int) -> int:
-        """Return the number of parameters of the decoder with a width."""
+        """Return the number of parameters that the decoder has at a width."""
         if width not in self.known:
             wider = replace(self.config, model={**self.config.model, "d_model": width})
             self.known[width] = parameters(wider.decoder(self.vocab_size))
@@ -94,7 +93,7 @@ class Sizes:
         return min((low, high), key=lambda n: abs(math.log(self.parameters(n * self.step) / size))) * self.step
 
     def cell(self, width: int, flops: float) -> Cell:
-        """Return the run of the decoder with a width that takes about `flops` operations."""
+        """Return a run that trains the decoder at a width with about `flops` floating-point operations in all."""
         size = self.parameters(width)
         tokens = flops / 6 / size
         batch = BATCH * (tokens / AT) ** GROWTH / self.context
@@ -103,8 +102,9 @@ class Sizes:
 
 
 def grid(sizes: Sizes, largest: float) -> list[Cell]:
-    """List the runs of a grid: for each of four budgets up to `largest` operations, three sizes. The most useful runs
-    come first: small budgets and middle sizes. Empty if a run would have fewer than 16 steps."""
+    """List the runs of a grid: for each of four budgets, the largest of `largest` floating-point operations, three
+    model sizes. The most useful runs come first: small budgets and middle sizes. Empty if a run would have fewer than
+    16 steps."""
     budgets = [largest / RATIO ** (BUDGETS - 1 - k) for k in range(BUDGETS)]
     least = sizes.parameters(sizes.step)
     first = max(least, math.sqrt(budgets[0] / 6 / BEST / RATIO))
@@ -117,8 +117,8 @@ def grid(sizes: Sizes, largest: float) -> list[Cell]:
 
 
 def larger(sizes: Sizes, flops: float, size: float, known: Sequence[Cell]) -> Cell:
-    """Return a run of `flops` operations with about `size` parameters, at least the smallest size of the grid `known`
-    and at most ten times its largest."""
+    """Return a run of `flops` floating-point operations with about `size` parameters, which tests the law fitted to the
+    grid `known`: at least the smallest model size of this grid, and at most ten times its largest."""
     least, most = min(cell.parameters for cell in known), max(cell.parameters for cell in known)
     return sizes.cell(sizes.width(min(max(size, least), 10 * most)), flops)
 
@@ -132,14 +132,14 @@ class Speed:
     per_flop: float
 
     def seconds(self, cell: Cell, evaluated: int) -> float:
-        """Estimate the seconds of a run and of its evaluation on `evaluated` tokens, whose forward takes a third of the
-        operations of training."""
+        """Estimate the seconds of the run `cell` and of its evaluation on `evaluated` tokens; a token takes a third of
+        the operations of a token in training."""
         evaluation = 2.0 * cell.parameters * evaluated * self.per_flop
         return START + cell.steps * self.fixed + cell.flops * self.per_flop + evaluation
 
 
 def measured(config: RunConfig, inputs: Inputs, vocab_size: int, cells: Sequence[Cell]) -> Speed:
-    """Measure the speed of this machine with a few steps of the runs `cells`, a small and a large one."""
+    """Measure the speed of this machine with a few steps each of two runs, `cells`: a small and a large one."""
     seconds = []
     for cell in cells:
         own = cell.variant(config).config
@@ -166,8 +166,8 @@ def with_precision(config: RunConfig, inputs: Inputs, vocab_size: int, cell: Cel
 
 
 def largest_budget(fits: Callable[[float], bool], least: float) -> float:
-    """Find the largest number of operations for which `fits` is true, between `least` and 1e12 times `least`; 0 if
-    `least` does not fit."""
+    """Find the largest number of floating-point operations, between `least` and 1e12 times `least`, for which `fits`
+    returns true; 0 if `least` does not fit. Used to plan the largest grid for a time limit."""
     if not fits(least):
         return 0.0
     low, high = 0.0, 12.0
@@ -178,8 +178,8 @@ def largest_budget(fits: Callable[[float], bool], least: float) -> float:
 
 
 def least_budget(sizes: Sizes) -> float:
-    """Return the operations of the largest run in the smallest possible grid. Raises a UserError if no grid of runs has
-    models of these sizes."""
+    """Return the floating-point operations of the largest run in the smallest possible grid. Raises a UserError if no
+    grid of runs has models of these sizes."""
     low, high = 6.0, 30.0
     for _ in range(40):
         middle = (low + high) / 2

@@ -50,8 +50,8 @@ SPENT = 0.95  # of the time, by which a grid is planned
 
 @dataclass(frozen=True)
 class ScalingStudy:
-    """A planned grid of small runs, to which a scaling law will be fitted, with their configuration; their tokens are
-    prepared."""
+    """A planned grid of small runs, to which a scaling law will be fitted, with the configuration of these runs; their
+    tokens are prepared."""
 
     config: RunConfig  # config of all runs; its `out` is the folder of the study
     sizes: Sizes
@@ -75,8 +75,8 @@ class ScalingStudy:
         return sentences
 
     def runs(self, outcomes: Sequence[Outcome]) -> list[Run]:
-        """Return the completed runs of the grid, from `outcomes`, the results of the cells in order. Raises a UserError
-        if they are too few for a law."""
+        """Return the completed runs of the grid as points for a scaling law. `outcomes` are the results of the grid's
+        cells, in their order. Raises a UserError if the completed runs are too few for a law."""
         pairs = zip(self.cells, outcomes)
         ended = [Run(cell.parameters, cell.tokens, one["loss"]) for cell, done in pairs for one in done.figures if one]
         if len(ended) < LEAST:
@@ -87,8 +87,8 @@ class ScalingStudy:
         return ended
 
     def larger_cell(self, law: FittedLaw) -> Cell:
-        """Return the larger run that tests the forecast of a fitted law, at the size that the law gives as the best for
-        its number of operations."""
+        """Return the larger run that tests the forecast of a fitted law: its model size is the one that the law gives
+        as the best for its number of operations."""
         fit = law.loss
         size = fit.law.optimum(law.larger_flops)[0] if fit.determined else max(run.parameters for run in law.runs)
         return larger(self.sizes, law.larger_flops, size, self.cells)
@@ -129,9 +129,9 @@ def open_study(
 
 def planned(config: RunConfig, sizes: Sizes, inputs: Inputs, limit: float, asked: dict[str, Any]) -> dict[str, Any]:
     """Plan a grid: return the content of grid.json as a dict, with the operations of the grid's largest run and the
-    precision of all runs. `asked` is the user's request. If its `grid_flops` are given, the grid has so many operations
-    in total; else all its runs together end within `limit` seconds. Raises a UserError if even the smallest grid takes
-    more."""
+    precision of all runs. `asked` holds the user's options: "grid_flops", the operations of the whole grid; "budget",
+    the time; "check", whether a larger run is trained too. Without grid_flops, all these runs together end within
+    `limit` seconds. Raises a UserError if even the smallest grid takes more."""
     least = least_budget(sizes)
     smallest = grid(sizes, least)
     config = with_precision(config, inputs, sizes.vocab_size, smallest[-1])
@@ -172,13 +172,14 @@ def train_cells(
     stop: Callable[[], bool] = lambda: False,
     limit: float = math.inf,
 ) -> list[Outcome] | None:
-    """Train runs of a grid with one seed; arguments and result are those of `train_variants`."""
+    """Train the runs `cells` of a grid with one seed; return their results, or None if `stop()` became true. `watch`,
+    `stop` and `limit` (in seconds) are those of `train_variants`."""
     return train_variants(prepare_variants([cell.variant(config) for cell in cells]), 1, watch, stop, limit)
 
 
 def law_figures(study: ScalingStudy, law: FittedLaw, forecast: Forecast) -> dict[str, Any]:
-    """Return the law fitted to a grid as a JSON object, with the forecast for a larger run, and a warning about runs
-    that are missing."""
+    """Return the law fitted to a grid as a JSON object, with the forecast for a larger run, and a warning if runs of
+    the grid are missing."""
     result = law.plain()
     if missing := len(study.cells) - len(law.runs):
         result["warnings"].append(f"{fields.counted(missing, 'run')} of the grid diverged or had no time")

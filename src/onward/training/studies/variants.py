@@ -52,7 +52,7 @@ class Variant:
     parameters: int = 0  # parameters of the model; 0 before its tokens are prepared
 
     def folder(self, seed: int) -> Path:
-        """Return the folder of the variant's run with a seed."""
+        """Return the folder of the run that trains this variant with a seed."""
         return Path(self.config.out) / self.name / f"seed-{seed}"
 
     def differences(self, base: "Variant") -> list[str]:
@@ -99,7 +99,8 @@ class Length:
 
 @dataclass(frozen=True)
 class Moment:
-    """An event of the run that is training, one of `runs` runs, with the progress of all runs; for displays."""
+    """An event of the run that is training, number `number` of `runs` runs, with the progress of all runs; for
+    displays."""
 
     variant: Variant
     seed: int
@@ -113,27 +114,27 @@ class Moment:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a variant: the folders of its runs, one per seed, and the figures of their final evaluations by
-    name; None for a run that diverged."""
+    """The result of a variant: the folders of its runs, one per seed, and the figures of each run's final evaluation,
+    by name; None in place of the figures of a run that diverged."""
 
     variant: Variant
     runs: tuple[Path, ...]
     figures: tuple[dict[str, Any] | None, ...]
 
     def values(self, measure: Measure) -> list[float]:
-        """Return a figure of the final evaluation, "loss" or "bits_per_byte", for each run; empty if a run diverged,
-        since the mean of the others would flatter the variant."""
+        """Return a figure of the final evaluation, `measure` ("loss" or "bits_per_byte"), for each run; empty if a run
+        diverged, since the mean of the other runs would flatter the variant."""
         return [] if None in self.figures else [figures[measure] for figures in self.figures if figures]
 
 
 def tokens_per_step(config: RunConfig, model: DecoderConfig) -> int:
-    """Compute the number of tokens of an optimizer step."""
+    """Compute the number of tokens that an optimizer step trains on."""
     return config.batch_size * config.accumulation * model.context_length
 
 
 def flops_per_token(model: DecoderConfig) -> float:
-    """Compute the training operations per token by the rule 6 N, where N is the number of parameters that a token
-    uses."""
+    """Compute the floating-point operations of training per token by the rule 6 N, where N is the number of parameters
+    that a token uses."""
     return 6.0 * active_parameters(model)
 
 
@@ -146,7 +147,7 @@ def common_measure(variants: Sequence[Variant]) -> Measure:
 
 @contextmanager
 def naming(variant: Variant) -> Iterator[None]:
-    """Prefix a UserError raised inside this context with the name of a variant."""
+    """A context in which a UserError gets the name of a variant as a prefix."""
     try:
         yield
     except UserError as error:
@@ -176,8 +177,9 @@ def check_variants(variants: Sequence[Variant]) -> None:
 def prepare_variants(
     variants: Sequence[Variant], length: Length | None = None, progress: Progress = silent
 ) -> list[Variant]:
-    """Prepare variants for training: set how long each trains (`length`; None: its own steps), and tokenize their
-    texts, once for all variants with the same texts and tokenizer.
+    """Prepare variants for training: set how long each trains (`length`; None: as its own configuration says), and
+    tokenize their texts, once for all variants with the same texts and tokenizer. Returns the variants to give to
+    `train_variants`.
 
     Raises a UserError, before any training, if a variant cannot be trained, or if the folder holds a variant of the
     same name with other options.
@@ -211,8 +213,8 @@ def prepare_variants(
 
 
 def with_tokens(variant: Variant, tokens: Path, length: Length | None) -> Variant:
-    """Return a variant that trains on the prepared tokens in the folder `tokens`, for `length` (None: its own
-    steps)."""
+    """Return the variant changed to train on the prepared tokens in the folder `tokens`, for `length` (None: for the
+    steps of its own configuration)."""
     config = variant.config
     inputs, model = open_inputs(config, tokens, "size"), config.decoder(Tokenizer.load(tokens).vocab_size)
     inputs.windows(config, model.context_length)
@@ -232,9 +234,9 @@ def train_variants(
     stop: Callable[[], bool] = lambda: False,
     limit: float = math.inf,
 ) -> list[Outcome] | None:
-    """Train prepared variants, each with `seeds` seeds: all with the first seed, then all with the next. Finished runs
-    are not repeated; an interrupted run is resumed, exactly as if it had never stopped. `watch` is called with each
-    event.
+    """Train prepared variants, each with `seeds` seeds: all with the first seed, then all with the next. Returns the
+    result of each variant. Finished runs are not repeated; an interrupted run is resumed, exactly as if it had never
+    stopped. `watch` is called with each event.
 
     Returns None if `stop()` became true, after saving the present run. A diverged run does not stop the others. A run
     is skipped if, judging by the runs before it, it would not end within `limit` seconds.
@@ -267,8 +269,9 @@ def train_variants(
 
 
 def begin(variants: Sequence[Variant], variant: Variant, seed: int) -> Run:
-    """Start the run of a variant and a seed, or resume it if it exists. Runs of the same model among the `variants`
-    share the choices made by timing for the first of them, so that they do not differ in precision."""
+    """Start the run of a variant with a seed, or resume it if it exists. Among `variants`, runs of the same model use
+    the precision and the backend of experts that timing chose for the first of them, so that they differ only in their
+    options."""
     folder, config = variant.folder(seed), variant.config
     if folder.exists() and saves(folder):
         return Run.resume(folder)
@@ -294,7 +297,7 @@ def share_done(run: Run) -> float:
 
 
 def outcome(variant: Variant, runs: Sequence[Path]) -> Outcome:
-    """Return the result of a variant, whose runs are in the folders `runs`, from their result.json; a run without this
-    file has diverged."""
+    """Collect the result of a variant from the result.json in each of its run folders `runs`; a run without this file
+    has diverged."""
     figures = (read_json(run / RESULT) if (run / RESULT).exists() else None for run in runs)
     return Outcome(variant, tuple(runs), tuple(figures))
