@@ -160,7 +160,7 @@ class LanguageModel(TextModel):
         n: int | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> list[list[Completion]]:
-        """Return n completions for each prompt, all computed together.
+        """Return n completions for each prompt, a text or a list of token ids, all computed together.
 
         By default an answer has at most 256 tokens, or as many as the context has room for. Keyword arguments are the
         fields of GenerationOptions and the parameters of `engine`. Answer i of a call, counted over all prompts, uses
