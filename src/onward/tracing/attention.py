@@ -23,8 +23,8 @@ from onward.tracing.hooks import ModelHooks
 
 @dataclass(frozen=True, eq=False)
 class TracedContext(AttentionContext):
-    """The AttentionContext of a traced layer with self-attention: it also passes queries, keys and values to traces and
-    edits."""
+    """The context (rotations, cache and mask) that a traced layer with self-attention receives in place of the plain
+    AttentionContext: it also passes queries, keys and values to open traces and edits."""
 
     hooks: ModelHooks | None = None
     name: str = ""  # name of the attention
@@ -44,8 +44,9 @@ class TracedContext(AttentionContext):
 
 @dataclass(frozen=True, eq=False)
 class LatentContext(AttentionContext):
-    """The AttentionContext of a traced layer with latent attention: it also passes the latents and the rotary keys to
-    traces and edits, with the queries, keys and values of each head computed from them."""
+    """The context (rotations, cache and mask) that a traced layer with multi-head latent attention receives in place of
+    the plain AttentionContext: it also passes the latents and the rotary keys to open traces and edits, with the
+    queries, keys and values of each head computed from them."""
 
     hooks: ModelHooks | None = None
     name: str = ""  # name of the attention
@@ -66,9 +67,9 @@ class LatentContext(AttentionContext):
 
     @torch.no_grad()
     def visit_heads(self, latent: Tensor, rotary: Tensor) -> None:
-        """Pass the queries, keys and values of each head to traces: rotated queries (B, T, H, P + R), keys
-        (B, T, H, P + R) before and after the rotation, and values (B, T, H, F). The keys and values are computed from
-        `latent` (B, T, L) and the rotated keys `rotary` (B, T, R)."""
+        """Pass the queries, keys and values of each head to open traces: rotated queries (B, T, H, P + R), keys (B, T,
+        H, P + R) before and after the rotation, and values (B, T, H, F). The keys and values are computed from the
+        layer's compressed `latent` (B, T, L) and its rotated keys `rotary` (B, T, R), which all heads share."""
         hooks, attn, made = self.hooks, self.attn, self.made
         assert hooks is not None
         assert attn is not None
@@ -83,7 +84,8 @@ class LatentContext(AttentionContext):
 
 def hook_context(where: ContextVectors, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
     """Add the hooks on the attention module `attn`, called `name`, that pass queries and keys before their rotation,
-    and keys and values as they enter the cache, to traces and edits; yield the handles that remove these hooks."""
+    and keys and values as they enter the cache, to the traces and edits of `hooks`; yield the handles that remove these
+    hooks. `where` has the names of these activations."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, context = inputs
@@ -94,8 +96,9 @@ def hook_context(where: ContextVectors, name: str, attn: nn.Module, hooks: Model
 
 
 def hook_queries(where: Queries, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Add the hooks on the attention module `attn`, called `name`, that pass its queries, after their rotation, to
-    traces and edits; yield the handles that remove these hooks."""
+    """Add the hook on the attention module `attn`, called `name`, that passes its queries, after their rotation, to the
+    traces and edits of `hooks`; yield the handle that removes the hook. `where` names the submodule of `attn` that
+    receives the queries."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return hooks.visit(f"{name}.q_rotated", inputs[0], 2), *inputs[1:]
@@ -125,8 +128,9 @@ def hook_latents(
 
 
 def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Add the hooks on the attention module `attn`, called `name`, that pass scores before and after the mask, and
-    attention weights, to traces and edits; yield the handles that remove these hooks."""
+    """Add the hook on the attention module `attn`, called `name`, that passes scores before and after the mask, and
+    attention weights, to the traces and edits of `hooks`; yield the handle that removes the hook. `where` has the names
+    of these activations and of the submodule that computes attention."""
     steps = [f"{name}.{step}" for step in where.names]
     attend: Any = attn.get_submodule(where.attend)
 
@@ -157,6 +161,6 @@ def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) ->
 
 
 def with_gradient_of(output: Tensor, same: Tensor) -> Tensor:
-    """Return the values of `output`, bit for bit, with the gradient also flowing to `same`, a tensor of equal values
-    that was computed separately for a trace."""
+    """Return the values of `output`, bit for bit, whose gradient also flows to `same`, a tensor of equal values that
+    was computed separately so that a trace gets the gradients of attention scores and weights."""
     return output + (same - same.detach()).type_as(output)

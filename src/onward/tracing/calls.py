@@ -17,8 +17,8 @@ from onward.model.mask import AttentionMask
 
 @dataclass(frozen=True)
 class Row:
-    """The request to which one row of an engine's call of the model belongs, with the number and the positions of its
-    tokens in this call."""
+    """The request to which one row of an engine's batch belongs in one call of the model, with the number and the
+    positions of the request's tokens in this call."""
 
     request: Any  # a generation.Request; None in a call of the draft model
     tokens: int  # number of the request's tokens in the call; later columns are padding
@@ -31,8 +31,8 @@ ROWS: ContextVar[tuple[Row, ...]] = ContextVar("rows", default=())
 
 @contextmanager
 def labeled(rows: Sequence[Row]) -> Iterator[None]:
-    """Record, inside the `with` block, which request each row belongs to in calls of a model, so that traces can name
-    it."""
+    """Record, inside the `with` block, the request of each row of the batch in calls of a model, so that a trace can
+    return the activations of one request. An engine uses it around its calls."""
     before = ROWS.set(tuple(rows))
     try:
         yield
@@ -42,14 +42,14 @@ def labeled(rows: Sequence[Row]) -> Iterator[None]:
 
 @dataclass(eq=False)
 class Forward:
-    """One call of a traced model, with the positions of its tokens in their texts."""
+    """The record of one call of a traced model, with the position of each token in its own text (prompt and answer)."""
 
     positions: Tensor | None = None  # (B or 1, T), positions of the tokens in their texts; None before the blocks run
     running: bool = False  # False while activation checkpointing computes a block again: that is not recorded
 
     def begin(self, width: int, positions: Tensor | None, device: torch.device) -> None:
         """Record that the call of the model begins, with rows of `width` tokens at `positions` (B, T), by default 0, 1,
-        2, ...
+        2, ... In a call by an engine, the positions come from `labeled` instead.
 
         Positions count tokens of the text; they differ from the model's positions for requests with a sliding context.
         """
@@ -72,8 +72,8 @@ class Location:
     mask: AttentionMask | None = None  # mask of an activation with keys
 
     def token_positions(self, x: Tensor) -> Tensor:
-        """Return the positions (B or 1, T) of the tokens of the activation x. Raises a UserError if they are unknown,
-        as for logits of selected tokens outside of an engine."""
+        """Return the positions (B or 1, T) in the text of the tokens of this location's activation `x`. Raises a
+        UserError if they are unknown, as for logits of selected tokens outside of an engine."""
         positions = self.forward.positions
         if self.name == "logits" and (rows := ROWS.get()):
             positions = torch.cat([torch.arange(row.start, row.start + row.tokens) for row in rows])[None].to(x.device)
@@ -82,23 +82,23 @@ class Location:
         return positions
 
     def key_positions(self, x: Tensor) -> Tensor:
-        """Return the positions (B or 1, S) of the keys, along the dimension S of an activation x, such as attention
-        weights (B, H, T, S); negative for empty cache slots."""
+        """Return the positions (B or 1, S) in the text of the keys, along the dimension S of this location's activation
+        `x`, such as attention weights (B, H, T, S); negative for empty cache slots."""
         assert self.mask is not None, "an activation with keys comes with its mask"
         offset = self.token_positions(x)[:, :1] - self.mask.query_positions[:, :1]
         return torch.where(self.mask.key_positions < 0, -1, self.mask.key_positions + offset)
 
     def along(self, letter: str, x: Tensor) -> Tensor:
-        """Return the positions along one dimension of the activation x, `letter` "T" (tokens) or "S" (keys), in a shape
-        that broadcasts to x."""
+        """Return the positions in the text along one dimension of this location's activation `x`, `letter` "T" (tokens)
+        or "S" (keys), in a shape that broadcasts to `x`."""
         positions = self.token_positions(x) if letter == "T" else self.key_positions(x)
         sizes = [1] * x.ndim
         sizes[0], sizes[self.shape.index(letter)] = positions.shape
         return positions.view(sizes)
 
     def visible(self, x: Tensor) -> Tensor | None:
-        """Return whether each query attends to each key, in a shape that broadcasts to the activation x; None if x has
-        no dimension of keys."""
+        """Return a boolean mask, True where a query may attend to a key, in a shape that broadcasts to this location's
+        activation `x`; None if `x` has no dimension of keys."""
         if self.mask is None:
             return None
         seen = self.mask.visible()  # (B or 1, T, S)

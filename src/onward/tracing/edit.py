@@ -28,8 +28,9 @@ Data = Tensor | Sequence[Sequence[int]]  # token ids (B, T), or those of texts o
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """A change of one activation for `edit`: `function` maps the activation and its Location to the new value, at all
-    positions of the text or only at the positions `at`.
+    """A change of one activation for `edit`: `function` maps the activation and its Location (name, dimensions and
+    token positions) to the new value, at all positions of the text or only at the positions `at`: an index, a sequence
+    of them, or a slice.
 
     Generation with a cache equals one call with the whole text, since positions count tokens of the text, not of the
     call. Scores and weights of masked keys are not changed.
@@ -51,8 +52,8 @@ class Change:
         return new
 
     def chosen(self, x: Tensor, location: Location) -> Tensor | None:
-        """Return whether the change applies to each token, as a mask that broadcasts to the activation x; None if it
-        applies to all."""
+        """Return a boolean mask that broadcasts to the activation `x`, True at the tokens whose positions are in `at`;
+        None if the change applies to all tokens. `location` has the positions."""
         if self.at is None:
             return None
         positions = location.along("T", x)
@@ -72,8 +73,9 @@ class Mean:
     source: Trace | Data
 
     def changes(self, model: Decoder, wanted: Mapping[str, set[int | None]]) -> dict[tuple[str, int | None], Change]:
-        """Compute the change of each wanted activation, by (name, index). `wanted` maps names to the heads, units or
-        experts to change; None: the whole activation."""
+        """Compute the changes that insert the means, one for each wanted activation. `wanted` maps names of activations
+        to the numbers of the heads, units or experts to change, or None for the whole activation. Returns {(name,
+        number or None): change}."""
         chosen = [(name, index) for name, indices in wanted.items() for index in indices]
         source = self.source
         if not isinstance(source, Trace):
@@ -83,7 +85,8 @@ class Mean:
 
 @torch.no_grad()
 def traced(model: Decoder, data: Data, names: Sequence[str]) -> Trace:
-    """Run the model on the texts `data`, token ids, and return the trace of the named activations."""
+    """Run the model, without dropout, on the texts `data`, token ids, and return the trace of the activations `names`,
+    from which `Mean` computes means."""
     batches = [data] if isinstance(data, Tensor) else [torch.tensor([list(text)]) for text in data]
     with without_dropout(model), trace(model, *names) as recorded:
         for batch in batches:
@@ -142,9 +145,9 @@ zero = Change(lambda x, _: torch.zeros_like(x))  # zeros in place of the activat
 
 
 def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Tensor, Tensor | None]:
-    """Return the entries of `value`, which an edit adds or inserts, for the positions of the activation x, in the
-    dtype, on the device and in a shape that broadcasts to x; and a mask of the positions for which the value has an
-    entry (None: all). Raises a UserError for a value that does not fit."""
+    """Return the entries of `value`, a tensor that an edit adds or inserts, for the token and key positions of the
+    activation `x`, in the dtype, on the device and in a shape that broadcasts to `x`; and a mask, True at the positions
+    for which the value has an entry (None: all). Raises a UserError for a value that does not fit."""
     new, known = torch.as_tensor(value, dtype=x.dtype, device=x.device), None
     sizes = (1,) * (x.ndim - new.ndim) + tuple(new.shape)
     letters = location.shape[-x.ndim :]
@@ -165,8 +168,8 @@ def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Ten
 
 
 class Edit:
-    """The changes of a model's activations inside one `with` block of `edit`; a Listener, which the model's hooks
-    call."""
+    """The changes of a model's activations inside one `with` block of `edit`; the model's hooks call its method `visit`
+    with each activation that it changes."""
 
     gradients, edits = False, True
 

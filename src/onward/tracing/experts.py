@@ -23,7 +23,8 @@ from onward.tracing.hooks import ModelHooks
 def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: ModelHooks) -> Iterator[RemovableHandle]:
     """Add the hooks on the mixture of experts `mlp`, called `name`, that pass the router's scores and choices, the
     weight of each expert for each token (0 if it is not chosen), and the hidden units and outputs of each token's
-    experts to traces and edits; yield the handles that remove these hooks."""
+    experts to the traces and edits of `hooks`; yield the handles that remove these hooks. `where` has the names of
+    these activations."""
     names = scores, choices, shares, post, experts = [f"{name}.{step}" for step in where.names]
     state = local()  # of one thread: another may be in the same module
 
@@ -89,8 +90,8 @@ def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: Model
 
 
 def check_rows(mlp: nn.Module) -> None:
-    """Raise a UserError if the rows of the batch use different adapters of the experts: these are then called once per
-    adapter, which traces do not support."""
+    """Raise a UserError if the rows of the current batch use different adapters (such as LoRA) of the experts of `mlp`:
+    these are then called once per adapter, which traces do not support."""
     if any(isinstance(child, WeightAdapters) and child.selection.groups is not None for child in mlp.children()):
         raise UserError(
             "rows use different adapters of the experts: trace or edit the experts with one adapter at a time"
@@ -98,8 +99,8 @@ def check_rows(mlp: nn.Module) -> None:
 
 
 def units_of(mlp: ExpertsModule, tokens: Tensor, ids: Tensor) -> Tensor:
-    """Return the hidden units (N, A, F) of the experts `ids` (N, A) of tokens (N, D): the inputs of the down
-    projections."""
+    """Return the hidden units (N, A, F), the inputs of the down projection, of A experts for each of N tokens: `ids`
+    (N, A) has the numbers of the experts, and `tokens` (N, D) their inputs."""
     dtype = mlp.gate.dtype
     tokens = tokens.to(dtype)
     gate, up = mlp.stack("gate", dtype), mlp.stack("up", dtype)
@@ -112,16 +113,16 @@ def units_of(mlp: ExpertsModule, tokens: Tensor, ids: Tensor) -> Tensor:
 
 
 def outputs_of(mlp: ExpertsModule, units: Tensor, ids: Tensor) -> Tensor:
-    """Return the outputs (N, A, D) of the experts `ids` (N, A), from their hidden units (N, A, F), the inputs of the
-    down projections."""
+    """Return the outputs (N, A, D) of A experts for each of N tokens: `ids` (N, A) has the numbers of the experts, and
+    `units` (N, A, F) their hidden units, the inputs of the down projection."""
     down = mlp.stack("down", mlp.down.dtype)
     outputs = units.new_zeros(*ids.shape, mlp.down.size(1))
     return of_each(outputs, ids, lambda expert, n, a: project(down, expert, units[n, a]))
 
 
 def of_each(result: Tensor, ids: Tensor, compute: Any) -> Tensor:
-    """Fill `result` (N, A, ...), expert by expert, with `compute(expert, tokens, columns)`, where (tokens, columns) are
-    the indices of the entries of `ids` (N, A) equal to that expert."""
+    """Return `result` (N, A, ...) filled expert by expert: the entries where `ids` (N, A) is the number of an expert
+    become `compute(expert, tokens, columns)`, with the row and column indices of these entries."""
     for expert in ids.unique().tolist():
         n, a = (ids == expert).nonzero(as_tuple=True)
         result = result.index_put((n, a), compute(expert, n, a))

@@ -28,8 +28,8 @@ OUTSIDE_BLOCKS = "embed", "logits"  # activations that callers may compute outsi
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation of a decoder that can be traced: the function that adds its hooks, its shape, and whether it can be
-    edited."""
+    """An activation of a decoder that can be traced: the function that adds its hooks (`site`), its shape, and whether
+    it can be edited."""
 
     site: Attach
     shape: tuple[str | int, ...]  # dimensions: B, T, S and numbers
@@ -42,8 +42,8 @@ class Activation:
 
     @property
     def parts(self) -> int:
-        """The number of heads, units or experts of which a number after the activation's name selects one; 0: it has
-        none."""
+        """The number of heads, units or experts that can be selected one at a time, by a number after the activation's
+        name; 0 if the activation has none."""
         return 0 if self.axis is None else self.count or int(self.shape[self.axis])
 
     def shape_of(self, index: int | None) -> tuple[str | int, ...]:
@@ -52,7 +52,8 @@ class Activation:
 
 
 class Listener(Protocol):
-    """A trace or an edit of a model: it receives each activation during a call and may return a changed one."""
+    """The interface of a trace or an edit of a model, which receives each wanted activation during a call of the model
+    and may return a changed one."""
 
     known: Mapping[str, Activation]  # activations of the model, by name
     wanted: dict[str, set[int | None]]  # names of activations; None for the whole, numbers for heads, units or experts
@@ -60,11 +61,11 @@ class Listener(Protocol):
     edits: bool  # whether the listener changes activations
 
     def begin(self, forward: Forward) -> None:
-        """Prepare for a call of the model that begins now."""
+        """Prepare for a call of the model that begins now; `forward` is the record of the call."""
 
     def visit(self, index: int | None, value: Tensor, location: Location) -> Tensor:
-        """Record or change an activation, or its head, unit or expert `index` (None: the whole activation); return its
-        new value."""
+        """Record or change an activation `value`, or its head, unit or expert `index` (None: the whole activation), and
+        return its new value. `location` has the name, dimensions and token positions of the activation."""
 
 
 OPEN: ContextVar[tuple[Listener, ...]] = ContextVar("open", default=())  # those that this context opened
@@ -100,12 +101,13 @@ class ModelHooks:
         self.model.__dict__.pop("hidden_of_checked", None)
 
     def before(self, module: nn.Module, hook: Callable[[Any, Any], Any], *names: str) -> RemovableHandle:
-        """Register a pre-forward hook on a module, called only while one of the named activations is traced or
-        edited."""
+        """Register the forward pre-hook `hook(module, inputs)` on a module; it is called only while one of the
+        activations `names` is traced or edited."""
         return module.register_forward_pre_hook(lambda m, inputs: hook(m, inputs) if self.wants(*names) else None)
 
     def after(self, module: nn.Module, hook: Callable[[Any, Any, Any], Any], *names: str) -> RemovableHandle:
-        """Register a forward hook on a module, called only while one of the named activations is traced or edited."""
+        """Register the forward hook `hook(module, inputs, output)` on a module; it is called only while one of the
+        activations `names` is traced or edited."""
         return module.register_forward_hook(lambda m, inputs, y: hook(m, inputs, y) if self.wants(*names) else None)
 
     @property
@@ -116,7 +118,7 @@ class ModelHooks:
     @contextmanager
     def called(self, tokens: Tensor, positions: Tensor | None) -> Iterator[None]:
         """Record, inside the `with` block, that the model is called with tokens (B, T) or embeddings (B, T, D) at
-        `positions` (B, T); None: 0, 1, 2, ..."""
+        `positions` (B, T) (None: 0, 1, 2, ...), and tell open traces and edits that a call begins."""
         if not (active := self.active):
             yield
             return
@@ -132,7 +134,8 @@ class ModelHooks:
             forward.running = False
 
     def forward(self) -> Forward:
-        """Return the record of the current call of the model in this thread or asyncio task, or begin a new one."""
+        """Return the record of the current call of the model in this thread or asyncio task, or create one if there is
+        none."""
         return FORWARDS.get({}).get(self) or self.new_forward()
 
     def new_forward(self) -> Forward:
@@ -175,11 +178,12 @@ class ModelHooks:
         index: int | None = None,
         mask: AttentionMask | None = None,
     ) -> Tensor:
-        """Pass the activation `name` to traces and edits; return `value` itself if nothing is edited, else the edited
-        value.
+        """Pass the activation called `name` to the traces and edits that want it; return `value` itself if nothing is
+        edited, else the edited value.
 
-        `axis` is the axis of its heads, units or experts; an `index` means that `value` is only that head, unit or
-        expert; `mask` is the attention mask, for an activation with keys.
+        `axis` is the axis of `value` with heads, units or experts (None: they are not visited here); with an `index`,
+        `value` is only the head, unit or expert of this number; `mask` is the attention mask, for an activation with a
+        dimension of keys.
         """
         asking = sorted(self.asking(name), key=lambda listener: not listener.edits)
         if not asking:

@@ -62,8 +62,8 @@ def listening(model: Decoder, listener: Listener) -> Iterator[None]:
 
 
 def run_uncompiled(change: int) -> None:
-    """Add `change` (1 or -1) to the number of open traces and edits of all models and contexts. While it is not 0,
-    torch.compile compiles nothing."""
+    """Add `change` (1 when a trace or an edit begins, -1 when it ends) to the number of open traces and edits of all
+    models, threads and tasks. While this number is not 0, torch.compile compiles nothing."""
     global traced
     traced += change
     if not traced:
@@ -74,7 +74,7 @@ def run_uncompiled(change: int) -> None:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Hide the calls of modules inside the `with` block from all traces and edits."""
+    """Hide the calls of models and modules inside the `with` block from all open traces and edits."""
     before = OPEN.set(())
     try:
         yield

@@ -18,10 +18,10 @@ NEAREST = 4  # names that a message lists
 
 @checked
 def activation_names(model: Decoder) -> dict[str, str]:
-    """Return the names of all activations of a model, with their shapes: `{"blocks.0.attn.weights": "(B, 4, T, S)",
-    ...}`.
+    """Return the names of all activations of a model that `trace` and `edit` accept, with their shapes:
+    `{"blocks.0.attn.weights": "(B, 4, T, S)", ...}`.
 
-    B is the number of sequences, T the tokens of a call, S the keys that its queries see.
+    B is the number of sequences, T the number of tokens of a call, S the number of keys that the queries attend to.
     """
     return {name: str(activation) for name, activation in activations(model).items()}
 
@@ -32,14 +32,15 @@ def full_name(name: str) -> str:
 
 
 def unknown(pattern: str, known: Iterable[str]) -> UserError:
-    """Return the error for a pattern that matches none of the `known` activations; it lists the nearest names."""
+    """Return the error for `pattern`, a name given to `trace` or `edit` that matches none of the `known` activation
+    names; its message lists the nearest names."""
     near = difflib.get_close_matches(full_name(pattern), [*known], n=NEAREST, cutoff=0)
     return UserError(f"{pattern!r} is not an activation of this model: the nearest are {', '.join(near)}")
 
 
 def resolve(known: Mapping[str, Activation], patterns: Iterable[str]) -> dict[str, set[int | None]]:
-    """Match patterns with the `known` activations: return, for each matching name, the selected numbers of heads, units
-    or experts; None among these numbers stands for the whole activation.
+    """Match `patterns`, names given to `trace` or `edit`, with the `known` activations. Returns {name: selected numbers
+    of heads, units or experts} for each matching activation; None among the numbers stands for the whole activation.
 
     `*` in a pattern matches any characters. Raises a UserError that lists the names nearest to an unknown one.
     """

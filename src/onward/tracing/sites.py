@@ -39,10 +39,11 @@ from onward.tracing.hooks import Activation, Attach, ModelHooks
 
 @dataclass(frozen=True, eq=False)
 class ModuleSite:
-    """The hooks for an activation that is the input or the output of a module; a call adds them to a model.
+    """The place of an activation that is the input or the output of a module. Calling the object with the ModelHooks of
+    a model adds the hook and yields its handle.
 
-    `heads` > 0 splits the last dimension into heads. `outer` is the enclosing module whose input has the dimensions
-    (B, T), if those of this module are flat.
+    `heads` > 0 splits the last dimension into heads. `outer` is the enclosing module whose input has the dimensions (B,
+    T), if the tensors of `module` have these two flattened into one.
     """
 
     name: str
@@ -87,9 +88,9 @@ class ModuleSite:
 
 @dataclass(frozen=True, eq=False)
 class MidSite:
-    """The hooks for the residual stream between attention and feed-forward; a call adds them to a model. Two modules
-    read the stream, so an edit changes the input of the feed-forward and adds the same difference to the sum with its
-    output."""
+    """The place of the residual stream between attention and feed-forward. Calling the object with the ModelHooks of a
+    model adds the hooks and yields their handles. Two modules read the stream, so an edit changes the input of the
+    feed-forward and adds the same difference to the sum with its output."""
 
     name: str
     block: nn.Module
@@ -118,9 +119,9 @@ class MidSite:
 
 
 def norm_scale(where: NormScale, name: str, module: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Add a hook on the norm `module`, called `name`, that passes its divisor, (..., 1) for x (..., D), to traces;
-    yield the hook's handle. The divisor is sqrt(mean square + eps) (RMSNorm) or sqrt(variance + eps) (LayerNorm),
-    computed a second time for the trace."""
+    """Add a hook on the norm `module`, called `name`, that passes its divisor, (..., 1) for inputs (..., D), to traces;
+    yield the hook's handle. The divisor is sqrt(variance + eps) if `where.centered` (LayerNorm), else sqrt(mean square
+    + eps) (RMSNorm), computed a second time for the trace."""
     norm: Any = module
 
     @torch.no_grad()
@@ -134,7 +135,8 @@ def norm_scale(where: NormScale, name: str, module: nn.Module, hooks: ModelHooks
 
 
 def site_of(one: Declared, name: str, prefix: str, module: nn.Module, outer: nn.Module) -> Attach:
-    """Return the function that adds the hooks of one activation, as the module declares it in `one`.
+    """Return the function that adds the hooks of one activation, given `one`, the declaration of the activation by its
+    module.
 
     `name` is the full name of the activation, `prefix` that of its `module`; `outer` is the nearest enclosing module
     whose input has the dimensions (B, T).
@@ -160,8 +162,9 @@ HOOKS: dict[type[Steps], Callable[..., Iterator[RemovableHandle]]] = {
 
 
 def check_step(module: nn.Module, name: str, where: Steps, known: dict[type[Steps], Steps]) -> None:
-    """Raise a UserError for an activation `name` that `where`, the location that the module declares for it, does not
-    have, or if another activation of the same module declares the location differently (`known`, by class)."""
+    """Raise a UserError if `module` declares its activation `name` wrongly: `where`, the declared group of related
+    activations (such as attention scores and weights), has no such name, or another activation of the module declared
+    the same kind of group with other values (`known`, the groups so far by class)."""
     kind, own = type(where).__name__, type(module).__name__
     if name not in where.names:
         raise UserError(f"{own} declares the activation {name!r} of {kind}, whose steps are {', '.join(where.names)}")
@@ -170,7 +173,8 @@ def check_step(module: nn.Module, name: str, where: Steps, known: dict[type[Step
 
 
 def attend_modules(model: Decoder) -> dict[int, Attend]:
-    """Return the `Attend` module, which computes attention, of each layer, by the number of the layer."""
+    """Return the submodule of each layer that computes attention from queries, keys and values, by the number of the
+    layer."""
     modules: dict[int, Attend] = {}
     for name, activation in activations(model).items():
         layer, site = re.match(r"blocks\.(\d+)\.", name), activation.site
@@ -180,7 +184,8 @@ def attend_modules(model: Decoder) -> dict[int, Attend]:
 
 
 def activations(model: Decoder) -> dict[str, Activation]:
-    """Return the activations that the modules of a decoder declare, by full name, such as `blocks.3.attn.weights`."""
+    """Return the activations that the modules of a decoder declare as traceable, by full name, such as
+    `blocks.3.attn.weights`."""
     known_sites: dict[str, Activation] = {}
 
     def walk(prefix: str, module: nn.Module, child: Child, outer: nn.Module) -> None:

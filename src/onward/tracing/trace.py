@@ -25,7 +25,7 @@ from onward.tracing.sites import activations
 
 @dataclass(eq=False)
 class Call:
-    """The recorded activations of one call of a traced model, by name: `call["blocks.3.out"]`."""
+    """The recorded activations of one call of a traced model; `call["blocks.3.out"]` is one of them, by name."""
 
     rows: tuple[Row, ...] = ()  # the request of each row; () unless an engine calls the model
     positions: Tensor | None = None  # (B or 1, T), position of each token in its text
@@ -52,7 +52,8 @@ class Call:
 
 
 def recorded_activation(activations: dict[str, Tensor], name: str) -> Tensor:
-    """Return the activation called `name`. Raises a UserError that lists the recorded names if it was not recorded."""
+    """Return the tensor called `name` in `activations`, the record of a trace. Raises a UserError that lists the
+    recorded names if the activation was not recorded."""
     name = full_name(name)
     if name not in activations:
         names = ", ".join([*activations][:6]) + (", ..." if len(activations) > 6 else "")
@@ -83,7 +84,8 @@ class Trace:
         call.rows, call.positions = ROWS.get(), forward.positions
 
     def call_of(self, forward: Forward) -> Call:
-        """Return the record of the activations in this call of the model, a new one if the call has just begun."""
+        """Return this trace's record of the activations of one call of the model, identified by `forward`; create the
+        record if the call has just begun."""
         if forward not in self.of_forward:
             self.of_forward[forward] = Call()
             self.calls.append(self.of_forward[forward])
@@ -135,8 +137,9 @@ class Trace:
         return self.call.grad(name)
 
     def of(self, request: object) -> list[dict[str, Tensor]]:
-        """Return the activations of one request of an engine, one dict by name for each call with tokens of the
-        request. The batch dimension and padding are removed: T counts only tokens of the request."""
+        """Return the activations of one engine request (a `Request`), as a dict {name: tensor} for each call of the
+        model that has tokens of the request. The batch dimension and padding are removed: T counts only tokens of the
+        request."""
         result = []
         for call in self.calls:
             for index, row in enumerate(call.rows):
@@ -145,8 +148,9 @@ class Trace:
         return result
 
     def part(self, call: Call, name: str, index: int, row: Row) -> Tensor:
-        """Return the tokens of one request, without padding, of the activation `name` in `call`, one recorded call of
-        the model; `index` is the request's row in the batch, and `row` gives the number of its tokens."""
+        """Return the part of the activation `name` that belongs to one request's tokens, without batch dimension and
+        padding, in `call`, one recorded call of the model. `index` is the request's row in the batch, and `row` has the
+        number of its tokens."""
         value = call.activations[name]
         if name == "logits":
             rows = [*call.logit_rows]
@@ -157,9 +161,9 @@ class Trace:
         return value[index if len(value) > 1 else 0].narrow(shape.index("T") - 1, 0, row.tokens)
 
     def mean(self, name: str, index: int | None = None) -> Tensor:
-        """Return the mean of an activation (B, T, ...), or of one head, unit or expert, over all tokens of all calls,
-        in at least fp32. For the output of an expert, the mean over the tokens that use the expert. Raises a UserError
-        for an activation without tokens."""
+        """Return the mean of the recorded activation `name` (B, T, ...), or of only its head, unit or expert `index`,
+        over all tokens of all calls, in at least fp32. For the output of an expert, it is the mean over the tokens that
+        use the expert. Raises a UserError for an activation without tokens."""
         known, key = self.known[name], name if index is None else f"{name}.{index}"
         if known.shape[:2] != ("B", "T") or self.keep is not None:
             why = f"it is {known}" if self.keep is None else "the trace was made with keep"
@@ -182,8 +186,8 @@ class Trace:
         return total / count
 
     def shape_of(self, key: str) -> tuple[str | int, ...]:
-        """Return the shape of the activation of this trace called `key`, which may end with the number of a head, unit
-        or expert."""
+        """Return the shape of the recorded activation `key`, a name that may end with the number of a head, unit or
+        expert, with the letters "B", "T" and "S" for sequences, tokens and keys."""
         if key in self.known:
             return self.known[key].shape
         base, _, index = key.rpartition(".")
