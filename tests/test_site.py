@@ -60,7 +60,7 @@ def test_every_command_and_public_name_has_a_page(staged: Path) -> None:
     assert {path.stem for path in (staged / "python").glob("*.md")} == {*onward.__all__}
     train, sampling = ((staged / name).read_text("utf-8") for name in ("commands/train.md", "python/Sampling.md"))
     assert "| `--batch-size N` |" in train
-    assert "| `top_k` | `0` | keep only the k likeliest tokens; 0: all |" in sampling
+    assert "| `top_k` | `0` | keep only the k most likely tokens; 0: all |" in sampling
 
 
 def test_no_page_shows_an_address_of_an_object(staged: Path) -> None:

@@ -88,7 +88,7 @@ def test_mistakes_are_answered_in_one_sentence(words: str, message: str, capsys:
     ("words", "shown"),
     [
         ("nucleus", "onward.Sampling.top_p"),
-        ("CausalSelfAttention", "sees itself and earlier tokens only"),
+        ("CausalSelfAttention", "sees only itself and earlier tokens"),
         ("gradient checkpointing", "onward train --recompute"),
         ("Pre-LN", "pre-norm"),
     ],

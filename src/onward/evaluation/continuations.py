@@ -44,7 +44,7 @@ class Scored:
     continuation."""
 
     logprob: float
-    greedy: bool  # whether every token is the model's likeliest
+    greedy: bool  # whether every token is the model's most likely token
 
 
 def pair_of(

@@ -24,7 +24,7 @@ class TokenLogprob:
 
     token: int
     logprob: float
-    alternatives: list[tuple[int, float]]  # the likeliest tokens and their log-probabilities
+    alternatives: list[tuple[int, float]]  # the most likely tokens and their log-probabilities
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprob]:

@@ -15,9 +15,9 @@ class Completion:
     text: str
     tokens: list[int]  # without the stop token, but including the tokens of a stop text
     finish_reason: str  # stop (stop token, stop text or completed constraint), length, cancelled or error
-    seed: int  # the same prompt and options with this seed give this answer
+    seed: int  # the same prompt and options with this seed produce this answer
     logprobs: list[TokenLogprob]  # one for each token; empty unless `logprobs` is given
-    steps: int  # decoding steps: forward passes that gave one token or more
+    steps: int  # decoding steps: forward passes that produced at least one token
     num_drafted: int  # tokens that a draft proposed and the model verified (speculative decoding)
     num_accepted: int  # draft tokens that were accepted
     error: Exception | None  # the exception, if the answer failed

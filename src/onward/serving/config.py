@@ -19,12 +19,12 @@ LOCAL = "localhost", "127.0.0.1", "::1"
 class EngineOptions:
     """How the server's engines run; the defaults are those of `onward serve`."""
 
-    rows: Annotated[int, Range(1, 4096)] = 16  # answers generated at the same time; further requests wait
-    context: Size | None = None  # maximum number of tokens in a prompt and its answer; none: the model's context
-    cache_memory: str = ""  # memory for keys and values, such as 2GB; none: rows x context, or half of the free memory
+    rows: Annotated[int, Range(1, 4096)] = 16  # number of answers generated at the same time; further requests wait
+    context: Size | None = None  # maximum number of tokens in a prompt and its answer; default: the model's context
+    cache_memory: str = ""  # memory for keys and values, such as 2GB; default: rows x context, or half the free memory
     prefill_budget: Annotated[int, Range(1, 1 << 20)] = 128  # prompt tokens to prefill per step while others decode
     draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens
-    lookup: int = 0  # number of tokens to draft, from text after an earlier match of the last tokens; 0: none
+    lookup: int = 0  # number of tokens to draft from the text after an earlier match of the last tokens; 0: none
     prompt_cache: str = ""  # folder that keeps the keys and values of prompts for the next start
 
 
@@ -44,9 +44,9 @@ class Listening(Limits):
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: all addresses of this machine
     port: Annotated[int, Range(0, 65535)] = 8000  # port; 0: a free one
     api_key: tuple[str, ...] = ()  # keys that clients must send, in addition to $ONWARD_API_KEY
-    api_key_file: str = ""  # file of keys, one per line
+    api_key_file: str = ""  # file with keys, one per line
     allow_host: tuple[str, ...] = ()  # additional names of this server to accept in the Host header
-    allow_origin: tuple[str, ...] = ()  # web sites whose pages may call the API, such as https://example.org
+    allow_origin: tuple[str, ...] = ()  # websites whose pages may call the API, such as https://example.org
     drain: Annotated[float, Range(0, 86400)] = 30.0  # seconds to finish running answers after SIGTERM
 
     def keys(self) -> list[str]:

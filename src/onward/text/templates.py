@@ -16,7 +16,7 @@ class Template:
 
     source: str
     controls: tuple[str, ...] = ()
-    end: str = ""  # control token that ends an answer; "": eos_token
+    end: str = ""  # control token that ends an answer; default: eos_token
 
 
 ALTERNATE = (  # a system message becomes the beginning of the first message of the user

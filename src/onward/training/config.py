@@ -34,8 +34,8 @@ class DataOptions:
     """The data. A source is a text or a folder that `onward data prepare` made."""
 
     sources: tuple[str, ...] = ("embedded",)  # files, folders, globs, pipes, hf://NAME, - (stdin) or a corpus name
-    weights: tuple[Weight | MovingWeight, ...] = ()  # share of each source, or a ramp; (): shares in proportion to size
-    tokenizer: str = ""  # char, byte, bpe:VOCABULARY or a path; "": that of prepared sources, else bpe:4096
+    weights: tuple[Weight | MovingWeight, ...] = ()  # share of each source, or a ramp; default: proportional to size
+    tokenizer: str = ""  # char, byte, bpe:VOCABULARY or a path; default: that of prepared sources, or bpe:4096
     validation: str = "0.1"  # a file, a share at the end of each source (up to 4 million tokens), or none
     field: str = "text"  # field of .jsonl, .parquet and hf:// records that holds the text
     encoding: str = "utf-8"  # encoding of the text files
@@ -46,8 +46,8 @@ class DataOptions:
 class UpdateOptions:
     """How the weights are updated: the loss and the optimizer."""
 
-    optimizer: str = ""  # adamw, muon (for matrices, AdamW for the rest) or module:Class; "": see preset, else adamw
-    learning_rate: NotNegative | None = None  # peak; none: 0.5 / d_model (with mup, 0.5 / mup), doubled for muon
+    optimizer: str = ""  # adamw, muon (for matrices, AdamW for the rest) or module:Class; default: see preset, or adamw
+    learning_rate: NotNegative | None = None  # peak; default: 0.5 / d_model (with mup, 0.5 / mup), doubled for muon
     mup: SizeOrZero = 0  # width for which learning_rate is given; muP adapts the rate to the model's width; 0: no muP
     schedule: Literal["wsd", "cosine", "linear", "constant"] = "wsd"  # wsd: warm-up, stable, then linear decay
     warmup: Extent = 0.05  # warm-up of the learning rate: a share of the steps, or their number if 1 or more
@@ -71,10 +71,10 @@ class ComputeOptions:
     device: str = "auto"  # auto, cpu, cuda, mps
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # precision of matrix products; auto: the fastest
     compile: bool = False  # compile the blocks with torch.compile, which starts slowly and then makes steps faster
-    recompute: bool = False  # recompute activations in the backward, which saves memory and takes a third more time
+    recompute: bool = False  # recompute activations in the backward pass, which saves memory but takes 1/3 more time
     loss_chunk: SizeOrZero = 0  # tokens whose logits are in memory at once; 0: as many as fit in 128 MB
     experts: Literal["auto", "loop", "grouped"] = "auto"  # backend of experts; auto: the faster one, as measured
-    mesh: str = ""  # processes by axis, "replicate=2 shard=4 tensor=2"; "": replicas, or shards if they do not fit
+    mesh: str = ""  # processes along each axis: "replicate=2 shard=4 tensor=2"; default: replicas, or shards if needed
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ class WatchOptions:
     validate_every: SizeOrZero = 0  # steps between validations, each with a save; 0: twenty validations in the run
     validation_tokens: Tokens = 16_384  # tokens of the validation text to use during the run
     evaluation_tokens: SizeOrZero = 0  # validation tokens to use after the last step; 0: all, or what --time allows
-    evaluate_tasks: str = ""  # tasks of onward evaluate for each validation, such as "cloze, copying"; "": none
+    evaluate_tasks: str = ""  # tasks of onward evaluate at each validation, such as "cloze, copying"; default: none
     task_limit: Size = 100  # maximum number of questions in each of these tasks
     keep: Size = 2  # number of recent saves to keep, in addition to the best
-    spike: NotNegative = 8.0  # a loss this many deviations above the recent ones fails a step; 0: only NaN and infinity
+    spike: NotNegative = 8.0  # a step fails at a loss this many deviations above recent ones; 0: only NaN and infinity
     track: tuple[str, ...] = ()  # tensorboard and wandb, in addition to metrics.jsonl
-    prompt: str = ""  # prompt for the sample shown at each validation; "": the beginning of the validation text
+    prompt: str = ""  # prompt for the sample shown at each validation; default: the beginning of the validation text
 
 
 @named
@@ -101,16 +101,16 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
 
     fixed: ClassVar[tuple[str, ...]] = ()  # fields that a user cannot set
 
-    out: str = ""  # folder of the run; "": runs/ followed by the name of the first source
-    base: str = ""  # model to start from: a folder or a name on the hub; "": new weights
+    out: str = ""  # folder of the run; default: runs/ followed by the name of the first source
+    base: str = ""  # model to start from: a folder or a name on the hub; default: new weights
     preset: str = "auto"  # tiny, mini, small, medium or a release; auto: what --time allows, otherwise mini
     model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig to change
     imports: tuple[str, ...] = ()  # modules to import first, which define custom parts
     steps: SizeOrZero = 0  # number of optimizer steps; 0: as many as --time or --epochs allow
-    time: str = ""  # time limit of the whole command, such as 100s, 5m or 2h; sets the number of steps, see schedule
+    time: str = ""  # time limit for the entire command, such as 100s, 5m or 2h; sets the number of steps, see schedule
     epochs: NotNegative = 0.0  # passes over the training text
-    batch_size: BatchesOrZero = 0  # windows of context_length tokens in one forward and backward; 0: see preset, else 8
-    accumulation: Batches = 1  # batches per step over all processes; their gradients are summed
+    batch_size: BatchesOrZero = 0  # windows of context_length tokens per forward and backward pass; 0: see preset, or 8
+    accumulation: Batches = 1  # batches per step across all processes; their gradients are summed
     seed: Seed = 0  # seed of the weights, the data order and dropout
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ABOUT = """\
 Measure the speed of prefill and decoding for several numbers of rows and precisions. The result shows tokens per
 second, bytes read per decoded token, and the shares of this machine's bandwidth and operations that the model reaches.
-Programs that run at the same time lower the figures.
+Other programs that run at the same time lower the figures.
 
 With --train, train the model on random tokens without saving it. The result shows tokens per second, operations per
 token, the share of peak operations (MFU), and the milliseconds of each part of a step.
@@ -47,10 +47,10 @@ class Options:
     batch: str = ""  # rows that decode together, default: 1,16; with --train, windows per batch, default: 8
     precision: str = ""  # precision of weights, default: float32,bfloat16,int8,int4; with --train float32,bfloat16
     train: bool = False  # measure training
-    context: Size | None = None  # tokens in a window, with --train; none: the model's whole context
+    context: Size | None = None  # tokens in a window, with --train; default: the model's full context
     optimizer: Literal["adamw", "muon"] = "adamw"  # optimizer, with --train
-    prompt: Annotated[int, Range(1, 1 << 20)] | None = None  # tokens in each prompt; none: 128, or half the context
-    new: Annotated[int, Range(8, 1 << 20)] | None = None  # new tokens in each answer; none: 128, or half the context
+    prompt: Annotated[int, Range(1, 1 << 20)] | None = None  # tokens in each prompt; default: 128, or half the context
+    new: Annotated[int, Range(8, 1 << 20)] | None = None  # new tokens in each answer; default: 128, or half the context
     seconds: Annotated[float, Range(0, 3600)] = 10.0  # time for each number of rows and precision; at least one run
     threads: Annotated[int, Range(0, 4096)] = 0  # CPU threads; 0: PyTorch's default
     device: str = "auto"  # auto, cpu, cuda, mps

@@ -13,8 +13,8 @@ from onward.files import atomic_write
 from onward.hub import CARD
 
 ABOUT = """\
-Write the model card of a model or a run. The card shows the model's parts, the command, data and curves of training,
-the evaluation if there is one, and how to load it in Onward, transformers and llama.cpp.
+Write the model card of a model or a run. The card shows the model's parts, the training command, data and curves,
+any evaluation, and how to load the model in Onward, transformers and llama.cpp.
 
 examples:
   onward card runs/mybook --license mit                     runs/mybook/README.md, to edit before onward push
@@ -29,8 +29,8 @@ class Options:
     positional: ClassVar[tuple[str, ...]] = ("folder",)
     folder: str  # folder of a run or a model
     license: str = ""  # license of the model, named as on the hub: apache-2.0, mit, cc-by-4.0, ...
-    name: str = ""  # name of the model on the hub, such as me/mybook; "": the name of the folder
-    out: str = ""  # file to write; "": README.md in the folder
+    name: str = ""  # name of the model on the hub, such as me/mybook; default: the name of the folder
+    out: str = ""  # file to write; default: README.md in the folder
 
 
 def main(argv: Sequence[str]) -> None:

@@ -22,9 +22,9 @@ ABOUT = """\
 Train variants for equal time, tokens, operations or steps, and test whether their difference exceeds noise.
 
 A variant is a TOML file with options of `onward train`, or `--variant NAME: option=value ...` with the options that
-differ. Other options of `onward train` apply to all variants. Seed s gives the same order of the data in each variant,
-so differences are computed seed by seed. The first variant is the baseline. Finished runs are not
-repeated: the same command continues after an interruption, and accepts more seeds or variants.
+differ. Other options of `onward train` apply to all variants. For a given seed, all variants read the data in the same
+order, so differences are computed seed by seed. The first variant is the baseline. Finished runs are not repeated: the
+same command continues after an interruption, and accepts more seeds or variants.
 
 examples:
   onward compare a.toml b.toml --time 60s --seeds 3
@@ -40,7 +40,7 @@ class Options(VariantOptions):
     """The options of `onward compare`, which trains and compares variants of a run."""
 
     sources: tuple[str, ...] = ()  # texts, and TOML files of variants
-    variant: tuple[str, ...] = ()  # NAME: option=value ..., the options that differ in a variant; NAME alone: none
+    variant: tuple[str, ...] = ()  # NAME: option=value ..., the options that differ in this variant; NAME alone: none
     seeds: Size = 3  # runs per variant, with seeds seed, seed + 1, ...; all variants use the same seeds
 
 

@@ -43,7 +43,7 @@ class Options:
     model: str  # folder of the model, a GGUF file, or a name on the hub
     out: str  # file to write, which ends in .gguf, or a new folder
     dtype: Literal["", "f32", "f16", "bf16", "q8_0", "q4_0"] = ""  # dtype of the weights; default: that of the model
-    to: Literal["", "gguf", "hf", "single"] = ""  # format, if OUT leaves it open; single: a folder with one file
+    to: Literal["", "gguf", "hf", "single"] = ""  # format, if OUT does not determine it; single: a folder with one file
     accept: tuple[Literal["gelu", "ramp", "window"], ...] = ()  # write GGUF despite this difference in llama.cpp
     shard_bytes: float = 5e9  # maximum number of bytes in each weights file of a folder
     from_bin: bool = False  # read pytorch_model.bin, a pickle, as weights only, in a process with limited memory

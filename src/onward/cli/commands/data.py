@@ -44,9 +44,9 @@ class Options(Cleaning):
     positional: ClassVar[tuple[str, ...]] = ("action", "sources")
     action: Literal["prepare", "join", "list", "get", "show"]  # prepare or show SOURCES, join FOLDER, get NAME, list
     sources: tuple[str, ...] = ()  # files, folders, globs, pipes, hf://NAME, - (standard input) or the name of a corpus
-    model: str = ""  # model whose tokenizer and chat template are used; "": show texts without a model
+    model: str = ""  # model whose tokenizer and chat template are used; default: show texts without a model
     method: str = "sft"  # fine-tuning method that reads the examples
-    template: str = ""  # chat template; "": the model's own, or a plain one
+    template: str = ""  # chat template; default: the model's own, or a plain one
     columns: str = ""  # renamed columns, such as prompt=question,completion=answer: Onward's name = the file's name
     count: int = 3  # number of examples to show
     tokenizer: str = "bpe:4096"  # char, byte, bpe:VOCABULARY_SIZE, or the path of a tokenizer

@@ -49,9 +49,9 @@ class Options:
     kwargs: str = ""  # arguments of NAME, as JSON
     adapter: str = ""  # FILE.py:FUNCTION, where FUNCTION(model, tokens) returns logits
     loss: str = ""  # FILE.py:FUNCTION, where FUNCTION(logits, targets) returns your training loss
-    cache: str = ""  # FILE.py:FUNCTION, where FUNCTION(model) makes a cache: a function from new tokens to logits
-    batches: str = ""  # FILE.py:NAME of pairs of token ids and targets, or of a function that returns such pairs
-    validation_batches: str = ""  # FILE.py:NAME of pairs from held-out text, in the same form
+    cache: str = ""  # FILE.py:FUNCTION, where FUNCTION(model) returns a cache, a function from new tokens to logits
+    batches: str = ""  # FILE.py:NAME, pairs of token ids and targets, or a function that returns such pairs
+    validation_batches: str = ""  # FILE.py:NAME, pairs from held-out text in the same form
     train: str = ""  # FILE.py:FUNCTION that trains: FUNCTION(model), or FUNCTION(model, optimizer, tokens, targets)
     text: str = ""  # text that a trained model should predict well; default: the validation text of a run
     validation: str = ""  # held-out text, if the target is training text

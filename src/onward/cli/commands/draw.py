@@ -12,7 +12,7 @@ from onward.cli.shared.output import console, print_next, print_table
 from onward.errors import UserError
 
 ABOUT = """\
-Draw an idea, computed with the code of the models, with a caption, in the terminal or to a file.
+Draw an idea with a caption, in the terminal or to a file. The drawing is computed by the code of the models.
 
 examples:
   onward draw                               the ideas
@@ -38,10 +38,10 @@ class Options:
         "samplers": ("out", "logits"),
         "out": ("theme",),
     }
-    idea: Literal["", Idea] = ""  # mask, rope, alibi, window, positions, samplers, cache or block; none: list the ideas
-    model: str = ""  # block only: a release or the folder of a model; "": an example model
-    logits: str = ""  # samplers only: four or more numbers, separated by commas; "": example logits
-    out: str = ""  # a file that ends in .svg, .png, .html or .json; "": the terminal
+    idea: Literal["", Idea] = ""  # mask, rope, alibi, window, positions, samplers, cache or block; default: list ideas
+    model: str = ""  # block only: a release or the folder of a model; default: an example model
+    logits: str = ""  # samplers only: four or more numbers, separated by commas; default: example logits
+    out: str = ""  # a file that ends in .svg, .png, .html or .json; default: the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # auto: follows the reader's system (a .png is light)
 
     @property

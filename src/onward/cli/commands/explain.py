@@ -33,7 +33,7 @@ class Options(Loading):
     text: str  # the text that the model reads
     position: int = -1  # position of the token to follow, from 0; negative: from the end
     layer: int = 0  # the block to show in detail, from 0; negative: from the end
-    out: str = ""  # a file that ends in .html or .json; "": the terminal
+    out: str = ""  # a file that ends in .html or .json; default: the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # colors of the page; auto: follows the reader's system
 
 

@@ -35,13 +35,14 @@ examples:
   onward finetune runs/mybook reviews.jsonl --method classify
   onward finetune --resume runs/assistant
 
-Each line of a .jsonl, or row of a .csv, .parquet or .json, is an example. The ShareGPT and Alpaca formats also work:
+Each line of a .jsonl file, or row of a .csv, .parquet or .json file, is an example. Files in the ShareGPT and Alpaca
+formats also work:
   {"messages": [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]}
   {"prompt": "2 + 3 =", "completion": " 5"}
   {"text": "All of this is trained."}
-  {"prompt": "2 + 3 =", "chosen": " 5", "rejected": " 6"}    for methods of pairs, such as dpo, and for reward
+  {"prompt": "2 + 3 =", "chosen": " 5", "rejected": " 6"}    for methods that train on pairs, such as dpo and reward
   {"prompt": "2 + 3 =", "answer": "5"}                       for methods with a --reward, such as grpo
-  {"text": "It rains.", "pair": "It is wet.", "label": "yes"}    for classify; pair may be left out
+  {"text": "It rains.", "pair": "It is wet.", "label": "yes"}    for classify; pair may be omitted
 """
 
 

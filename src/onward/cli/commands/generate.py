@@ -50,7 +50,7 @@ class Speculation:
     """Speculative decoding: the same distribution, faster. The model verifies several drafted tokens in one step."""
 
     draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens
-    lookup: int = 0  # number of tokens to draft, from text after an earlier match of the last tokens; 0: none
+    lookup: int = 0  # number of tokens to draft from the text after an earlier match of the last tokens; 0: none
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Search:
 
     beams: int = 0  # number of beams for beam search; 0: no beam search
     groups: int = 1  # number of groups of beams that must differ (diverse beam search)
-    diversity: float = 0.0  # penalty on a token's log-probability for each earlier group that just chose it
+    diversity: float = 0.0  # penalty on a token's log-probability for each earlier group that has just chosen it
     length_penalty: float = 1.0  # exponent of the length in beam search; larger values prefer longer answers
     early_stopping: Literal["true", "false", "never"] = "false"  # true: stop when there are as many answers as beams
     alpha: float | None = None  # repetition penalty of contrastive search, from 0 to 1; 0.6 is usual
@@ -82,9 +82,9 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
         "prompts": ("field",),
     }
     model: str  # folder of the model, or its name on the hub
-    prompt: tuple[str, ...] = ()  # texts to continue; - or none with piped input: standard input
+    prompt: tuple[str, ...] = ()  # texts to continue; - or no text with piped input: standard input
     prompts: str = ""  # a file of prompts: one per line, or .jsonl; -: the lines of standard input
-    field: str = "prompt"  # field that holds the prompt in each .jsonl line
+    field: str = "prompt"  # field that contains the prompt in each .jsonl line
     context_overflow: Literal["error", "slide"] = "error"  # slide: drop the older half of a full context
     prompt_cache: str = ""  # folder that keeps the keys and values of prompts for the next call
     json: bool = False  # print one line of JSON per answer

@@ -66,13 +66,13 @@ examples:
 
 views of a text:
   attention  the attention maps of all heads of a layer
-  next       the likeliest next tokens, and the effect of each step of sampling
+  next       the most likely next tokens, and the effect of each step of sampling
   lens       the next token that each layer would predict
   heads      the role of each head: previous token, induction, first token, ... (needs no text)
   tokens     the loss, rank and entropy of each token
   patch      the activations that carry the difference between the text and another (--corrupted)
   positions  the loss at each position of a long text
-  neurons    the most active units of a feed-forward
+  neurons    the most active units of a feed-forward layer
   experts    the experts of each token
 
 views without a text of their own:
@@ -93,18 +93,18 @@ class Options(Loading):
     }
     model: str  # folder of the model
     words: tuple[str, ...] = ()  # a text and a view; heads; features and a text; or names and a pattern
-    out: str = ""  # a file that ends in .svg, .png, .html or .json; "": the terminal
+    out: str = ""  # a file that ends in .svg, .png, .html or .json; default: the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # auto: follows the reader's system (a .png is light)
-    layer: int | None = None  # attention and neurons: layer to draw, from 0; none: chosen automatically
-    head: int | None = None  # attention: head to draw, from 0; none: all heads
+    layer: int | None = None  # attention and neurons: layer to draw, from 0; default: chosen automatically
+    head: int | None = None  # attention: head to draw, from 0; default: all heads
     corrupted: str = ""  # patch: the other text, with the same number of tokens
-    right: str = ""  # patch: the token expected after the text; "": the likeliest token
-    wrong: str = ""  # patch: the token expected after the other text; "": the likeliest token
+    right: str = ""  # patch: the token expected after the text; default: the most likely token
+    wrong: str = ""  # patch: the token expected after the other text; default: the most likely token
     temperature: float = 0.8  # next: the temperature, as in onward generate
-    top_k: int = 0  # next: sample from the k likeliest tokens; 0: from all tokens
-    top_p: float = 1.0  # next: sample from the likeliest tokens up to this total probability; 1: from all tokens
+    top_k: int = 0  # next: sample from the k most likely tokens; 0: from all tokens
+    top_p: float = 1.0  # next: sample from the most likely tokens up to this total probability; 1: from all
     tuned: str = ""  # lens: text to train a tuned lens on, before drawing
-    activation: str = ""  # features: activation to decompose; "": the residual stream after the middle block
+    activation: str = ""  # features: activation to decompose; default: the residual stream after the middle block
     time: str = "1m"  # features and --tuned: time limit for training
     json: bool = False  # print the numbers as JSON
 

@@ -9,8 +9,8 @@ from onward.cli.shared.options import parse
 from onward.cli.shared.output import console
 
 ABOUT = """\
-Add an adapter (LoRA, rsLoRA or DoRA, from PEFT or a LoRA run) to the weights of its base, and write the sum as an
-ordinary model. The sum is computed in fp32 and rounded once.
+Add an adapter (LoRA, rsLoRA or DoRA, from PEFT or a LoRA run) to the weights of its base model, and write the sum as
+an ordinary model. The sum is computed in fp32 and rounded once.
 
 examples:
   onward merge runs/poems merged                            uses the base named in the adapter

@@ -44,7 +44,7 @@ class Options:
         "tokens": ("price",),
     }
     model: str  # a release, a training preset, a folder, a config.json, a GGUF file or a name on the hub
-    context: Size | None = None  # tokens per text; none: the model's whole context
+    context: Size | None = None  # tokens per text; default: the model's full context
     batch: Annotated[int, Range(1, 1 << 20)] = 1  # number of texts generated together, or of windows per training step
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"  # dtype of the weights in generation
     quantize: Literal["none", "int8", "int4"] = "none"  # quantize the weights in generation
@@ -54,13 +54,13 @@ class Options:
     recompute: bool = False  # recompute activations in the backward
     vocab: Annotated[int, Range(2, 1 << 24)] = 4096  # vocabulary size, for the presets tiny, mini, small and medium
     device: str = "auto"  # auto, cpu, cuda, mps: measured here; or b200, h200, h100, mi300x, a100, l40s, v100, rtx4090
-    count: Annotated[int, Range(1, 1 << 24)] = 1  # devices that train together
+    count: Annotated[int, Range(1, 1 << 24)] = 1  # number of devices that train together
     mesh: str = ""  # mesh of devices that train together, as in onward train: "replicate=2 shard=4 tensor=2"
     devices: str = ""  # number and kind of devices, such as 64xh100, to propose a mesh; replaces device, count and mesh
     memory: str = ""  # memory of the device, such as 24GiB
     bandwidth: str = ""  # memory bandwidth, such as 3.35TB/s
     flops: str = ""  # operations per second, such as 989T
-    share: Annotated[float, Range(0.01, 1)] | None = None  # share of peak operations in training; none: 0.4 or measured
+    share: Annotated[float, Range(0.01, 1)] | None = None  # share of peak speed in training; default: measured or 0.4
     tokens: str = ""  # total training tokens, such as 10B, to compute the hours
     price: Annotated[float, Range(0, 1e9)] = 0.0  # price per device hour, to compute the cost
     json: bool = False  # print the result as JSON

@@ -16,8 +16,8 @@ from onward.errors import UserError
 from onward.fields import counted
 
 ABOUT = """\
-Show the likeliest answers to the question at the end of a prompt, and how their probabilities change as 0, 1, 2, 4 and
-more examples precede the question (in-context learning). Examples come from the prompt and, before them, from a file.
+Show the most likely answers to the question at the end of a prompt, and how their probabilities change as 0, 1, 2, 4
+and more examples precede the question (in-context learning). Examples come from the prompt and, before these, a file.
 
 examples:
   onward prompt runs/mybook "great → good; hot → warm; huge →"
@@ -39,12 +39,12 @@ class Options(Loading):
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"out": ("theme",)}
     model: str  # folder of the model, or its name on the hub
     prompt: str  # examples, followed by the beginning of a question
-    examples: str = ""  # a file with more examples, in rows with question and answer
-    separator: str = ""  # text between examples; "": a line break if the prompt has one or no semicolon, otherwise "; "
-    candidates: str = ""  # answers to compare, separated by commas; "": the model's likeliest answers
+    examples: str = ""  # a file with more examples, in rows with a question and an answer
+    separator: str = ""  # text between examples; default: a line break if the prompt has at most one semicolon, or "; "
+    candidates: str = ""  # answers to compare, separated by commas; default: the model's most likely answers
     max_new_tokens: Size = 1  # maximum number of tokens in an answer; above 1, beam search finds the answers
     top: Size = 8  # number of answers to show
-    out: str = ""  # a file that ends in .svg, .png, .html or .json; "": the terminal
+    out: str = ""  # a file that ends in .svg, .png, .html or .json; default: the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # auto: follows the reader's system (a .png is light)
     json: bool = False  # print the probabilities as JSON
 

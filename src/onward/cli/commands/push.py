@@ -12,8 +12,8 @@ from onward.hub import CARD, HubName, size_of
 from onward.hub_upload import model_files, upload
 
 ABOUT = """\
-Upload a model to the Hugging Face hub, with its card, in one commit. Only the model is uploaded: no optimizer
-state, no logs, no data. Log in with `hf auth login`, or set HF_TOKEN.
+Upload a model to the Hugging Face hub, with its card, in one commit. Only the model is uploaded, without
+optimizer state, logs or data. Log in with `hf auth login`, or set HF_TOKEN.
 
 examples:
   onward push runs/mybook me/mybook --license mit --dry-run          list the files, and show the card

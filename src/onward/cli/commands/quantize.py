@@ -13,8 +13,8 @@ from onward.errors import UserError
 
 ABOUT = """\
 Quantize the weights of a model's linear layers to int8, with a scale per output, or int4, with a scale per 32 inputs.
-Activations are not quantized. Every command reads the resulting folder; transformers reads it with the library
-compressed-tensors.
+Activations are not quantized. Every command reads the resulting folder; transformers reads it with the
+compressed-tensors library.
 
 examples:
   onward quantize runs/mybook runs/mybook-int8

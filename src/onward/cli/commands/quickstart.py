@@ -33,7 +33,7 @@ class Options:
 
     out: str = "runs/quickstart"  # folder of the run; replaces an earlier quickstart in this folder
     time: str = "140s"  # how long to train
-    assistant: bool = False  # also train it to answer questions about Python: two more runs that double the time
+    assistant: bool = False  # also train it to answer questions about Python in two more runs, which doubles the time
     json: bool = False  # print the final figures as JSON
 
 

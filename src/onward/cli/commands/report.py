@@ -12,7 +12,7 @@ from onward.errors import UserError
 from onward.hub import locate
 
 ABOUT = """\
-Write the report of a model or of a run, even while it trains: a self-contained page with curves, report card, samples,
+Write the report of a model or of a run, even during training: a self-contained page with curves, report card, samples,
 attention and next tokens. For a run, also write the report card as card.md. The card lists data, size, cost, loss,
 limitations, and the scores stored by onward evaluate next to published figures.
 
@@ -30,8 +30,8 @@ class Options:
 
     positional: ClassVar[tuple[str, ...]] = ("folder",)
     folder: str  # folder of a run or a model, or a name on the hub
-    out: str = ""  # file to write the page to; "": report.html in the folder
-    text: str = ""  # text for the page's attention and next tokens; "": sentences of the run's validation text
+    out: str = ""  # file to write the page to; default: report.html in the folder
+    text: str = ""  # text for the page's attention and next tokens; default: sentences of the run's validation text
     compare: str = ""  # folder of a second run, whose curves are also drawn
     device: str = "auto"  # auto, cpu, cuda, mps
     json: bool = False  # print the figures as JSON

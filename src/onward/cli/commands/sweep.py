@@ -20,7 +20,7 @@ ABOUT = """\
 Train a run for each value of an option, and plot the losses.
 
 Options of `onward train` that take a number accept several numbers, separated by commas. For other options, use
-`--sweep OPTION=VALUE,VALUE`. Two options make a grid. Finished runs are not repeated: the same command continues
+`--sweep OPTION=VALUE,VALUE`. Two options form a grid. Finished runs are not repeated: the same command continues
 after an interruption, and accepts more values.
 
 examples:

@@ -16,8 +16,8 @@ from onward.data.sources import Source, download_corpora, passages, stored_strea
 from onward.errors import UserError
 
 ABOUT = """\
-Train a tokenizer on text, compare tokenizers, or show the pieces of a text. The comparison shows bytes per token by
-language and kind of text, and whether decoding restores every text.
+Train a tokenizer on text, compare tokenizers, or show the pieces of a text. The comparison shows bytes per token for
+each language and kind of text, and whether decoding restores every text.
 
 examples:
   onward tokenizer train mybook.txt --vocab-size 8192 --out tokenizers/mybook

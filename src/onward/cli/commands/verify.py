@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from onward.language_model import LanguageModel
 
 ABOUT = """\
-Run a model in every way that Onward supports, and measure each difference from the plain forward. The exit status is 1
-if a difference exceeds rounding.
+Run a model in every way that Onward supports, and measure each difference from a plain forward pass. The exit status
+is 1 if a difference exceeds rounding.
 
 examples:
   onward verify runs/mybook

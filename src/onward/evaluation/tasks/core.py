@@ -65,7 +65,7 @@ class Core(ScoredTask, kind="core"):
     """
 
     folder: str  # folder of the bundle
-    task: str = ""  # label of one task; none: all tasks
+    task: str = ""  # label of one task; default: all tasks
 
     @property
     def label(self) -> str:

@@ -31,7 +31,7 @@ class Programs(Task, kind="programs"):
 
     file: str  # .jsonl, .json or .csv with prompt and test (Python code); entry_point: the argument of its check()
     samples: Size = 1  # programs to generate for each row
-    k: Size | None = None  # k of pass@k, at most `samples`; none: each of 1, 10 and 100 up to `samples`
+    k: Size | None = None  # k in pass@k, at most `samples`; default: 1, 10 and 100, up to `samples`
     temperature: Annotated[float, Range(0, 10)] = 0.0  # sampling temperature; 0.8 is usual with several samples
     tokens: Size = 512  # maximum number of tokens in a program
     seconds: Annotated[float, Range(0.1, 1e4)] = 10.0  # time limit for a program and its tests

@@ -131,7 +131,7 @@ class Task(Part):
 class TextTask(Task, kind=""):
     """A task whose questions are made from a text: a file, the validation text of a run, or a given text (`on`)."""
 
-    file: str = ""  # a text file; none: the validation text of the evaluated run
+    file: str = ""  # a text file; default: the validation text of the evaluated run
     text: str = field(default="", init=False, repr=False)
 
     def on(self, text: str) -> Self:

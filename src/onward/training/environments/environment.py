@@ -49,7 +49,7 @@ class Talk(Environment, kind=""):
     replies in the chat template."""
 
     turns: Annotated[int, Range(1, 1000)] = 4  # maximum number of model turns in a completion
-    role: str = ""  # role of a reply in the chat template, such as tool; "": the reply is inserted as plain text
+    role: str = ""  # role of a reply in the chat template, such as tool; default: the reply is inserted as plain text
 
 
 def reply_tokens(tokenizer: Tokenizer, role: str, reply: str) -> list[int]:

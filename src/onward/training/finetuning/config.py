@@ -27,7 +27,7 @@ class ExampleOptions:
 
     method: Method = SFT()  # how the model learns from the examples
     columns: str = ""  # renamed columns, such as prompt=question,completion=answer: Onward's name = the file's name
-    template: str = ""  # chat template: chatml, llama3, mistral, gemma, plain or a file; "": the model's own
+    template: str = ""  # chat template: chatml, llama3, mistral, gemma, plain or a file; default: the model's own
     length: SizeOrZero = 0  # maximum number of tokens in an example; 0: the model's context length, at most 4096
     too_long: Literal["error", "cut", "drop"] = "error"  # what to do with longer examples; cut: keep the first tokens
     packed: bool = True  # pack as many examples into a row as fit; examples never attend to each other
@@ -46,10 +46,10 @@ class FinetuneConfig(RunConfig, ExampleOptions):
         *("label_smoothing", "z_loss", "loss_chunk"),  # which are fields of methods
     )
 
-    learning_rate: NotNegative | None = None  # peak; none: a constant of the method divided by d_model
+    learning_rate: NotNegative | None = None  # peak learning rate; default: a constant of the method divided by d_model
     optimizer: str = "adamw"  # adamw, muon (for matrices, with AdamW for the rest) or module:Class of a library
     weight_decay: NotNegative = 0.0  # weight decay of matrices; norms and biases have none
-    out: str = ""  # folder of the run; "": runs/ followed by the names of the model and the method
+    out: str = ""  # folder of the run; default: runs/ followed by the names of the model and the method
 
     def __post_init__(self) -> None:
         check_fields(self)

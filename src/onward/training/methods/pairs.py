@@ -32,7 +32,7 @@ class PairMethod(Method, kind=""):
     rate: ClassVar[float] = 0.005
     reports: ClassVar[tuple[str, ...]] = ("accuracy", "margin", "chosen_reward", "rejected_reward")
 
-    beta: Positive = 0.1  # factor of the log-probabilities in the loss and of the rewards in the log
+    beta: Positive = 0.1  # factor for the log-probabilities in the loss and the rewards in the log
 
     @property
     def reference(self) -> ReferenceModel | None:

@@ -54,7 +54,7 @@ class PolicyMethod(Method, kind=""):
     reward: Reward | None = None  # such as exact, exact + 0.2 * length(tokens=50), FILE.py:FUNCTION or a folder
     samples: Annotated[int, Range(2, 4096)] = 8  # completions for each prompt
     completion_length: Size = 256  # maximum number of tokens in a completion
-    temperature: Positive = 1.0  # temperature of sampling and of the probabilities in the loss
+    temperature: Positive = 1.0  # temperature for sampling and for the probabilities in the loss
     kl: NotNegative = 0.0  # weight of the KL divergence from the initial model
     iterations: Size = 1  # steps that use the same completions
     mask_truncated: bool = False  # exclude completions that reach completion_length from the loss
@@ -126,7 +126,7 @@ class GroupMethod(PolicyMethod, kind=""):
     """The base class of methods whose advantages compare the completions of a prompt: A = (reward - mean) /
     deviation."""
 
-    scale: Scale = "group"  # divide advantages by the standard deviation of the group, of the batch, or not at all
+    scale: Scale = "group"  # divide advantages by the standard deviation in the group or the batch, or not at all
 
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
         return {"advantages": group_advantages(rollouts.rewards, self.samples, self.scale)[:, None]}

@@ -52,7 +52,7 @@ class Number(Reward, kind="number"):
 class Contains(Reward, kind="contains"):
     """1 if the completion contains a text; else 0."""
 
-    text: str = ""  # text to compare with; "": the record's answer
+    text: str = ""  # text to compare with; default: the record's answer
 
     @property
     def needs(self) -> frozenset[str]:

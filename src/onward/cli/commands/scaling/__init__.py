@@ -39,7 +39,7 @@ class Options:
     }
     action: Literal["optimum", "fit", "run"]  # optimum of published laws; fit a law to RUNS; run a grid and fit its law
     runs: str = ""  # fit: a folder of runs, or a table (.csv, .tsv)
-    flops: str = ""  # optimum: operations for the whole training, such as 1e21
+    flops: str = ""  # optimum: operations for the entire training run, such as 1e21
     params: str = ""  # optimum: parameters, such as 7B
     tokens: str = ""  # optimum: training tokens, such as 300B
     hours: str = ""  # optimum: training time in hours on --device
