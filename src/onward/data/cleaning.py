@@ -10,20 +10,20 @@ class Filters:
     """Limits on the documents that are kept. Each is off unless it is set; `gopher` sets the remaining ones."""
 
     gopher: bool = False  # apply Gopher's limits to options without a value
-    min_words: int | None = None  # number of words (Gopher: 50)
-    max_words: int | None = None  # number of words (Gopher: 100000)
-    min_word_length: float | None = None  # mean number of characters per word (Gopher: 3)
-    max_word_length: float | None = None  # mean number of characters per word (Gopher: 10)
-    max_symbols: float | None = None  # number of # characters, or of ellipses, per word (Gopher: 0.1)
-    max_bullets: float | None = None  # fraction of lines that begin with a bullet (Gopher: 0.9)
-    max_ellipses: float | None = None  # fraction of lines that end with an ellipsis (Gopher: 0.3)
-    min_alphabetic: float | None = None  # fraction of words with a letter (Gopher: 0.8)
-    min_stop_words: int | None = None  # number of different common English words, such as "the" (Gopher: 2)
-    max_repeated_lines: float | None = None  # fraction of lines that repeat an earlier line (Gopher: 0.3)
-    max_repeated_line_text: float | None = None  # fraction of characters in repeated lines (Gopher: 0.2)
-    max_repeated_paragraphs: float | None = None  # fraction of paragraphs that repeat an earlier one (Gopher: 0.3)
-    max_repeated_paragraph_text: float | None = None  # fraction of characters in repeated paragraphs (Gopher: 0.2)
-    max_top_ngrams: tuple[float, ...] = ()  # characters in the most frequent 2-, 3-, 4-gram (Gopher: 0.2 0.18 0.16)
+    min_words: int | None = None  # minimum number of words (Gopher: 50)
+    max_words: int | None = None  # maximum number of words (Gopher: 100000)
+    min_word_length: float | None = None  # minimum mean number of characters per word (Gopher: 3)
+    max_word_length: float | None = None  # maximum mean number of characters per word (Gopher: 10)
+    max_symbols: float | None = None  # maximum number of # characters, or of ellipses, per word (Gopher: 0.1)
+    max_bullets: float | None = None  # maximum fraction of lines that begin with a bullet (Gopher: 0.9)
+    max_ellipses: float | None = None  # maximum fraction of lines that end with an ellipsis (Gopher: 0.3)
+    min_alphabetic: float | None = None  # minimum fraction of words with a letter (Gopher: 0.8)
+    min_stop_words: int | None = None  # minimum number of different common English words, such as "the" (Gopher: 2)
+    max_repeated_lines: float | None = None  # maximum fraction of lines that repeat an earlier line (Gopher: 0.3)
+    max_repeated_line_text: float | None = None  # maximum fraction of text in repeated lines (Gopher: 0.2)
+    max_repeated_paragraphs: float | None = None  # maximum fraction of repeated paragraphs (Gopher: 0.3)
+    max_repeated_paragraph_text: float | None = None  # maximum fraction of text in repeated paragraphs (Gopher: 0.2)
+    max_top_ngrams: tuple[float, ...] = ()  # maximum fraction of text in the top 2-, 3-, 4-gram (Gopher: 0.2 0.18 0.16)
     max_repeated_ngrams: tuple[float, ...] = ()  # in repeated 5-, 6-, ...-grams (Gopher: 0.15 0.14 0.13 0.12 0.11 0.1)
 
 
@@ -32,7 +32,7 @@ class Cleaning(Filters):
     """Which documents are dropped: documents that fail a filter, and duplicates of earlier documents in any source."""
 
     exact: bool = True  # drop documents that equal an earlier one
-    near: float | None = None  # drop documents with this MinHash similarity to an earlier one, 0 to 1; finds over 95 %
+    near: float | None = None  # drop documents at least this similar (0 to 1, MinHash) to an earlier one; finds over 95 %
 
     def __post_init__(self) -> None:
         if self.near is not None and not 0 < self.near <= 1:
