@@ -146,7 +146,8 @@ def check(types: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "")
 
 
 def read_field_types(cls: type) -> dict[str, Any]:
-    """Return the annotated types, with their ranges, of the fields of a dataclass that its constructor takes."""
+    """Return the annotated types, with their ranges, of the fields of a dataclass that its constructor takes, by
+    field."""
     types = get_type_hints(cls, include_extras=True)
     return {field.name: types[field.name] for field in dataclasses.fields(cls) if field.init}
 

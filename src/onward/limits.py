@@ -14,7 +14,7 @@ CONTAINER = Path("/sys/fs/cgroup/memory.max")  # of a container; "max": no limit
 
 def limit_memory(more: int) -> None:
     """Limit the memory that this process can still allocate to `more` bytes, after which a MemoryError is raised;
-    without effect outside of Linux. Used in processes that run untrusted programs."""
+    without effect outside of Linux. Used in processes that run untrusted code or read untrusted files."""
     if STATM.exists():
         most = int(STATM.read_text().split()[0]) * resource.getpagesize() + more
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))

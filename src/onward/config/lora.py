@@ -54,8 +54,8 @@ class OLoRA(Initialization, kind="olora"):
 @dataclass(frozen=True)
 class EVA(Initialization, kind="eva"):
     """A holds the directions in which the inputs of the layer vary most on the first batches of the run, and B is 0
-    (Paischer et al. 2024). Layers whose inputs vary in more directions get higher ranks; the sum of all ranks stays the
-    same."""
+    (Paischer et al. 2024). Ranks are distributed over the layers: the directions that explain the largest shares of
+    variance get them, and the sum of all ranks stays the same."""
 
     rho: Annotated[float, Range(1, 1000)] = 2.0  # maximum rank of a layer, as a multiple of `rank`; 1: equal ranks
     tau: Annotated[float, Range(0, 1)] = 0.99  # stop at this cosine similarity of directions in consecutive batches

@@ -57,7 +57,8 @@ class Mesh:
 
     @property
     def data(self) -> int:
-        """The number of different training windows that are processed at once: `replicate` times `shard`."""
+        """The number of groups of processes that process different training windows: `replicate` times `shard`. The
+        processes of a group, `tensor` of them, process the same windows."""
         return self.replicate * self.shard
 
     @property

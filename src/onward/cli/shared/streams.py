@@ -94,8 +94,8 @@ def refused_input() -> Iterator[None]:
 
 
 def within_limit(text: AnyStr) -> AnyStr:
-    """Return bytes or text from standard input unchanged. Raises a UserError if they are longer than 16 MiB, so that an
-    endless input ends."""
+    """Return bytes or text from standard input unchanged. Raises a UserError if they are longer than 2 ** 24 bytes or
+    characters, so that an endless input ends."""
     if len(text) > MOST_INPUT:
         raise UserError(f"standard input is longer than {MOST_INPUT >> 20} MB, too long for a prompt: shorten it")
     return text

@@ -99,8 +99,8 @@ def next_commands(run: "Run") -> list[str]:
 
 
 def continue_text(model: "Decoder", tokenizer: "Tokenizer") -> None:
-    """Generate the sample text of a validation once before training and discard it, so that a run with a time limit can
-    measure how long it takes."""
+    """Generate the sample text that the display shows at a validation, and discard it; called before training, so that
+    a run with a time limit can measure how long it takes."""
     from onward.cli.shared.display import sample_text
     from onward.language_model import LanguageModel
 
