@@ -21,9 +21,9 @@ from onward.training.step.loss import CrossEntropy
 
 
 def arranged(config: RunConfig, processes: Processes, vocab_size: int, mesh: str = "") -> Processes:
-    """Return the processes of a run arranged in a mesh, by which they replicate or divide the model: `mesh`, or else
-    the configured one, or else replicas if a device can hold the whole training, or else shards. `vocab_size` is that
-    of the tokenizer. Raises a UserError for a mesh that the run cannot use."""
+    """Return the processes of a run with the mesh that says how they replicate or divide the model: `mesh` if it is
+    given, else the configured one, else replicas if a device can hold the whole training, else shards. `vocab_size` is
+    that of the tokenizer. Raises a UserError for a mesh that the run cannot use."""
     text = mesh or config.mesh
     if not text and processes.count > 1:
         decoder = config.decoder(vocab_size)
@@ -36,7 +36,8 @@ def arranged(config: RunConfig, processes: Processes, vocab_size: int, mesh: str
 
 
 def divides(config: RunConfig, decoder: DecoderConfig, processes: Processes) -> bool:
-    """Return whether the processes of a new run divide the model among them, so that none should hold all of it."""
+    """Return whether the processes of a new run will divide the model among them, so that none should load all of
+    it."""
     if processes.count == 1:
         return False
     return (Mesh.parse(config.mesh) if config.mesh else chosen(config, decoder, processes.count)).divides
@@ -64,8 +65,8 @@ def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
 
 
 def chosen(config: RunConfig, decoder: DecoderConfig, count: int) -> Mesh:
-    """Return the mesh for `count` processes: replicas if a device can hold the whole training in fp32, or else shards
-    over the processes of each machine or, if these are too few, over all."""
+    """Return the default mesh for `count` processes: replicas if a device can hold the whole training in fp32, else
+    shards over the processes of each machine or, if these are too few, over all processes."""
     plain, most = replace(config, precision="fp32"), SAFE * device_bytes(config)
     meshes = arrangements(count, int(os.environ.get("LOCAL_WORLD_SIZE", count)))
     able = (mesh for mesh in meshes if config.time or memory_per_process(plain, decoder, mesh).peak <= most)
@@ -91,8 +92,8 @@ def device_bytes(config: RunConfig) -> int:
 
 
 def in_words(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> str:
-    """Describe a mesh in a sentence: the memory that it needs on each device, by kind, and whether a tensor axis leaves
-    the embedding and the head whole."""
+    """Describe a mesh in a sentence for the log: the memory that each process needs, by kind, and whether a tensor axis
+    leaves the embedding and the head whole."""
     memory = memory_per_process(config, decoder, mesh)
     kinds = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer", "activations", "gathered")}
     named = ", ".join(f"{name} {in_bytes(size)}" for name, size in kinds.items() if size)

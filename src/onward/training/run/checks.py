@@ -37,7 +37,7 @@ def start_checks(
 ) -> Iterator[Check]:
     """Run the checks at the start of a run, and yield their results in order: targets, causality, the first loss if the
     model is `fresh` (newly initialized), and, given a validation text, its absence from the training text. `batch` is a
-    training batch."""
+    training batch, `train` and `validation` are the tokens of both texts."""
     yield shifted(batch)
     yield causal(model, batch)
     if fresh:
@@ -72,8 +72,8 @@ def causal(model: Decoder, batch: Batch) -> Check:
 
 @torch.no_grad()
 def first_loss(model: Decoder, batch: Batch) -> Check:
-    """Check that the loss of a fresh model is near ln V, the loss of a uniform guess. Fresh logits have a variance of
-    about 0.02² D, half of which adds to the loss."""
+    """Check that the loss of a fresh model on a batch is near ln V, the loss of a uniform guess. Fresh logits have a
+    variance of about 0.02² D, half of which adds to the loss."""
     few = slice(max(1, LOSS_TOKENS // batch.tokens.size(1)))
     positions = None if batch.positions is None else batch.positions[few]
     some = replace(batch, tokens=batch.tokens[few], targets=batch.targets[few], positions=positions)
@@ -86,8 +86,8 @@ def first_loss(model: Decoder, batch: Batch) -> Check:
 
 
 def apart(train: Sequence[Tokens], validation: Tokens, searched: int = SEARCHED) -> Check:
-    """Check that the training text contains no passages of the validation text. If it is longer than `searched` tokens,
-    only about this many, in evenly spread chunks, are searched."""
+    """Check that the training text `train` contains no passages of the validation text. If the training text is longer
+    than `searched` tokens, only about this many, in evenly spread chunks, are searched."""
     text, length = Tokens.join(train), min(LENGTH, len(validation))
     starts = np.linspace(0, len(validation) - length, PROBES).astype(int)
     probes = np.unique([np.asarray(validation[i : i + length], np.uint32) for i in starts.tolist()], axis=0)
@@ -106,9 +106,9 @@ MIX = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], np.uint32)  # o
 
 
 def search(tokens: np.ndarray, probes: np.ndarray) -> np.ndarray:
-    """Find which of the passages `probes` (P, L) occur in `tokens` (N,), all uint32; returns (P,) of bool.
+    """Find which of the passages `probes` (P, L) occur in `tokens` (N,), both uint32; return a bool array (P,).
 
-    A hash of four tokens selects candidates in one pass; only these are compared with the probes.
+    A hash of four tokens selects candidate positions in one pass; only these are compared with the probes.
     """
     length = probes.shape[1]
     num_windows = len(tokens) - length + 1

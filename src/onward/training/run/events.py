@@ -75,15 +75,16 @@ class EventLog:
         return event
 
     def notices(self, step: int, failure: UserError | None) -> list[Notice]:
-        """Return the messages for the user since the last call as notices of a step; `failure`, the error of a save
-        that failed, becomes one more."""
+        """Return the messages for the user that have arisen since the last call, as notices at `step`; `failure`, the
+        error of a save that failed, adds one."""
         messages, self.messages = self.messages, []
         if failure:
             messages.append(f"{failure}; training goes on, and the next save tries again")
         return [Notice(step, message) for message in messages]
 
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Record the first few of the texts that the model wrote and was trained on in a step."""
+        """Record the first few of `samples`, the texts that the model wrote and was trained on in `step`, in
+        samples.jsonl."""
         for sample in samples[:SAMPLES] if self.active else ():
             self.samples.write({"step": step, **sample, "trained": True})
 
@@ -95,7 +96,8 @@ class EventLog:
             self.trackers.write(row)
 
     def resume(self, step: int) -> None:
-        """Remove the rows after the save of `step` from the files, since a resumed run repeats those steps."""
+        """Remove the rows after the save of `step` from the run's files, since a resumed run repeats the steps after
+        it."""
         for journal in (self.metrics, self.samples, self.skipped) if self.active else ():
             journal.cut(lambda row: precedes(row, step))
 
@@ -111,6 +113,6 @@ class EventLog:
 
 
 def precedes(row: Mapping[str, Any], step: int) -> bool:
-    """Return whether a row of a run's files was written before the save of `step`. Of the rows at that step, the step's
-    own row, with a loss, and its training samples precede the save."""
+    """Return whether a row of a run's files was written before the save of `step`. Of the rows at that step, the row of
+    the training step, which has a loss, and the samples of training precede the save; validations follow it."""
     return row["step"] < step or (row["step"] == step and ("loss" in row or "trained" in row))

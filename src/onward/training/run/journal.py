@@ -35,8 +35,8 @@ class Journal:
             pass
 
     def cut(self, keep: Callable[[dict[str, Any]], bool]) -> None:
-        """Delete the rows from the first one for which `keep` is false to the end of the file, and a line left
-        incomplete by a kill."""
+        """Delete the rows of the file from the first one for which `keep` is false to the end, and an incomplete last
+        line, which a killed process leaves."""
         self.waiting = "".join(takewhile(lambda line: keep(json.loads(line)), self.waiting.splitlines(keepends=True)))
         if self.path.exists():
             lines = enumerate(self.path.read_bytes().splitlines(keepends=True), 1)

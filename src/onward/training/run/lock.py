@@ -24,8 +24,8 @@ def this_process() -> str:
 
 @contextmanager
 def run_lock(folder: Path, *, again: bool = False) -> Iterator[None]:
-    """Hold the lock of an existing run folder inside the context. Raises a UserError if another process holds it or,
-    with `again`, has held it since this process did."""
+    """A context that holds the lock of the existing run folder `folder`. Raises a UserError if another process holds
+    the lock or, with `again`, if another process has trained in the folder since this process last held the lock."""
     path = folder / LOCK
     try:
         file = path.open("r+" if path.exists() else "a+", errors="replace")
@@ -61,7 +61,8 @@ def is_running(folder: Path) -> bool:
 
 
 def in_use(folder: Path) -> UserError:
-    """Return the UserError for a second process in a run folder; it names the first."""
+    """Return the UserError that tells a second process that another process trains in `folder`; it names the first
+    process."""
     try:
         holder = (folder / LOCK).read_text()
     except (OSError, ValueError):

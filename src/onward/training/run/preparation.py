@@ -38,9 +38,9 @@ from onward.transforms.heads import add_head
 
 @dataclass(frozen=True)
 class Prepared:
-    """The parts of a run, new or resumed: configuration, model, tokenizer, inputs, loss and time budget. `hf` are the
-    keys of the model's Hugging Face config.json. `fill` sets the weights of a new model on the meta device, once the
-    processes have divided it."""
+    """The parts of a run, new or resumed: configuration, model, tokenizer, inputs, loss and time budget. `hf` is the
+    content of the model's Hugging Face config.json. `fill` sets the weights of a new model on the meta device, after
+    the processes have divided it."""
 
     config: RunConfig
     model: Decoder
@@ -58,11 +58,11 @@ class Prepared:
 def chosen_base(
     config: RunConfig, model: Decoder | None, processes: Processes
 ) -> tuple[RunConfig, Decoder | None, dict[str, Any]]:
-    """Return the configuration of a new run, the model to begin from, and the keys of its Hugging Face config.json.
+    """Return the configuration of a new run, the model to begin from, and the content of its Hugging Face config.json.
 
-    The model is the given one, or else that in `config.base`: loaded or, if the processes divide it among them, on the
-    meta device. For a run from new weights the model is None, and the keys are {}. Raises a UserError for an option
-    that the run does not read.
+    The model is the argument `model` or, if that is None, the model in `config.base`: loaded or, if the processes
+    divide it among them, on the meta device. For a run from new weights the model is None, and the dict is {}. Raises a
+    UserError for an option that fine-tuning does not use.
     """
     hf: dict[str, Any] = {}
     for module in config.imports:
@@ -82,7 +82,8 @@ def chosen_base(
 
 
 def check_options(config: RunConfig, processes: Processes) -> None:
-    """Raise a UserError for options that no run can begin with; called before any text is read."""
+    """Raise a UserError for options with which no run can begin, such as an unknown optimizer; called before any text
+    is read."""
     config.decoder(1)
     if config.evaluate_tasks:
         tasks_of(config.evaluate_tasks, "evaluate_tasks")
@@ -109,8 +110,8 @@ def prepared(
     began: float,
 ) -> tuple[Prepared, float]:
     """Prepare the tokens and the model of a new run in the first process, and fix the options left open. `model` and
-    `hf` are results of `chosen_base`, other arguments as of `Run.start`. Also returns the seconds already spent of a
-    time limit, which counts from `began`."""
+    `hf` are results of `chosen_base`; the other arguments are those of `Run.start`. Also returns the seconds of a time
+    limit that are already spent; these count from `began`, a value of `time.perf_counter`."""
     device, fresh = choose_device(config.device), model is None
     stage = stage_of(config)
     tokenizer = stage.prepare(config, folder, progress)
@@ -153,18 +154,17 @@ def prepared(
 
 
 def with_tokens(hf: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return `hf`, the keys of a model's Hugging Face config.json, with the ids of the tokenizer's begin and end
+    """Return `hf`, the content of a model's Hugging Face config.json, with the ids of the tokenizer's begin and end
     tokens."""
     return {**hf, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
 
 
 def is_outline(model: Decoder) -> bool:
-    """Return whether a model has its parameters on the meta device, without values until the processes have divided
-    it."""
+    """Return whether a model is on the meta device, without values until the processes have divided it."""
     return any(parameter.is_meta for parameter in model.parameters())
 
 
 def stand_in(model: Decoder, device: torch.device) -> Decoder:
-    """Return a decoder of at most two blocks like those of a larger model, on which the precision and the backend of
-    experts are timed in its place."""
+    """Return a decoder of at most two blocks like those of a larger model, to time precisions and backends of experts
+    on `device` in place of the larger model."""
     return Decoder(replace(model.config, n_layers=min(2, model.config.n_layers))).to(device)

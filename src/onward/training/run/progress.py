@@ -40,7 +40,7 @@ class Progress:
             self.write(line(self.run, event), end="\n" if self.run.ended else "")
 
     def write(self, line: str, end: str) -> None:
-        """Print a line over the previous one; `end` is "" or a line break."""
+        """Print a line in place of the previous one; `end` is "" (the next line replaces it) or a line break."""
         print(f"\r{line:<{self.width}}", end=end, file=sys.stderr, flush=True)
         self.width = 0 if end else len(line)
 
@@ -62,14 +62,14 @@ class NotebookProgress:
 
 
 def expected_steps(run: Run) -> int:
-    """Return the total number of steps of a run. While a time limit has not fixed it yet, return an estimate in the
-    first process, and the steps so far in others."""
+    """Return the total number of steps of a run, for displays. While a time limit has not fixed it yet, return an
+    estimate in the first process, and the number of completed steps in the others."""
     left = run.budget.steps_left(run.config.validation_interval) if run.budget else 0
     return run.config.steps or run.step + left
 
 
 def steps_in_words(run: Run) -> str:
-    """Return the total number of steps as text, with `about` before an estimate."""
+    """Return the total number of steps of a run as text, with `about` before an estimate."""
     return f"{'' if run.config.steps else 'about '}{expected_steps(run):,}"
 
 

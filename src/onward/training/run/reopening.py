@@ -33,8 +33,8 @@ from onward.transforms.heads import add_head
 
 
 def resumed_config(folder: Path, processes: Processes, mesh: str = "") -> tuple[RunConfig, Processes]:
-    """Read the configuration of a run to resume, and arrange the processes in its mesh, or in `mesh` if that is not
-    empty. Raises a UserError if the run has finished, or cannot continue in these processes."""
+    """Read the configuration of the run to resume in `folder`, and arrange the processes in its mesh or, if not empty,
+    in `mesh`; return both. Raises a UserError if the run has finished, or cannot continue in these processes."""
     config = read_config(folder)
     if (folder / "result.json").exists():
         steps = fields.counted(config.steps, "step")
@@ -48,8 +48,8 @@ def resumed_config(folder: Path, processes: Processes, mesh: str = "") -> tuple[
 def reopened(
     config: RunConfig, folder: Path, loss: Loss | LossFunction | None, processes: Processes
 ) -> tuple[Prepared, SavedState]:
-    """Return the parts of a run to resume, and its newest save. Raises a UserError if its inputs have changed since it
-    was started."""
+    """Return the parts of a run to resume (see Prepared), and its newest save. `loss` replaces the configured loss;
+    None: the latter. Raises a UserError if the inputs of the run have changed since it was started."""
     try:
         device = choose_device(config.device)
     except UserError as error:
@@ -75,8 +75,8 @@ def reopened(
 def begun(
     config: RunConfig, folder: Path, loss: Loss | LossFunction | None, processes: Processes
 ) -> tuple[Prepared, None]:
-    """Return the parts of a new run whose model the processes divide among them; None stands for its save, which it
-    does not have yet."""
+    """Return the parts of a new run (see Prepared) whose model the processes divide among them; the second result,
+    None, is in place of a save, which such a run does not have yet. `loss` replaces the configured loss."""
     tokenizer, stage = Tokenizer.load(folder), stage_of(config)
     inputs = stage.open(config, folder, "size")
     model, fill, hf = new_model(config, tokenizer, inputs.labels)
@@ -88,7 +88,7 @@ def new_model(
     config: RunConfig, tokenizer: Tokenizer, labels: Sequence[str]
 ) -> tuple[Decoder, Callable[[Decoder], object], dict[str, Any]]:
     """Return the model of a new run on the meta device, a function that sets its weights once the processes have
-    divided it, and the keys of its Hugging Face config.json. `labels` are those of a classifier's or reward model's
+    divided it, and the content of its Hugging Face config.json. `labels` are those of a classifier's or reward model's
     head, () without a head. The function raises a UserError if stored weights are not finite."""
     outline = base_outline(config) if config.base else None
     if outline is None:
@@ -117,8 +117,8 @@ def new_model(
 
 
 def edits(progress: SavedProgress, config: RunConfig) -> list[str]:
-    """Return a sentence that names the fields in which run.json (`config`) differs from the configuration in the save,
-    since a user may edit it; an empty list if there are none."""
+    """Compare the configuration in run.json (`config`), which a user may edit, with the one in the save; return a list
+    with a sentence that names the fields that differ, or an empty list."""
     known, now = progress.config, fields.plain(config)
     by_clock = ("time", "steps", "decay") if known.get("time") and config.steps else ()
     edited = [name for name in now if now[name] != known.get(name) and name not in ("out", "mesh", *by_clock)]

@@ -10,7 +10,7 @@ from onward.training.run.run import Run
 
 def evaluate_run(run: Run, *, in_time: bool = False) -> dict[str, Any]:
     """Evaluate the saved model of a run on its validation text, and write result.json. Returns the figures by name; {}
-    without a validation text. With `in_time`, as much of the text is used as the run's time limit leaves time for. If
+    without a validation text. With `in_time`, only as much of the text is used as the time limit of the run allows. If
     the processes divide the model, they evaluate it together, with its weights after the last step."""
     tokens = run.config.evaluation_tokens
     if in_time and run.budget and (share := run.budget.evaluated_share) < 1:

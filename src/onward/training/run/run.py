@@ -149,7 +149,7 @@ class Run(Shown):
     @classmethod
     def opened(cls, folder: Path, loss: Loss | LossFunction | None, mesh: str = "", *, new: bool = False) -> "Run":
         """Open the run in a folder, in all its processes: at its newest save or, if it is `new` and the processes
-        divide its model, at step 0, which they save together. Other arguments are those of `resume`."""
+        divide its model, at step 0, which they save together. `loss` and `mesh` are those of `resume`."""
         processes = Processes.join()
         with processes.first_before_others():
             config, processes = resumed_config(folder, processes, mesh)
@@ -187,7 +187,8 @@ class Run(Shown):
                 self.saver.finish()
 
     def events(self, stop: Callable[[], bool], save: Callable[[], bool]) -> Iterator[Event]:
-        """Train, and yield the events; `train` calls this with its arguments, inside the lock of the folder."""
+        """Train, and yield the events; `train` calls this with its own arguments while it holds the lock of the
+        folder."""
         began = perf_counter() - self.progress.seconds
         check_ranks(self)
         yield from self.validate()  # a kill may have come between the save and its validation
@@ -231,8 +232,8 @@ class Run(Shown):
             raise failure
 
     def train_step(self, plan: StepPlan) -> Step:
-        """Make an optimizer step on the batches of `plan`; see `Trainer.train_step`. The step also fails if a save is
-        due after it and the weights are not finite."""
+        """Make an optimizer step on the batches of `plan`; see `Trainer.train_step`. The step counts as failed, too, if
+        a save is due after it and the weights are not finite."""
         due = self.config.due(self.step + 1)
         step = self.trainer.train_step(replace(plan, measure_update=due))
         if due and not step.failure and not self.trainer.finite():
@@ -248,8 +249,8 @@ class Run(Shown):
             record_steps(self.config)
 
     def validate(self) -> Iterator[Validation]:
-        """Validate if a validation is due, record and yield the result. A validation before the last one is skipped if
-        the time limit leaves no time for it."""
+        """Validate if a validation is due; record its result, and yield it. A validation other than the last one is
+        skipped if the time limit leaves no time for it."""
         if not self.step or not self.config.due(self.step) or self.held_out is None:
             return
         steps_left = max(0, self.config.steps - self.step)
@@ -316,7 +317,7 @@ class Run(Shown):
 
 
 def check_ranks(run: Run) -> None:
-    """Raise a UserError if a process trains a different run from the first process, such as a run in a folder on
+    """Raise a UserError if the processes do not all train the same run, for example if the run folder of one is on
     another disk."""
     if run.processes.count > 1:
         facts = {

@@ -43,7 +43,7 @@ def holds_model(folder: Path) -> bool:
 
 def record_steps(config: RunConfig) -> None:
     """Write the number of steps to the run.json of a run with a time limit, once it is known. On a full disk the file
-    stays as it is, and the next save tries again."""
+    stays as it is, and the next save calls this again."""
     path = Path(config.out) / "run.json"
     with suppress(UserError):
         if config.steps and not read_json(path).get("steps"):
@@ -51,8 +51,8 @@ def record_steps(config: RunConfig) -> None:
 
 
 def check_saved(folder: Path, step: int, failure: UserError | None) -> None:
-    """Raise a UserError if the last step of a run is not saved; `failure` is the error of the save, None if the weights
-    were not finite."""
+    """Raise a UserError if `step`, the last step of the run in `folder`, is not saved; `failure` is the error of the
+    save, or None if the save was skipped because weights were not finite."""
     if any(step_of(path) == step for path in saves(folder)):
         return
     if failure:

@@ -12,7 +12,8 @@ from onward.training.clock.budget import Costs
 
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """The position of a run in its data, its time, and its failed steps. The trainer counts the steps."""
+    """The progress of a run that is saved with it: its position in the data, its time, and its failed steps. The
+    trainer counts the steps."""
 
     position: int = 0  # number of the window to continue from
     seconds: float = 0.0  # training time so far
@@ -20,13 +21,15 @@ class RunProgress:
     failed_steps: tuple[int, ...] = ()  # steps that failed; cleared by a good save after the last of them
 
     def recovered(self, step: int) -> bool:
-        """Return whether a run with failed steps has completed the last of them, now that it is at `step`."""
+        """Return whether steps of the run have failed and the run, now at `step`, has since completed the last of
+        them."""
         return bool(self.failed_steps) and step >= self.failed_steps[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedProgress(RunProgress):
-    """The content of a save's progress.json: the position of the run, and the numbers of its trainer."""
+    """The content of a save's progress.json: the progress of the run, and the numbers that its trainer needs to
+    continue."""
 
     step: int
     frozen: tuple[str, ...]  # names of frozen parameters

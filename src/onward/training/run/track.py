@@ -19,7 +19,7 @@ class Tracker(Protocol):
     metrics.jsonl."""
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Record a row of metrics.jsonl."""
+        """Record a row of metrics.jsonl, its values by name, at its "step"."""
 
     def close(self) -> None:
         """Write the buffered rows, and close the destination."""
@@ -38,9 +38,9 @@ class Trackers:
                 self.open[name] = KINDS[name](run, config)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Send a row of metrics.jsonl to all trackers: its numbers, at its "step".
+        """Send a row of metrics.jsonl to all trackers, which record its numbers at its "step".
 
-        A row with an earlier step than the last one replaces the rows of later steps, which become void.
+        A row with an earlier step than the last one, as after a rollback, replaces the rows of later steps.
         """
         for name, tracker in list(self.open.items()):
             with self.dispensable(name):
@@ -99,7 +99,7 @@ class TensorBoard:
         self.writer.flush()  # so that a kill loses nothing
 
     def begin(self, step: int) -> None:
-        """Open another event file, in which TensorBoard ignores the earlier rows from `step` on."""
+        """Open a new event file; TensorBoard then ignores rows at `step` or later in earlier files."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.close()

@@ -34,7 +34,7 @@ class Average:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """A context in which the model has the averaged weights; afterwards it has its own again."""
+        """A context in which the model has the averaged weights; at its end the model gets its own weights back."""
         own = {name: p.detach().clone() for name, p in trainable(self.model)}
         self.put(self.tensors)
         try:

@@ -43,8 +43,8 @@ class Balance:
                 router.scoring.register_forward_hook(self.watch_shares)
 
     def watch(self, counts: Tensor, has_loss: bool, router: nn.Module, _: Any, output: tuple[Tensor, Tensor]) -> None:
-        """Add the expert assignments of one forward of a router to `counts` (X,) and, with `has_loss`, record them for
-        the auxiliary loss; a forward hook."""
+        """Add the expert assignments of one forward of a router in training to `counts` (X,) and, with `has_loss`,
+        record them for the auxiliary loss. A forward hook, whose `output` is the router's (weights, experts)."""
         if learning(router):
             assignments = torch.bincount(output[1].flatten(), minlength=len(counts))
             counts += assignments
@@ -52,16 +52,17 @@ class Balance:
                 self.assignments.append(assignments)
 
     def watch_shares(self, module: nn.Module, _: Any, shares: Tensor) -> None:
-        """Record the mean of a softmax's output (N, X) over the tokens; a forward hook."""
+        """Record the mean over the tokens of `shares` (N, X), the output of a router's softmax, for the auxiliary loss;
+        a forward hook."""
         if learning(module):
             self.shares.append(shares.mean(0))
 
     def auxiliary(self) -> Tensor | float:
-        """Return the auxiliary loss of the forwards in training mode since the last call, with gradient; 0 if there is
-        none.
+        """Return the auxiliary loss of the forwards in training since the last call, with gradient; 0 if no router has
+        one.
 
-        loss * X * sum over experts of f * P, averaged over the layers: f is an expert's share of the assignments, P its
-        mean share in the softmax. It equals `loss` if all experts have the same share.
+        loss * X * sum over experts of f * P, averaged over the layers, where `loss` is its weight, f an expert's share
+        of the assignments, and P its mean share in the softmax. It equals `loss` if all experts have the same share.
         """
         terms = [len(f) * (f.to(p.dtype) / f.sum() * p).sum() for f, p in zip(self.assignments, self.shares)]
         self.assignments.clear()
@@ -89,5 +90,6 @@ class Balance:
 
 
 def learning(module: nn.Module) -> bool:
-    """Return whether the present forward of a module is one of training, and not its recomputation in the backward."""
+    """Return whether the present forward of a module belongs to training, and is not the recomputation of activations
+    in the backward."""
     return module.training and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1

@@ -32,8 +32,8 @@ def build_trainer(
     """Build a trainer for the trainable parameters of a model. `loss` defaults to the configured cross-entropy.
 
     Sets the backend of the model's experts, and parallelizes the model over the mesh of `processes`, in place: compiles
-    its blocks, makes them recompute activations, and divides its parameters, as configured. `fill` sets
-    the weights of a model on the meta device, once it is divided.
+    its blocks, makes them recompute activations, and divides its parameters, as configured. `fill` is called with a
+    model on the meta device after it is divided, to set its weights.
     """
     c, processes = config, processes or Processes()
     peak = c.peak_learning_rate(model.config.d_model)

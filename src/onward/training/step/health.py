@@ -55,7 +55,7 @@ class Spikes:
         return ""
 
     def note(self, loss: float) -> None:
-        """Record the loss of a completed step."""
+        """Record the loss of a completed step, one of the 64 to compare the next losses with."""
         self.state = [*self.state, loss][-REMEMBERED:]
 
 
@@ -105,13 +105,14 @@ def measure(model: Decoder, batch: Batch) -> dict[str, float]:
 
 
 def layer_of(name: str) -> int:
-    """Return the layer number in the name of an activation, `blocks.LAYER...`."""
+    """Return the layer number in an activation's name, which has the form `blocks.LAYER...`."""
     return int(name.split(".")[1])
 
 
 def peaks_of(units: Tensor, chosen: Tensor | None) -> Tensor:
-    """Compute the largest absolute activation of each feed-forward unit, (F,), from activations `units` (..., F). For
-    units of experts (B, T, A, F), those of the experts `chosen` (B, T, A) are concatenated, expert by expert."""
+    """Compute the largest absolute activation of each feed-forward unit, (F,), from activations `units` (..., F);
+    `chosen` is None. For a layer with experts, `units` is (B, T, A, F) and `chosen` (B, T, A) names the expert of each
+    activation; the units of all experts that got tokens are concatenated, expert by expert."""
     units = units.abs().float().flatten(0, -2)
     if chosen is None:
         return units.amax(0)
@@ -121,8 +122,8 @@ def peaks_of(units: Tensor, chosen: Tensor | None) -> Tensor:
 
 
 def entropy(weights: Tensor, sinks: bool) -> float:
-    """Compute the mean entropy, in nats, of attention weights (..., T). With `sinks`, learned scores that take a part
-    of the softmax, 1 minus the sum of the weights counts as an additional weight."""
+    """Compute the mean entropy, in nats, of rows of attention weights (..., T). With `sinks`, learned scores that take
+    a part of the softmax, 1 minus the sum of a row counts as one more weight."""
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
     nats = torch.special.entr(weights).sum(-1)
     if sinks:

@@ -28,12 +28,12 @@ LossFunction = Callable[[Any, Any], Sums]  # of a model and a batch, see `Loss`
 
 
 class Loss:
-    """Base class of losses. A subclass implements `__call__`, the sums over a batch, and may override the other
-    methods.
+    """Base class of losses. A subclass implements `__call__`, which returns the sums over a batch, and may override the
+    other methods.
 
     The trainer divides each sum by the total `divisor` of the batches of a step: the number of targets, unless the
     batch class defines another one. `uses_all` says whether each batch gives all trainable parameters a gradient, so
-    that processes need not look for those without one.
+    that processes need not look for parameters without one.
     """
 
     uses_all: ClassVar[bool] = False
@@ -49,17 +49,17 @@ class Loss:
         return batches
 
     def divide(self, divide: Callable[[Decoder], object]) -> None:
-        """Divide the models that the loss holds, such as a teacher, over the processes. `divide` does this to one
-        model, in place, as to the trained model. By default there are no such models."""
+        """Divide the models that the loss holds, such as a teacher, over the processes, by calling `divide` with each
+        model; it divides a model in place, as it does the trained model. By default a loss holds no models."""
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
-        """Return the figures to report in a step, given `figures`, the means of the further sums that `__call__`
-        returned; by default the same."""
+        """Return the figures to report in a step, by name. `figures` are the means of the further sums that `__call__`
+        returned; by default these are reported unchanged."""
         return figures
 
     @property
     def samples(self) -> Sequence[Mapping[str, Any]]:
-        """Texts that the model wrote in the last step, for the run's samples.jsonl; by default none."""
+        """A dict for each text that the model wrote in the last step, for the run's samples.jsonl; by default none."""
         return ()
 
     def state(self) -> Mapping[str, Tensor]:
@@ -67,12 +67,13 @@ class Loss:
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-        """Restore a `state`, or the initial state if `tensors` is empty; by default does nothing."""
+        """Restore the tensors that `state` returned, or the initial state if `tensors` is empty; by default does
+        nothing."""
 
 
 @dataclass(frozen=True)
 class LossOfFunction(Loss):
-    """A Loss that calls a function (model, batch) -> sums, see `Loss.__call__`."""
+    """A Loss that calls a user's function (model, batch) -> sums; for the sums see `Loss.__call__`."""
 
     function: LossFunction
 
@@ -97,7 +98,7 @@ def as_loss(loss: Loss | LossFunction) -> Loss:
 
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
-    """The loss of language models: the cross-entropy of a batch's targets, in nats, summed."""
+    """The loss of language models: the cross-entropy of a batch's targets, in nats, summed over the targets."""
 
     uses_all: ClassVar[bool] = True
     z_loss: float = 0.0  # weight of (log Z)^2, Z being the softmax's denominator (PaLM, Chowdhery et al. 2022)
@@ -121,8 +122,8 @@ class CrossEntropy(Loss):
         return InChunks.apply(loss, batch.loss_scale, chunks, targets, hidden, *head * torch.is_grad_enabled())
 
     def of_hidden(self, model: Decoder, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the sum to minimize and the plain cross-entropy for hidden states (N, D) and targets (N,), with all
-        logits in memory at once."""
+        """Compute the sum to minimize and the plain cross-entropy, both summed over the targets (N,), token ids, from
+        hidden states (N, D), with all logits in memory at once."""
         of_tokens = scores(model, hidden)
         plain = loss = of_tokens.cross_entropy(targets, IGNORE_INDEX)
         if self.label_smoothing or self.z_loss:
@@ -181,9 +182,9 @@ class InChunks(torch.autograd.Function):
         hidden: Tensor,
         *head: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Compute `loss` of hidden states (N, D) and targets (N,) in `chunks` chunks; `head` are the trainable
-        parameters between hidden states and logits. The gradients are those of the loss times `scale`, which keeps fp16
-        in range."""
+        """Compute `loss`, a function of hidden states (N, D) and targets (N,), in `chunks` chunks, and return the sums
+        of its two results; `head` are the trainable parameters between hidden states and logits. Gradients are computed
+        for the first result times `scale`, which keeps them in the range of fp16."""
         exact = torch.promote_types(hidden.dtype, torch.float32)
         sums = hidden.new_zeros(2, dtype=exact)
         of_hidden = torch.empty_like(hidden)

@@ -38,7 +38,8 @@ from onward.training.step.optimizer import is_matrix
 
 @dataclass(frozen=True)
 class Factors:
-    """The factors by which muP multiplies a parameter's initial weights and its learning rate."""
+    """The factors by which muP, which carries hyperparameters from a narrow model to a wider one, multiplies a
+    parameter's initial weights and its learning rate."""
 
     init: float = 1.0
     rate: float = 1.0
@@ -49,11 +50,11 @@ class Factors:
 
 
 def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Factors]:
-    """Compute the muP factors of each parameter of a decoder, by name, for hyperparameters chosen at a width `base` at
-    which attention heads have the width `base_head`.
+    """Compute the muP factors of each parameter of a decoder, by name, for hyperparameters that were chosen at a width
+    `base`, where attention heads have the width `base_head`.
 
-    A dimension grows with the width if it is larger in the decoder of twice the width. Raises a UserError for a decoder
-    whose logits cannot be scaled by weights: its head is tied to the embedding, and it has no final norm.
+    A dimension of a parameter counts as growing if it is larger in the decoder of twice the width. Raises a UserError
+    for a decoder whose logits cannot be scaled by weights: its head is tied to the embedding, and it has no final norm.
     """
     m, twice = config.d_model / base, resize(config, {"d_model": 2 * config.d_model})
     with torch.device("meta"):
@@ -98,8 +99,8 @@ def factors_of(config: RunConfig, model: DecoderConfig) -> Mapping[str, Factors]
 
 @torch.no_grad()
 def scale_weights(model: Decoder, scaled: Mapping[str, Factors]) -> None:
-    """Multiply newly initialized weights by their factors, given by parameter name. For a norm that multiplies by
-    weight + offset, this sum is scaled."""
+    """Multiply the newly initialized weights of a model by their muP factors `scaled`, given by parameter name. In a
+    norm that multiplies by weight + offset, this sum is scaled."""
     for name, parameter in model.named_parameters():
         if name in scaled and not math.isclose(scaled[name].init, 1):
             offset = getattr(model.get_submodule(name.rpartition(".")[0]), "offset", 0.0) * name.endswith("weight")

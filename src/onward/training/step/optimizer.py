@@ -23,15 +23,16 @@ def optimizers(
     rates: Mapping[str, float] = {},
     processes: tuple[int, int] = (0, 1),
 ) -> list[torch.optim.Optimizer]:
-    """Make the optimizers for a decoder's trainable parameters.
+    """Make the optimizers for a decoder's trainable parameters: a list of one or two.
 
-    "adamw" (Loshchilov and Hutter 2019); "muon", with AdamW for embeddings, head and vectors; or "module:Class", any
-    torch.optim.Optimizer of a library. Weight decay applies to matrices and stacks of matrices, not to vectors. Raises
-    a UserError for any other name.
+    `name` is "adamw" (Loshchilov and Hutter 2019); "muon", with AdamW for embeddings, head and vectors; or
+    "module:Class", any torch.optim.Optimizer of a library. Weight decay applies to matrices and stacks of matrices, not
+    to vectors. Raises a UserError for any other name.
 
-    `rates` are factors of AdamW's learning rate by parameter name, stored in the groups as "rate". For Muon's matrices
-    the factor is the root: their updates grow with the root of the width, AdamW's with the width. `processes` are the
-    rank of this process and the number of processes that train the model.
+    `rates` are factors of AdamW's learning rate by parameter name (default 1), stored in the parameter groups as
+    "rate". For matrices that Muon trains, the square root of the factor is used, since Muon's updates grow with the
+    square root of the width and AdamW's with the width. `processes` is (rank of this process, number of processes that
+    train the model).
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if name == "adamw":
@@ -59,8 +60,8 @@ def adamw(
     betas: tuple[float, float],
     rates: Mapping[str, float] = {},
 ) -> torch.optim.AdamW:
-    """Make torch's fused AdamW for parameters by name; `rates` are factors of the learning rate by parameter name,
-    default 1."""
+    """Make torch's fused AdamW for parameters, given by name; `rates` are factors of the learning rate by parameter
+    name, default 1."""
     groups = parameter_groups(parameters, weight_decay, rates)
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
 
@@ -86,7 +87,7 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 
 
 def check_optimizer(name: str) -> None:
-    """Raise a UserError for the name of an optimizer that `optimizers` cannot make."""
+    """Raise a UserError if `optimizers` cannot make the optimizer `name`."""
     if name not in ("adamw", "muon"):
         library_class(name)
 
@@ -152,9 +153,9 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_add_(weights, parts, alpha=-rate * 0.2 * math.sqrt(shape[-1]))
 
     def updates(self, pairs: Sequence[tuple[Tensor, Tensor]], shape: tuple[int, ...]) -> Iterator[Tensor]:
-        """Yield this process's part of the orthogonalized update of each parameter. `pairs` are parameters and their
-        updates, of which this process holds a part; all have the same `shape`, transposed if necessary so that rows are
-        at most columns."""
+        """Yield this process's part of the orthogonalized update of each parameter in `pairs`, (parameter, this
+        process's part of its update). All parameters have the same `shape`, in which dimensions are swapped if
+        necessary so that rows are at most columns. The processes share the work."""
         own = []
         for i, (p, part) in enumerate(pairs):
             full = full_tensor(part, p)
@@ -171,7 +172,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def wide(matrices: Tensor) -> Tensor:
-    """Return matrices (..., O, I), transposed where there are more rows than columns (O > I)."""
+    """Return matrices (..., O, I), transposed if they have more rows than columns (O > I)."""
     return matrices.mT if matrices.size(-2) > matrices.size(-1) else matrices
 
 

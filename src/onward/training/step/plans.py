@@ -12,15 +12,15 @@ from onward.training.step.trainer import StepPlan
 
 
 class Planner:
-    """Makes the StepPlans (the input of one optimizer step each) of a run: reads the windows, sequences of training
-    tokens, that this process trains on, and moves them to its device."""
+    """Makes the StepPlans (the input of one optimizer step each) of a run: reads the windows (sequences of training
+    tokens) of each step that this process trains on, and moves them to its device."""
 
     def __init__(self, config: RunConfig, windows: TrainingWindows, device: torch.device, processes: Processes) -> None:
         self.config, self.windows, self.device, self.processes = config, windows, device, processes
 
     def plans(self, position: int, skipped: Sequence[tuple[int, int]] = ()) -> Generator[StepPlan]:
         """Yield the plans of the steps, without end, from the window number `position` on; they are prepared ahead in
-        another thread. Windows in the half-open ranges of numbers `skipped` are left out."""
+        another thread. `skipped` are half-open ranges of window numbers to leave out, those of failed steps."""
         c, left_out = self.config, tuple(skipped)
 
         def prepare() -> Iterator[StepPlan]:
@@ -32,11 +32,11 @@ class Planner:
         return prefetch(prepare())
 
     def first_batch(self) -> Batch:
-        """Return the first of this process's batches in step 1."""
+        """Return the first batch that this process trains on in step 1."""
         return self.batches(range(self.config.batch_size * self.config.accumulation))[0]
 
     def batches(self, numbers: Sequence[int]) -> list[Batch]:
-        """Read the windows with these numbers, and return the batches that this process trains on."""
+        """Read those windows with these `numbers` that this process trains on, and return them in batches."""
         size = self.config.batch_size
         firsts = range(0, len(numbers), size)[self.processes.batch_rank :: self.processes.mesh.data]
         return [self.windows.read(numbers[i : i + size]).to(self.device) for i in firsts]

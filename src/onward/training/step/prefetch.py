@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 def prefetch(items: Iterable[T], ahead: int = 2) -> Generator[T]:
     """Yield `items`, with the next `ahead` items made in another thread. An error raised while making an item is raised
-    when that item is requested. Closing the iterator discards the items made ahead and ends the thread."""
+    when that item is requested. Closing the returned generator discards the items made ahead and ends the thread."""
     source, end = iter(items), object()
     thread = ThreadPoolExecutor(1, "prefetch")
     try:

@@ -36,5 +36,6 @@ def lr_factor(kind: Schedule, step: int, steps: int, warmup: float, min_ratio: f
 
 
 def extent(part: float, steps: int) -> int:
-    """Convert `part` to a number of steps: below 1 it is a fraction of `steps`, from 1 on a number of steps."""
+    """Convert `part`, the length of a warm-up or decay, to a number of steps: below 1 it is a fraction of `steps`, from
+    1 on a number of steps."""
     return int(part * steps) if part < 1 else int(part)

@@ -15,8 +15,8 @@ def task_results(tasks: Sequence[Task], model: Decoder, tokenizer: Tokenizer, li
     """Return the results of a model at multiple-choice tasks, with up to `limit` questions each; used at each
     validation.
 
-    Draws no random numbers, and compiles nothing: blocks that torch.compile has compiled for training run as they are
-    written, so that training goes on with the same kernels.
+    Draws no random numbers, and compiles nothing: blocks that torch.compile has compiled for training run uncompiled
+    here, so that training continues with the same kernels.
     """
     with torch.compiler.set_stance("force_eager"):
         return [run_task(task, model, tokenizer, no_engine, limit=limit) for task in tasks]

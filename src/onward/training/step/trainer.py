@@ -30,8 +30,8 @@ from onward.training.step.precision import autocast, grad_scaler
 @named
 @dataclass(frozen=True)
 class StepPlan:
-    """The input of one optimizer step: its batches, and the numbers of their windows (training sequences). It is a
-    value, so it can be made ahead, in another thread."""
+    """The input of one optimizer step: its batches, and the numbers of their windows (training sequences). A plan does
+    not depend on the state of the trainer, so it can be made ahead, in another thread."""
 
     batches: Sequence[Batch]  # batches of this process; their gradients are accumulated
     numbers: Sequence[int] = ()  # numbers of the step's windows, in all processes
@@ -67,7 +67,7 @@ class StepConfig:
 
 
 class LossModule(nn.Module):
-    """A model and its loss as one module with a `forward`, for compile, DDP and FSDP to wrap."""
+    """A model and its loss as one module with a `forward`, so that compile, DDP and FSDP can wrap both."""
 
     def __init__(self, model: nn.Module, loss: Loss, balance: Balance | None) -> None:
         super().__init__()
@@ -75,8 +75,8 @@ class LossModule(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum to minimize over the batch's targets, and a dict of the sums to report: "loss", and the
-        figures of the loss. The sum to minimize includes the auxiliary loss of experts, weighted by the batch's
-        divisor."""
+        further figures of the loss. The sum to minimize includes the auxiliary loss of experts, multiplied by the
+        batch's divisor."""
         loss, reported, *figures = self.loss(self.model, batch)
         if self.balance is not None:
             loss = loss + self.balance.auxiliary() * batch.divisor
@@ -189,8 +189,8 @@ class Trainer:
         return Step(self.step + bool(failure), mean, rate, norm, count, seconds, failure, figures)
 
     def backward(self, batches: Sequence[Batch]) -> tuple[dict[str, float], int]:
-        """Accumulate the gradients of a step's batches; return the means over all processes of the loss and its
-        figures, by name, and the number of targets."""
+        """Compute and accumulate the gradients of a step's batches. Return a dict of the loss and its figures, each the
+        mean over all processes, and the number of targets in all processes."""
         counts = [sum(batch.divisor for batch in batches), sum(batch.num_targets for batch in batches)]
         count, targets = map(round, self.processes.sum_of_batches(counts))
         count = max(1, count)
@@ -216,7 +216,7 @@ class Trainer:
         return self.processes.sum([finite]) == [self.processes.count]
 
     def checksum(self) -> str:
-        """Compute a hash of this process's weights, in hexadecimal, that changes if any bit does."""
+        """Compute a hash of this process's weights, as hexadecimal text, that changes if any bit of them does."""
         integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         bits = (local(p).contiguous().view(integers[p.element_size()]) for p in self.model.parameters())
         sums = [int(tensor.sum(dtype=torch.int64)) for tensor in bits]
@@ -227,7 +227,8 @@ class Trainer:
         return self.average.shown() if self.average else nullcontext()
 
     def state_dict(self) -> TrainerState:
-        """Return the state needed to continue exactly: tensors of the trainable parameters, not copied, and numbers."""
+        """Return the state that a trainer needs to continue exactly: the tensors of the trainable parameters and
+        optimizers, which are not copies, and numbers."""
         tensors = training_tensors(self.model, self.optimizers, self.average.tensors if self.average else None)
         tensors |= {f"{LOSS}{name}": tensor for name, tensor in self.loss.state().items()}
         return TrainerState(

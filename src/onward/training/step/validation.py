@@ -35,9 +35,10 @@ def validate(
     sets: Mapping[str, HeldOutWindows] | None = None,
     tasks: Sequence[Task] = (),
 ) -> Validation:
-    """Compute the mean loss over about `config.validation_tokens` tokens of evenly spread validation windows, in the
-    precision of training and with averaged weights if the trainer averages them. The figures include the loss on each
-    of the `sets`, the validation windows of each source by name, and the score of each of the `tasks`."""
+    """Compute the mean loss of the trainer's model over about `config.validation_tokens` tokens of evenly spread
+    validation windows, in the precision of training and with averaged weights if the trainer averages them. The figures
+    of the result include the loss on each of the `sets`, the validation windows of each source by name, and the score
+    of each of the `tasks`."""
     model, size = trainer.model, config.batch_size
     apart = max(1, windows.num_tokens // config.validation_tokens)
     chosen = range(0, len(windows), apart)
