@@ -38,7 +38,7 @@ class StopText:
         return next(n for n in range(min(len(stop) - 1, len(self.pending)), -1, -1) if self.pending.endswith(stop[:n]))
 
     def finish(self) -> str:
-        """End the text; returns the delayed characters, which turned out not to be a stop text."""
+        """End the text; returns the delayed characters, which turned out not to be the beginning of a stop text."""
         rest, self.pending = self.pending, ""
         return rest
 
@@ -68,7 +68,7 @@ class Answer:
 
     @explained
     def push(self, token: TokenId) -> bool:
-        """Append a token; returns whether the answer ends with it."""
+        """Append a token; returns whether the answer ends with it: by a stop text, by `when`, or at the limit."""
         self.text += self.stop_text.push(self.stream.push(token))
         if self.remaining is not None:
             self.remaining -= 1
@@ -77,7 +77,7 @@ class Answer:
         return self.stop_text.stopped or bool(self.when and self.when(self.text))
 
     def finish(self) -> str:
-        """End the answer; returns all of its text."""
+        """End the answer; returns its whole text, including characters that were delayed."""
         if not self.stop_text.stopped:
             self.text += self.stop_text.push(self.stream.finish())
         if not self.stop_text.stopped:

@@ -10,9 +10,10 @@ from onward.model.decoder import check_ids
 
 
 def check_request(request: Request, config: DecoderConfig, length: int, slide: bool | None) -> None:
-    """Raise a UserError if a request cannot be answered within a context of `length` tokens.
+    """Raise a UserError if a request cannot be answered by a model with `config` within a context of `length` tokens.
 
-    `slide`: whether the oldest tokens are dropped when the context is full; None if the caller cannot do so.
+    `slide` says whether the oldest tokens are dropped when the context is full; None: they are not, and the message
+    does not suggest it.
     """
     if not request.prompt:
         raise UserError("the prompt is empty and there is no beginning-of-text token: give it at least one token")

@@ -33,7 +33,7 @@ SPACE = r"[ ]?|\n[ ]{0,40}"  # white space between JSON tokens: at most one spac
 def constraint(
     tokenizer: Tokenizer, size: int, end: Collection[int], options: GenerationOptions
 ) -> TextConstraint | None:
-    """Return the constraint for the options' `regex`, `json_schema` or `grammar`, over the first `size` token ids; None
+    """Return the constraint for the options' `regex`, `json_schema` or `grammar`, over the token ids below `size`; None
     if all are empty.
 
     Regular expressions are those of Rust's regex crate, and must match the entire answer: Unicode classes, no
@@ -82,8 +82,8 @@ class Language:
             self.grammar = f"{ALL_TOKENS}start: %json {json.dumps(schema)}"
 
     def start(self, vocab: Vocabulary, hint: str = "") -> State:
-        """Return the grammar state of an empty answer. Raises a UserError for an expression or schema that llguidance
-        rejects.
+        """Return the grammar state of an empty answer, over the tokens of `vocab`. Raises a UserError for an expression
+        or schema that llguidance rejects.
 
         If the tokens of `vocab` cannot spell every text, an answer may have a prefix that no tokens can complete.
         Regular expressions are therefore intersected with the texts that tokens can spell. If that does not suffice,
@@ -96,8 +96,9 @@ class Language:
         return State(matcher, search)
 
     def spelled_by(self, spelling: Spelling) -> bool:
-        """Return whether an incomplete vocabulary never leads into a dead end: whatever its tokens have spelled within
-        the grammar, they can complete it to a full text. `spelling` describes the texts that these tokens can spell."""
+        """Return whether a vocabulary that cannot spell every text still never leads into a dead end: whatever its
+        tokens have spelled within the grammar, they can complete it to an allowed text. `spelling` describes the texts
+        that these tokens can spell."""
         if self.what == "regex":
             return spelling.prefix_free
         return self.what == "json_schema" and spelling.covers(self.text)
@@ -122,11 +123,11 @@ class Language:
         return matcher
 
     def unspelled(self, spelling: Spelling) -> list[str]:
-        """Return the characters that the tokens lack to spell an allowed text, as few as possible; an error message
-        names them.
+        """Return the characters, as few as possible, that the tokens lack to spell an allowed text; an error message
+        names them. `spelling` describes the texts that the tokens can spell.
 
-        Only characters of the expression or schema (and, for a schema, of JSON) are tried; empty if they do not
-        suffice.
+        Only characters of the expression or schema (and, for a schema, of JSON) are tried; the list is empty if they do
+        not suffice.
         """
 
         def possible(characters: Collection[str]) -> bool:

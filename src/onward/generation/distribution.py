@@ -26,8 +26,8 @@ def next_token_distribution(
     prompt_lengths: Sequence[int] | None = None,
     allowed: Tensor | None = None,
 ) -> Tensor:
-    """Return the probabilities (B, V) of the next token, in fp32, from logits (B, V) and one Sampling for all rows or
-    per row.
+    """Return the probabilities (B, V) of the next token, in fp32, from logits (B, V); `samplings` is one Sampling for
+    all rows, or one per row.
 
     `history` are the tokens of each row, of which the first `prompt_lengths` are its prompt (all of them by default);
     `allowed` (V,) or (B, V) is False for tokens that must not be generated. A Sampling is applied in this order:
@@ -84,7 +84,8 @@ class History:
         return counts(like, [text[length:] for text, length in zip(self.texts, self.prompt_lengths)])
 
     def repeats(self, row: int, size: int) -> Iterable[int]:
-        """Return the tokens that, as the next token of a row, would repeat one of its n-grams of `size` tokens."""
+        """Return the tokens that, as the next token of a row, would repeat an n-gram of `size` tokens in the row's
+        text."""
         return p.repeats(self.texts[row], size)
 
 
@@ -148,9 +149,9 @@ KEEP: dict[str, Callable[[Tensor, Sequence[Any]], Tensor]] = {
 def processed(
     sampling: Sampling, history: History, row: int, logits: Tensor, errors: dict[int, Exception] | None
 ) -> Tensor:
-    """Apply the user's logits processors, `sampling.processors`, to the logits (V,) of a row. A UserError for a result
-    of another shape, NaN or infinity, and any exception of a processor, is stored in errors[row] or, without `errors`,
-    raised."""
+    """Apply the user's logits processors, `sampling.processors`, to the logits (V,) of a row, and return the result. A
+    UserError for a result of another shape, NaN or infinity, and any exception of a processor, is stored in errors[row]
+    or, if `errors` is None, raised."""
     try:
         for i, processor in enumerate(sampling.processors):
             changed = processor(history.text(row), logits.clone())  # a processor may change its argument

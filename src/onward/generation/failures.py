@@ -19,12 +19,13 @@ NOTHING_ALLOWED = "no token may come next: the constraint, bans and processors o
 
 
 class NotANumber(Exception):
-    """The mark of a request whose logits are NaN; `nan_error` makes the UserError that names the activation."""
+    """The placeholder for the error of a request whose logits are NaN; `nan_error` later makes the UserError that names
+    the activation."""
 
 
 def no_distribution_error(logits: Tensor, contexts: Sequence[Sequence[int]], model: Decoder) -> UserError:
     """Return the error for logits (N, V) of which a row is NaN or allows no token. `contexts` are the tokens before
-    each row, with which the model is run again to find the first NaN."""
+    each row; for NaN, the model is run again on these to find the first activation with NaN."""
     nan = logits.isnan().any(-1)
     return nan_error(model, contexts[int(nan.int().argmax())]) if bool(nan.any()) else UserError(NOTHING_ALLOWED)
 

@@ -19,8 +19,8 @@ from onward.generation.request import Request
 
 
 class NgramIndex:
-    """An index of a text that finds repeated n-grams of `size` tokens: the tokens that followed each sequence of `size`
-    - 1 tokens."""
+    """An index of a growing text of tokens that finds repeated n-grams of `size` tokens: it holds the tokens that
+    followed each sequence of `size` - 1 tokens."""
 
     def __init__(self, size: int) -> None:
         self.size, self.tokens = size, list[int]()
@@ -44,8 +44,8 @@ class NgramIndex:
 
 
 class TokenCounts:
-    """Counts of tokens for repetition, frequency and presence penalties, on the device: which tokens are in the prompt
-    of each request, and how often each was generated."""
+    """Counts of tokens for repetition, frequency and presence penalties, kept on the device from step to step: which
+    tokens are in the prompt of each request, and how often each token was generated."""
 
     def __init__(self) -> None:
         self.requests: list[Request | None] = []  # of each row
@@ -53,7 +53,8 @@ class TokenCounts:
         self.prompts = self.generated = torch.empty(0, 0)  # (B, V) of bool, (B, V)
 
     def update(self, requests: Sequence[Request], like: Tensor) -> None:
-        """Assign row i to request i, and count its new tokens; `like` (B, V) gives V and the device."""
+        """Assign row i of the counts to request i, and count the tokens generated since the last call; `like` (B, V)
+        gives V and the device."""
         rows = len(requests)
         if rows > len(self.prompts) or self.prompts.device != like.device:
             self.requests, self.counted = [None] * rows, [0] * rows
@@ -72,8 +73,8 @@ class TokenCounts:
 
 
 class RequestHistory(History):
-    """The earlier tokens of each row of logits in speculative decoding: prompt and answer of a request, and the draft
-    tokens proposed before the row.
+    """The earlier tokens of each row of logits in an engine: prompt and answer of a request and, in speculative
+    decoding, the draft tokens proposed before the row. Penalties and n-gram bans are computed from it.
 
     `prefixes` holds, for each row of logits, the index of its request and these draft tokens. `counts` and `ngrams` are
     kept from step to step.
@@ -116,8 +117,8 @@ class RequestHistory(History):
         return tensor_on(like.device, [i for i, _ in self.prefixes])
 
     def repeats(self, row: int, size: int) -> Iterable[int]:
-        """Return the tokens that, as the next token of a row, would repeat one of its n-grams of `size` tokens; empty
-        if `size` is 0."""
+        """Return the tokens that, as the next token of a row, would repeat an n-gram of `size` tokens in the row's
+        text; empty if `size` is 0."""
         if not size:
             return ()
         i, proposed = self.prefixes[row]

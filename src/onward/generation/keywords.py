@@ -23,7 +23,8 @@ class SearchKeywords(SamplingKeywords, total=False):
 
 
 class BeamKeywords(TypedDict, total=False):
-    """The parameters of `generation.search.beam.beam_search` that GenerationOptions does not have."""
+    """The keyword arguments of `LanguageModel.beam_search` that are not fields of GenerationOptions; see
+    `generation.search.beam.beam_search` for their meanings."""
 
     beams: int
     groups: int
@@ -39,7 +40,8 @@ class BeamSearchKeywords(SearchKeywords, BeamKeywords, total=False):
 
 
 class ContrastiveKeywords(TypedDict, total=False):
-    """The parameters of `generation.search.contrastive.contrastive_search` that GenerationOptions does not have."""
+    """The keyword arguments of `LanguageModel.contrastive_search` that are not fields of GenerationOptions; see
+    `generation.search.contrastive.contrastive_search` for their meanings."""
 
     alpha: float
     k: int
@@ -52,8 +54,8 @@ class ContrastiveSearchKeywords(SearchKeywords, ContrastiveKeywords, total=False
 def split(
     keywords: Mapping[str, Any], own: type, default: GenerationOptions
 ) -> tuple[GenerationOptions, dict[str, Any]]:
-    """Split keyword arguments into GenerationOptions and the arguments that the TypedDict `own`, the type of a method's
-    further keywords, declares.
+    """Split keyword arguments of a search into GenerationOptions and the other arguments, which the TypedDict `own`
+    declares; return both.
 
     The fields of GenerationOptions replace those of the keyword argument `options`, or else of `default`. A value of
     None counts as not given. Raises a UserError for an unknown keyword.

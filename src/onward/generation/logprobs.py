@@ -19,8 +19,8 @@ POSITIONS = 128  # whose logits are computed at a time
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """The model's log-probability of a token, in nats, before temperature, penalties and bans; and those of the
-    likeliest tokens in its place."""
+    """The model's log-probability of a token, in nats, before temperature, penalties and bans, and those of the
+    likeliest tokens at its position."""
 
     token: int
     logprob: float
@@ -28,7 +28,8 @@ class TokenLogprob:
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
-    """Return the log-probability of each token, from logits (T, V), with the `count` likeliest tokens in its place."""
+    """Return the log-probability of each of the `tokens`, from the logits (T, V) that predict them, with the `count`
+    likeliest tokens at its position."""
     log_p = logits.float().log_softmax(-1)
     top = log_p.topk(min(count, log_p.size(1)))
     pairs = [list(zip(ids, values)) for ids, values in zip(top.indices.tolist(), top.values.tolist())]
@@ -37,8 +38,8 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[To
 
 @torch.inference_mode()
 def prompt_logprobs(model: Decoder, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
-    """Return the log-probability of each token of a text after the first, with the `count` likeliest tokens in its
-    place. The text must fit into the model's context."""
+    """Return the log-probability of each token of a text (`tokens`) after the first, with the `count` likeliest tokens
+    at its position. The text must fit into the model's context."""
     hidden = model.hidden(tensor_on(model.device, [tokens]))[0]
     result: list[TokenLogprob] = []
     for start in range(0, len(tokens) - 1, POSITIONS):

@@ -21,7 +21,8 @@ StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether
 @named
 @dataclass(frozen=True)
 class GenerationOptions(Sampling):
-    """Length, end, form and number of the answers to a prompt, in addition to the sampling."""
+    """The options of text generation: length, end, form and number of the answers to a prompt, in addition to the
+    sampling."""
 
     max_new_tokens: SizeOrZero | None = None  # maximum tokens in an answer; default: 256, or as many as fit the context
     min_new_tokens: SizeOrZero = 0  # no stop token is generated before this many new tokens
@@ -54,7 +55,7 @@ class GenerationOptions(Sampling):
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:
-    """Convert a JSON schema, a dict, to text. Raises a UserError if JSON cannot express it."""
+    """Convert a JSON schema, a dict, to JSON text. Raises a UserError if JSON cannot express it."""
     try:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
@@ -62,7 +63,8 @@ def schema_text(schema: Mapping[str, Any]) -> str:
 
 
 class OptionKeywords(SamplingKeywords, total=False):
-    """The fields of GenerationOptions as keyword arguments, except `max_new_tokens` and `n`."""
+    """The fields of GenerationOptions as keyword arguments of functions that generate text, except `max_new_tokens` and
+    `n`."""
 
     min_new_tokens: int
     stop: str | Sequence[str]

@@ -17,26 +17,26 @@ MIN_TEMPERATURE = 1e-6  # lower temperatures count as 0: logits divided by them 
 
 
 def column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return `values`, one per row, as a tensor (B, 1) on the device of `like`."""
+    """Return `values`, one per row of logits, as a tensor (B, 1) of `dtype` on the device of `like`."""
     return tensor_on(like.device, values, dtype)[:, None]
 
 
 def penalize_repetition(logits: Tensor, penalty: Sequence[float], seen: Tensor) -> Tensor:
-    """Divide positive logits of the tokens that `seen` (B, V) marks by the row's penalty, and multiply negative ones by
-    it (CTRL, Keskar et al. 2019, section 4.1)."""
+    """In the logits (B, V), divide the positive logits of tokens that `seen` (B, V) marks by the `penalty` of their
+    row, and multiply negative ones by it (CTRL, Keskar et al. 2019, section 4.1)."""
     p = column(penalty, logits)
     return torch.where(seen, torch.where(logits > 0, logits / p, logits * p), logits)
 
 
 def penalize_counts(logits: Tensor, frequency: Sequence[float], presence: Sequence[float], counts: Tensor) -> Tensor:
-    """Subtract c * `frequency` from the logit of a token that was generated c times, and `presence` if c > 0 (OpenAI's
-    API); both penalties are given per row. `counts` (B, V) holds c."""
+    """Subtract c * `frequency` from the logit of a token that was generated c times, and also `presence` if c > 0
+    (OpenAI's API). Both penalties are given per row; `counts` (B, V) holds c."""
     return logits - counts * column(frequency, logits) - (counts > 0) * column(presence, logits)
 
 
 def repeats(tokens: Sequence[int], size: int) -> set[int]:
     """Return the tokens that, appended to `tokens`, would repeat an n-gram of `size` tokens that `tokens` already
-    contains."""
+    contains; these tokens are then banned."""
     if not size or len(tokens) < size:
         return set()
     last = tuple(tokens[len(tokens) - size + 1 :])
@@ -44,7 +44,7 @@ def repeats(tokens: Sequence[int], size: int) -> set[int]:
 
 
 def ban(logits: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
-    """Set the logits of each row's banned `tokens`, lists of token ids, to -inf."""
+    """Set the logits of banned tokens to -inf; `tokens` has a list of token ids for each row."""
     rows = [row for row, ids in enumerate(tokens) for _ in ids]
     logits = logits.clone()
     indices = tensor_on(logits.device, [rows, [i for ids in tokens for i in ids]], torch.long)
@@ -69,8 +69,8 @@ def apply_temperature(logits: Tensor, temperature: Sequence[float]) -> Tensor:
 
 
 def keep_top_k(logits: Tensor, k: Sequence[int]) -> Tensor:
-    """Keep each row's k likeliest tokens (0: all), and tokens with the same logit as the k-th; set the others to -inf
-    (Fan et al. 2018)."""
+    """Keep the logits of each row's k likeliest tokens (0: all), and of tokens with the same logit as the k-th; set the
+    others to -inf (Fan et al. 2018)."""
     size = logits.size(1)
     k = [min(value or size, size) for value in k]
     best = logits.topk(max((value for value in k if value < size), default=1)).values
@@ -79,8 +79,8 @@ def keep_top_k(logits: Tensor, k: Sequence[int]) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, p: Sequence[float]) -> Tensor:
-    """Keep each row's smallest set of likeliest tokens whose total probability is at least the row's `p`; set the
-    others to -inf (Holtzman et al. 2020)."""
+    """Keep the logits of each row's smallest set of likeliest tokens whose total probability is at least the row's `p`;
+    set the others to -inf (Holtzman et al. 2020)."""
     ranked, order = logits.sort(-1, descending=True)
     shares = ranked.softmax(-1)
     out = shares.cumsum(-1) - shares >= column([value if value < 1 else math.inf for value in p], logits)
@@ -88,15 +88,15 @@ def keep_top_p(logits: Tensor, p: Sequence[float]) -> Tensor:
 
 
 def keep_min_p(logits: Tensor, share: Sequence[float]) -> Tensor:
-    """Keep the tokens whose probability is at least `share` times that of the row's likeliest token; set the others to
-    -inf (Nguyen et al. 2024)."""
+    """Keep the tokens whose probability is at least `share` of their row times that of the row's likeliest token; set
+    the logits of others to -inf (Nguyen et al. 2024)."""
     shares = logits.softmax(-1)
     return logits.masked_fill(shares < column(share, logits) * shares.amax(-1, keepdim=True), -math.inf)
 
 
 def keep_typical(logits: Tensor, p: Sequence[float]) -> Tensor:
-    """Keep the tokens whose surprise, the negative log-probability, is nearest to the entropy, until their total
-    probability reaches the row's `p`; set the others to -inf (Meister et al. 2023)."""
+    """Keep the logits of the tokens whose surprise, the negative log-probability, is nearest to the entropy, until
+    their total probability reaches the row's `p`; set the others to -inf (Meister et al. 2023)."""
     surprise = -logits.log_softmax(-1)
     shares = logits.softmax(-1)
     entropy = (shares * surprise).nansum(-1, keepdim=True)  # a token without probability adds nothing

@@ -35,7 +35,8 @@ def prompt_tokens(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
 
 
 def continued(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:
-    """Decode the tokens of an answer; `before` are the tokens of its prompt, which may affect its first characters."""
+    """Decode `tokens`, those of an answer, to text; `before` are the tokens of its prompt, which may affect the first
+    characters of the text."""
     answer = Answer(tokenizer, before)
     for token in tokens:
         answer.push(token)

@@ -42,8 +42,9 @@ def random_seed() -> int:
 class Request:
     """A prompt that an engine continues: its options, its answer so far, and its state in the engine.
 
-    A token of `stop_token_ids` ends the answer and is not part of it; none is generated before `min_new_tokens`.
-    `stop` is called with each new token and returns whether the answer ends with it. Equal seeds give equal answers.
+    A token of `stop_token_ids` ends the answer and is not part of it; no such token is generated before
+    `min_new_tokens`. `stop` is called with each new token and returns whether the answer ends with it. Equal seeds give
+    equal answers.
     """
 
     prompt: list[int]
@@ -88,7 +89,7 @@ class Request:
 
     @property
     def last_token(self) -> int:
-        """The last token of prompt and answer."""
+        """The last token of the answer or, before its first token, of the prompt."""
         return self.tokens[-1] if self.tokens else self.prompt[-1]
 
     @property
@@ -98,8 +99,8 @@ class Request:
 
     @property
     def context(self) -> list[int]:
-        """The tokens from which the next one is predicted: prompt and answer or, once the context has slid, the later
-        ones; a new list."""
+        """The tokens from which the next one is predicted, as a new list: prompt and answer or, after the oldest tokens
+        have been dropped from a full context, the later ones."""
         return self.context_from(0)
 
     def context_from(self, index: int) -> list[int]:

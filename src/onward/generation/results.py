@@ -9,7 +9,7 @@ from onward.generation.logprobs import TokenLogprob
 
 @dataclass(frozen=True)
 class Completion:
-    """An answer to a prompt as text and tokens, with the reason why it ended and the counts of its decoding steps and
+    """An answer to a prompt, as text and tokens, with the reason why it ended and the numbers of its decoding steps and
     draft tokens."""
 
     text: str

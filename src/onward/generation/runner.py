@@ -46,8 +46,8 @@ class Runner:
         self.positions = self.sampled = torch.empty(0)  # on the device: these positions, the sampled tokens; (B,)
 
     def view(self, first: int, end: int, length: int) -> CacheView:
-        """Return a view of rows first to end - 1 of the cache, with the slots of positions below `length`, rounded
-        up."""
+        """Return a view of rows `first` to `end` - 1 of the cache, for attention over positions below `length`; the
+        length is rounded up, so that views can be reused."""
         if self.capacity != self.cache.capacity:  # a cache that grew has other tensors
             self.views.clear()
             self.capacity = self.cache.capacity
@@ -59,8 +59,8 @@ class Runner:
         return self.views[key]
 
     def adapter(self, name: str | None) -> str:
-        """Return the name of the LoRA adapter that a request uses: `name` or, for None, the adapter in use. Raises a
-        UserError if the model does not have it."""
+        """Return the name of the LoRA adapter that a request uses: `name` or, for None, the adapter that the model uses
+        at present. Raises a UserError if the model does not have it."""
         self.selection = selection(self.model)
         if name is None:
             return self.selection.name
@@ -70,9 +70,9 @@ class Runner:
     def forward_rows(
         self, first: int, pieces: Sequence[Sequence[int]], starts: Sequence[int], adapters: Sequence[str] = ()
     ) -> Tensor:
-        """Run the model on the next tokens of each row (`pieces`), in the rows from `first` on, at positions from
-        `starts` on; returns the hidden states (B, T, D). `adapters` names the adapter of each row; empty: the adapter
-        in use.
+        """Run the model on `pieces`, the next tokens of each row from row `first` on; piece i begins at position
+        starts[i]. Returns the hidden states (B, T, D). `adapters` names the adapter of each row; empty: the adapter
+        that the model uses at present.
 
         Shorter pieces are padded with their own last token: NaN from a token never reaches another row.
         """
@@ -83,21 +83,21 @@ class Runner:
             return self.model.hidden(tokens, positions, view)
 
     def inputs(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the model's inputs, tokens and positions, each (B, T), for `pieces`, token lists of equal length that
-        begin at positions `starts`."""
+        """Return the model's inputs, tokens and positions, each (B, T), for `pieces`, token lists of equal length;
+        piece i begins at position starts[i]."""
         tokens = tensor_on(self.model.device, pieces)
         return tokens, tensor_on(self.model.device, starts)[:, None] + torch.arange(
             tokens.size(1), device=tokens.device
         )
 
     def using(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
-        """Return a context in which each row uses the adapter named for it; if `adapters` is empty, the adapter in
-        use."""
+        """Return a context in which the model applies the adapter named in `adapters` to each row; if `adapters` is
+        empty, the adapter that the model uses at present."""
         return self.selection.use(adapters) if adapters else nullcontext()
 
     def decode(self, requests: Sequence[Request]) -> Tensor:
-        """Run the model on the last token of each request; returns the logits (B, V) after it. Request i is in row i of
-        the cache."""
+        """Run the model on the last token of each request; returns the logits (B, V) after these tokens. Request i is
+        in row i of the cache."""
         starts, adapters = [request.num_cached for request in requests], [r.adapter or "" for r in requests]
         if not self.follows(requests, starts):
             device = self.model.device
@@ -128,7 +128,8 @@ class Runner:
 
     def follows(self, requests: Sequence[Request], starts: Sequence[int]) -> bool:
         """Return whether the tokens kept on the device are the inputs of this decoding step: the requests are those of
-        the last step, and each of their positions in `starts` is one higher. If so, advances `positions`."""
+        the last step, and each of their positions in `starts` is one higher. If so, also advances the positions kept on
+        the device."""
         if self.decoding != list(requests) or self.sampled_for != self.decoding:
             return False
         if any(start != before + 1 for start, before in zip(starts, self.starts)):

@@ -23,7 +23,7 @@ Processor = Callable[..., Any]  # (tokens of prompt and answer, logits (V,)) -> 
 @named
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling: how logits become the distribution of the next token.
+    """The sampling options: how logits become the distribution of the next token.
 
     The names are those of the OpenAI API and of transformers; `next_token_distribution` lists the order in which they
     are applied. Raises a UserError for values of a wrong type, out of range or in contradiction.
@@ -82,7 +82,7 @@ def token_id(value: Any) -> int:
 
 
 class SamplingKeywords(TypedDict, total=False):
-    """The fields of Sampling as keyword arguments."""
+    """The fields of Sampling as keyword arguments of functions that generate text."""
 
     temperature: float
     top_k: int

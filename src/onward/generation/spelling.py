@@ -29,8 +29,8 @@ STEPS = (1 / 64, 1 / 4, 4)  # the cost of a token in three searches: for long en
 
 
 class Spelling:
-    """The set of texts that the tokens of a vocabulary can spell. `pieces` are the bytes of the tokens; `generators`
-    are the tokens that are not themselves sequences of shorter tokens."""
+    """The set of texts that the tokens of a vocabulary can spell, for constraints on answers. `pieces` are the bytes of
+    the tokens; `generators` are the tokens that are not themselves sequences of shorter tokens."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         pieces = {piece for piece in pieces if piece}
@@ -63,8 +63,8 @@ class Spelling:
         return f"({'|'.join([f'(?u:[{classes}])'] * bool(classes) + [f'(?-u:{rest})'] * bool(rest))})*"
 
     def covers(self, schema: str) -> bool:
-        """Return whether tokens can complete every prefix of JSON that conforms to `schema`, a JSON schema as text;
-        False if in doubt."""
+        """Return whether the tokens can complete every prefix of JSON that conforms to `schema`, a JSON schema as text;
+        False if this is uncertain."""
         spelled = lambda c: c in self.generators or all(bytes([b]) in self.generators for b in c)
         partial = [piece for piece in self.generators if character(piece) is None]  # bytes of incomplete characters
         completable = not partial or (self.generators >= CONTINUATION and max(map(len, partial)) == 1)
@@ -115,8 +115,8 @@ class Search:
         return self.find(following)
 
     def find(self, matcher: LLMatcher) -> list[int] | None:
-        """Return some tokens that complete the answer after the tokens that `matcher` has consumed. Returns None if
-        none of the searches, each limited to TRIES states, finds a completion; there may still be one."""
+        """Return a list of tokens that completes the answer after the tokens that `matcher` has consumed. Returns None
+        if none of the searches, each limited to TRIES states, finds one; there may still be one."""
         return next((path for step in STEPS if (path := self.best_first(matcher, step)) is not None), None)
 
     def best_first(self, matcher: LLMatcher, step: float) -> list[int] | None:

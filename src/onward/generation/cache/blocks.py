@@ -47,8 +47,8 @@ class BlockPool:
         return max(0, start - self.window + 1) // self.size if self.window else 0
 
     def prefix_blocks(self, hashes: Sequence[bytes]) -> list[int]:
-        """Return the blocks registered under the `hashes` of a new row's first blocks; NULL_BLOCK stands for blocks
-        behind the window."""
+        """Return the blocks registered under `hashes`, the hashes of the first blocks of a new row, as its list of
+        blocks; NULL_BLOCK stands for blocks behind the window."""
         first = self.first_visible(len(hashes) * self.size)
         return [NULL_BLOCK] * first + [self.hash_to_block[h] for h in hashes[first:]]
 
@@ -60,14 +60,14 @@ class BlockPool:
         return block
 
     def acquire(self, block: int) -> int:
-        """Add a reference to a block, which is then not free; returns the block. NULL_BLOCK has no references."""
+        """Add a reference to a block, which is then no longer free; returns the block. NULL_BLOCK has no references."""
         if block != NULL_BLOCK:
             self.ref_counts[block] += 1
             self.free.pop(block, None)
         return block
 
     def release(self, block: int) -> None:
-        """Remove a reference to a block; without references the block is free."""
+        """Remove a reference to a block; a block without references is free."""
         if block == NULL_BLOCK:
             return
         self.ref_counts[block] -= 1
@@ -124,8 +124,8 @@ class BlockPool:
         return start <= len(blocks) * self.size and (start <= first * self.size or blocks[first] != NULL_BLOCK)
 
     def has_capacity(self, row: int, start: int, end: int) -> bool:
-        """Return whether there are enough free blocks for `reserve`. Raises a UserError if the row lacks blocks that
-        queries from `start` attend to."""
+        """Return whether there are enough free blocks for `reserve` with the same arguments. Raises a UserError if the
+        row lacks blocks that queries from `start` on attend to."""
         if not self.can_continue(row, start):
             raise UserError(f"a row lacks blocks that position {start} attends to: allocate the row again")
         blocks = self.row_blocks[row]
@@ -257,7 +257,7 @@ class BlockManager(CacheManager):
         self.cache.rope_length[target] = self.cache.rope_length[source]
 
     def move(self, source: int, target: int) -> None:
-        """Move row `source` to row `target`, which is free."""
+        """Move the blocks of row `source` to row `target`, which is free."""
         self.fork(source, target, self.cache.length + self.cache.chunk)
         self.free(source)
 
@@ -271,8 +271,8 @@ class BlockManager(CacheManager):
         self.cache.rope_length[: len(index)] = self.cache.rope_length[torch.tensor(index)]
 
     def dump(self, row: int, length: int) -> dict[str, Tensor]:
-        """Return the cache entries of a row; see `CacheManager.dump`. Raises a UserError if a block with these entries
-        was freed."""
+        """Return the cache entries of a row with `length` tokens; see `CacheManager.dump`. Raises a UserError if a
+        block with these entries was freed."""
         if not self.can_continue(row, (length - 1) // self.block_size * self.block_size):
             raise UserError(f"a row no longer has the blocks of its first {length} tokens: they cannot be saved")
         return super().dump(row, length)

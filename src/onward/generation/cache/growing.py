@@ -11,6 +11,6 @@ STEP = 256  # slots by which a cache grows
 
 
 def growing_cache(model: Decoder, rows: int, length: int, chunk: int) -> CacheManager:
-    """Create a contiguous cache of `rows` rows in the model's dtype, and return its manager. The cache grows as needed,
-    up to `length` tokens per row; `chunk` is the maximum number of tokens per row in one call of the model."""
+    """Create a contiguous KV cache of `rows` rows in the model's dtype, and return its manager. The cache grows as
+    needed, up to `length` tokens per row; `chunk` is the maximum number of tokens per row in one call of the model."""
     return CacheManager(KVCache(model.config, rows, length, chunk, step=STEP, device=model.device, dtype=model.dtype))

@@ -41,19 +41,19 @@ class CacheManager:
 
     def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
         """Assign `row` to a request that begins with `tokens` and grows to at most `rope_length` tokens, the length for
-        which rotary positions are scaled. `key` names the model and the adapter: rows share cached keys and values
-        only if their `key` is equal.
+        which rotary positions are scaled. `key` names the model and the adapter: rows share cached keys and values only
+        if their `key` is equal.
 
         Returns the number of leading tokens that the row already holds, which is always less than all of them; None if
-        memory is short now.
+        there is not enough free memory at present.
         """
         self.starts[row] = 0
         self.cache.rope_length[row] = rope_length
         return 0
 
     def reserve(self, row: int, start: int, end: int) -> bool:
-        """Prepare positions start to end - 1 of a row for writing: at most `chunk` positions of the cache, directly
-        after the positions that the row holds.
+        """Prepare positions `start` to `end` - 1 of a row for writing: at most `chunk` positions (a limit of the
+        cache), directly after the positions that the row holds.
 
         Returns False, and changes nothing, if memory is short.
         """
@@ -64,7 +64,7 @@ class CacheManager:
         return True
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
-        """Record that a row holds these tokens, so that requests that begin with them may share its memory."""
+        """Record that a row holds `tokens`, so that requests that begin with the same tokens may share its memory."""
 
     def free(self, row: int) -> None:
         """Free a row and its memory."""
@@ -87,7 +87,7 @@ class CacheManager:
                 entry[target, :length] = entry[source, :length]
 
     def move(self, source: int, target: int) -> None:
-        """Move row `source` to row `target`, which is free."""
+        """Move the contents of row `source` to row `target`, which is free."""
         self.fork(source, target, self.used[source])
         self.free(source)
 

@@ -22,8 +22,8 @@ class PrefixCache:
     """A cache of prompt prefixes: assigns rows of a KV cache to requests, and fills each row with the longest cached
     prefix of the request's tokens.
 
-    `manager` owns the KV cache, `files` are prompts on disk, and `state` reports changes of the model's weights, hooks
-    and edits; None: the model never changes.
+    `manager` owns the KV cache, `files` are prefilled prompts on disk (None: none), and `state` reports changes of the
+    model's weights, hooks and edits; None: the model never changes.
     """
 
     def __init__(
@@ -66,9 +66,10 @@ class PrefixCache:
     ) -> int | None:
         """Assign `row` to a request that begins with `tokens`, and fill it with their longest cached prefix.
 
-        `rows` are the tokens that each row in use holds and may share. `rope_length` is the length for which rotary
-        positions are scaled. `key` names the model and the adapter that cached tokens must come from; with None, no
-        cached tokens are used. Returns the number of tokens that the row then holds; None if memory is short now.
+        `rows` are, for each row in use, the tokens that it holds and may share. `rope_length` is the length for which
+        rotary positions are scaled. `key` names the model and the adapter that cached tokens must come from; with None,
+        no cached tokens are used. Returns the number of tokens that `row` then holds; None if there is not enough free
+        memory at present.
         """
         if key is None:  # a key that nothing else has
             return self.manager.allocate(row, tokens, rope_length, secrets.token_hex())
@@ -81,8 +82,10 @@ class PrefixCache:
     def fork(
         self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]], cached: int
     ) -> int:
-        """Copy to `row` the longest common prefix of `tokens` and another row, if it is longer than `cached` tokens;
-        `rows` are the tokens of each row. Returns the length of the prefix, or 0 if nothing is copied."""
+        """Copy to `row` the longest common prefix of `tokens` and the tokens of another row, if it is longer than
+        `cached`, the number of tokens that `row` already holds; `rows` are the tokens of each row. Nothing is copied if
+        the rows scale rotary positions differently (`rope_length`). Returns the length of the prefix, or 0 if nothing
+        is copied."""
         best, source = cached, None
         for other, row_tokens in enumerate(rows):
             length = min(common_prefix(tokens, row_tokens), len(tokens) - 1)

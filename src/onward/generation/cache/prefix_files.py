@@ -41,9 +41,10 @@ class PrefixFiles:
         cached: int,
         key: str | None = None,
     ) -> int:
-        """Load the file with the longest prefix of `tokens` into an allocated row, which holds the first `cached`
-        tokens. Returns the number of leading tokens that the row then holds, always fewer than all. `rope_length` is
-        that of the row; `key` names the model and the adapter, by default the model as it is."""
+        """Load the file with the longest prefix of `tokens` into the row `row`, which is allocated and holds the first
+        `cached` tokens already; does nothing if no file has a longer prefix. Returns the number of leading tokens that
+        the row then holds, always fewer than all. `rope_length` is that of the row; `key` names the model and the
+        adapter, by default the model as it is."""
         names, saved = {path.stem for path in self.folder.glob("*.safetensors")}, []
         if not names or (key := key or fingerprint(self.model)) is None:
             return cached
@@ -107,8 +108,8 @@ def checksum(name: str, vectors: Mapping[str, Tensor]) -> str:
 
 
 def read(path: Path) -> dict[str, Tensor] | None:
-    """Read the tensors of a prefilled prompt; returns None if the file is missing, damaged, or was saved under another
-    name."""
+    """Read the tensors in the file of a prefilled prompt, by name; returns None if the file is missing, damaged, or was
+    saved under another name."""
     try:
         with safe_open(path, framework="pt") as file:
             vectors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

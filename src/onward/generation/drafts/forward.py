@@ -18,8 +18,8 @@ MAX_COMPILED = 16  # maximum number of tokens of a row in a compiled step
 
 
 def decode_drafted(runner: Runner, requests: Sequence[Request], drafted: Sequence[Sequence[int]]) -> Tensor:
-    """Run the model on each request's last token and its draft tokens (`drafted`); returns the logits (N, V) after each
-    of these tokens. Request i is in row i of the cache."""
+    """Run the model on each request's last token and its draft tokens (`drafted`), to verify these; returns the logits
+    (N, V) after each of these tokens, request by request. Request i is in row i of the cache."""
     runner.forget()
     pieces = [[request.last_token, *tokens] for request, tokens in zip(requests, drafted)]
     starts, adapters = [request.num_cached for request in requests], [r.adapter or "" for r in requests]
@@ -31,8 +31,8 @@ def decode_drafted(runner: Runner, requests: Sequence[Request], drafted: Sequenc
 
 
 def compiled_logits(runner: Runner, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor | None:
-    """Run a compiled decoding step on `pieces`, the next tokens of each row from row 0 on, at positions from `starts`
-    on; returns the logits (B, T, V).
+    """Run a compiled decoding step on `pieces`, the next tokens of each row from row 0 on; piece i begins at position
+    starts[i]. Returns the logits (B, T, V).
 
     Returns None if no compiled step fits, as for pieces of several lengths.
     """

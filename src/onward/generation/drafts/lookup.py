@@ -25,11 +25,11 @@ class LookupDraft:
         self.indices: WeakKeyDictionary[Request, LookupIndex] = WeakKeyDictionary()
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
-        """Do nothing: a look-up needs no preparation for an engine."""
+        """Do nothing: this draft needs no preparation for an engine."""
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """Propose the tokens after the last occurrence of each request's final n-gram, at most room[i] for
-        requests[i]."""
+        """Propose, for requests[i], at most room[i] tokens that followed the last occurrence of the request's final
+        n-gram; an empty proposal if there is none."""
         proposals = []
         for request, most in zip(requests, room):
             index = self.indices.setdefault(request, LookupIndex(self.ngram))

@@ -41,9 +41,9 @@ class ModelDraft:
         self.runner: Runner | None = None
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
-        """Create the draft model's cache for an engine with `rows` rows of `length` tokens, which feeds at most `chunk`
-        tokens of a row per call; `vocab_size` is that of the engine's model. Raises a UserError if the draft model has
-        fewer positions than `length`."""
+        """Create the draft model's cache for an engine with `rows` rows of `length` tokens, which processes at most
+        `chunk` tokens of a row per call; `vocab_size` is that of the engine's model. Raises a UserError if the draft
+        model has fewer positions than `length`."""
         model, limit = self.model, at(self.model.config.position, 0).limit(self.model.config)
         if limit < length:
             raise UserError(f"the draft has {limit} positions and the model {length}: choose a draft with as many")
@@ -86,9 +86,11 @@ class ModelDraft:
         ]
 
     def distribution(self, logits: Tensor, requests: Sequence[Request], proposed: Sequence[Sequence[int]]) -> Tensor:
-        """Return the draft model's distributions (B, V) of each request's next token, after the request's Sampling.
+        """Return the distributions (B, V) of each request's next token under the draft model, after the request's
+        Sampling.
 
-        `logits` are the draft model's logits after the draft tokens of each request so far, `proposed`.
+        `logits` (B, V) are the draft model's logits after the draft tokens that were proposed for each request so far
+        (`proposed`).
         """
         logits = logits[:, : self.vocab_size]  # vocabularies differ in their padding
         logits = F.pad(logits, (0, self.vocab_size - logits.size(1)), value=-math.inf)
@@ -97,7 +99,7 @@ class ModelDraft:
         return process_logits(logits, [r.sampling for r in requests], history, None, errors).softmax(-1).cpu()
 
     def catch_up(self, requests: Sequence[Request]) -> Tensor:
-        """Feed the draft model the tokens of each request that its cache lacks; returns the logits (B, V) after each
+        """Run the draft model on the tokens of each request that its cache lacks; returns the logits (B, V) after each
         request's last token."""
         assert self.manager is not None
         cached = [min(r.num_draft_cached, r.num_cached) for r in requests]  # refused proposals are rolled back
@@ -113,8 +115,9 @@ class ModelDraft:
         return logits
 
     def forward(self, requests: Sequence[Request], pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-        """Run the draft model on the next tokens of each request (`pieces`), at positions from `starts` on; returns the
-        logits (B, V) after each piece. Ids outside the draft's vocabulary are replaced by its last id."""
+        """Run the draft model on `pieces`, the next tokens of each request; piece i begins at position starts[i].
+        Returns the logits (B, V) after each piece. Token ids outside the draft model's vocabulary are replaced by its
+        last id."""
         assert self.manager is not None
         assert self.runner is not None
         last_id = self.model.config.vocab_size - 1

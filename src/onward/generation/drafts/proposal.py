@@ -17,8 +17,8 @@ from onward.generation.request import Request
 
 @dataclass(frozen=True)
 class Proposal:
-    """The tokens that a draft proposes for one request, and the distributions (K, V) from which they were sampled;
-    None: each token had probability 1."""
+    """The tokens that a draft proposes for one request, and the distributions (K, V) from which the K tokens were
+    sampled; None: each token had probability 1."""
 
     tokens: list[int] = field(default_factory=list)
     distributions: Tensor | None = None
@@ -33,9 +33,9 @@ class Draft(Protocol):
     manager: CacheManager | None  # manager of the draft's own cache; row i belongs to row i of the engine
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
-        """Prepare for an engine with `rows` rows of `length` tokens, which feeds at most `chunk` tokens of a row per
-        call; `vocab_size` is that of the engine's model."""
+        """Prepare the draft for an engine with `rows` rows of `length` tokens, which processes at most `chunk` tokens
+        of a row per call; `vocab_size` is that of the engine's model."""
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """Propose at most room[i] tokens for requests[i], which is in row i of the engine."""
+        """Return a proposal of at most room[i] tokens for requests[i], which is in row i of the engine's cache."""
         ...

@@ -32,8 +32,8 @@ class SpeculationTimes:
         """Return the speed of decoding with draft tokens divided by the speed without them; None if no step had draft
         tokens.
 
-        The time without them is the mean of the steps that had none, if there were at least LEAST; else the mean time
-        of verification, which is not less: the result is then an upper bound.
+        The time of a step without draft tokens is the mean over such steps, if there were at least LEAST. Otherwise it
+        is the mean time of verification, which is not less; the result is then an upper bound.
         """
         if not self.steps:
             return None
@@ -43,6 +43,6 @@ class SpeculationTimes:
 
 
 def expected_tokens(rate: float, num_draft_tokens: int) -> float:
-    """Compute the expected number of tokens per step if each of K = `num_draft_tokens` proposals is accepted with
-    probability a = `rate`: (1 - a ** (K + 1)) / (1 - a) (Leviathan et al. 2023, equation 1)."""
+    """Compute the expected number of tokens per step of speculative decoding if each of K = `num_draft_tokens` proposed
+    tokens is accepted with probability a = `rate`: (1 - a ** (K + 1)) / (1 - a) (Leviathan et al. 2023, equation 1)."""
     return num_draft_tokens + 1 if rate == 1 else (1 - rate ** (num_draft_tokens + 1)) / (1 - rate)

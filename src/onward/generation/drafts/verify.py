@@ -19,14 +19,15 @@ DRAW, ACCEPT, RESIDUAL, DRAFT = range(4)  # the purposes of random numbers, see 
 
 
 def verify(p: Tensor, proposals: Sequence[Proposal], seeds: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Verify the draft tokens of each request (`proposals`) by rejection sampling. Returns the number of accepted draft
-    tokens of each request, the token that follows them, and the row of p that this token is drawn from, each (B,).
-    Forces no sync with the device.
+    """Verify the draft tokens of each request (`proposals`) by rejection sampling. Returns three tensors (B,): the
+    number of accepted draft tokens of each request, the token that follows these, and the row of p that this token is
+    drawn from. Forces no sync with the device.
 
     `p` (N, V) are the model's distributions, request by request, after its last token and after each of its draft
     tokens. A draft token x is accepted with probability min(1, p(x) / q(x)), where q is the draft's distribution; the
     first refused draft token is replaced by a draw from max(p - q, 0), normalized. If all are accepted, one more token
-    is drawn from p. `seeds` (B,) and `index` (B,), the number of tokens of each answer, determine all draws.
+    is drawn from p. `seeds` (B,), the seeds of the requests, and `index` (B,), the number of tokens of each answer,
+    determine all draws.
     """
     lengths = tensor_on(p.device, [len(proposal.tokens) for proposal in proposals])
     first = torch.cumsum(lengths + 1, 0) - lengths - 1  # the row after a request's last token
@@ -40,8 +41,8 @@ def verify(p: Tensor, proposals: Sequence[Proposal], seeds: Tensor, index: Tenso
 
 
 def accepted(p: Tensor, proposals: Sequence[Proposal], first: Tensor, seeds: Tensor, index: Tensor) -> Tensor:
-    """Return the number of accepted draft tokens of each request, (B,). `first` (B,) is the first row of p of each
-    request; the other arguments are those of `verify`."""
+    """Return the number of accepted draft tokens of each request, (B,). `first` (B,) is the index in p of each
+    request's first row; the other arguments are those of `verify`."""
     width = max(len(proposal.tokens) for proposal in proposals)
     padded = [[*proposal.tokens, *[0] * (width - len(proposal.tokens))] for proposal in proposals]
     tokens, column = tensor_on(p.device, padded), torch.arange(width, device=p.device)
@@ -57,9 +58,9 @@ def accepted(p: Tensor, proposals: Sequence[Proposal], first: Tensor, seeds: Ten
 
 
 def residual(p: Tensor, proposal: Proposal, kept: Tensor) -> Tensor:
-    """Return the distribution (V,), not normalized, from which the token after `kept` accepted draft tokens is drawn:
-    max(p - q, 0) in place of a refused draft token, or p if all were accepted. `p` (V,) is the model's distribution
-    there, q the draft's."""
+    """Return the distribution (V,), not normalized, from which the token after `kept` accepted draft tokens of a
+    request is drawn: max(p - q, 0) in place of a refused draft token, or p if all were accepted. `p` (V,) is the
+    model's distribution at this token, q the draft's."""
     if not proposal.tokens:
         return p
     at = kept.clamp(max=len(proposal.tokens) - 1)[None]  # a 0-dimensional index would force a sync

@@ -141,7 +141,8 @@ class Engine:
 
     @checked
     def cancel(self, request: Request) -> None:
-        """End a request that waits or is active, with `finish_reason` "cancelled"; its row is free at once."""
+        """End a request that waits or is active, with `finish_reason` "cancelled"; if it is active, its row of the
+        cache becomes free at once."""
         self.scheduler.remove(request)
         request.finish_reason = request.finish_reason or "cancelled"
         if not self.scheduler.active:
@@ -180,8 +181,8 @@ class Engine:
             return new
 
     def propose(self, schedule: Schedule) -> list[Proposal]:
-        """Return the draft tokens for each request that decodes, as proposed by the engine's draft; without a draft,
-        empty proposals."""
+        """Return the draft tokens for each decoding request of `schedule`, as proposed by the engine's draft; without a
+        draft, empty proposals."""
         if self.draft and schedule.decode:
             return self.draft.propose(schedule.decode, schedule.room)
         return [Proposal() for _ in schedule.decode]
@@ -239,8 +240,8 @@ class Engine:
 
 
 def row_of(request: Request, tokens: int) -> Row:
-    """Return the label of a cache row for tracing, which records activations by request: the row's request, and the
-    number of its tokens that are processed next."""
+    """Return the label of a cache row for tracing, which records activations by request: it holds the row's request and
+    the number of its tokens (`tokens`) that are processed next."""
     return Row(request, tokens, len(request.tokens), request.start + request.num_cached)
 
 
@@ -248,8 +249,8 @@ def receive(
     request: Request, proposal: Proposal, tokens: Sequence[int], logits: Tensor
 ) -> Iterator[tuple[Request, int]]:
     """Append tokens, sampled from logits (T, V), to a request up to the end of its answer; yields (request, token) for
-    each appended token. `proposal` are the request's draft tokens, counted in its figures. Raises a UserError if a
-    forced token breaks the constraint."""
+    each appended token. `proposal` are the draft tokens that were verified, which are counted in the request's
+    `num_drafted` and `num_accepted`. Raises a UserError if a forced token breaks the constraint."""
     if request.num_logprobs is not None:
         logprobs = token_logprobs(logits[: len(tokens)], tokens, request.num_logprobs)
     request.steps += 1

@@ -16,7 +16,7 @@ from onward.model.decoder import Decoder
 
 
 class EngineOptions(TypedDict, total=False):
-    """The parameters of an Engine, as keyword arguments of `generate`, except its model and rows."""
+    """The options of an Engine as keyword arguments of `generate`: all parameters except its model and rows."""
 
     cache: CacheManager | None
     stop_token_ids: Collection[int]
@@ -31,7 +31,7 @@ def generate(
     model: Decoder, requests: Sequence[Request], **options: Unpack[EngineOptions]
 ) -> Iterator[tuple[Request, int]]:
     """Continue requests with a new Engine with these options; yields (request, token) for each token as it is
-    generated.
+    generated. The tokens are also appended to the requests.
 
     Once all requests are done, raises the error of the first request that failed.
     """

@@ -19,9 +19,9 @@ from onward.kernels.draws import draw_by_kernel
 
 
 class Sampler:
-    """Samples the next tokens of requests, with one sync of the device per call.
+    """Samples the next tokens of an engine's requests, with one sync of the device per call.
 
-    `allowed` (V,) is False for tokens that are never sampled.
+    `allowed` (V,) is False for tokens that are never sampled; None: all may be.
     """
 
     def __init__(self, allowed: Tensor | None = None) -> None:
@@ -43,8 +43,8 @@ class Sampler:
     def sample_plain(
         self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]
     ) -> tuple[list[list[int] | Exception], Tensor] | None:
-        """Sample as `sample` does, by one kernel on a CPU, if no option but the temperature changes the distribution of
-        any row.
+        """Sample as `sample` does, by one kernel on a CPU, if the temperature is the only option that changes the
+        distribution of any row.
 
         Returns None on other devices, with other options, and if a row has no distribution (all its logits are -inf, or
         one is NaN).
@@ -65,7 +65,8 @@ PLAIN = [getattr(Sampling(), name) for name in SHAPING]
 
 
 def is_plain(request: Request, proposal: Proposal) -> bool:
-    """Return whether no option but the temperature changes the distribution of a request's next token."""
+    """Return whether the temperature is the only option that changes the distribution of a request's next token, and
+    the request has no draft tokens to verify (`proposal`)."""
     return (
         not proposal.tokens
         and request.constraint is None

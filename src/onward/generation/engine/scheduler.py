@@ -29,8 +29,8 @@ class Schedule:
 
 
 class Pace:
-    """The rule for when the next piece of a prompt is prefilled while other requests decode: once decoding steps have
-    taken as long, in seconds, as the piece before."""
+    """The rule for when the next piece of a long prompt is prefilled while other requests decode: after decoding steps
+    have taken as many seconds as the previous piece."""
 
     def __init__(self) -> None:
         self.debt = 0.0  # time that decoding has to catch up
@@ -38,7 +38,7 @@ class Pace:
         self.crowd = 1.0  # requests in prefill for each one that decodes; at least 1
 
     def add(self, seconds: float, decoding: bool, prefilling: bool) -> None:
-        """Count a step of `seconds`, in which requests decoded (`decoding`), a piece of a prompt was prefilled
+        """Count a step that took `seconds`, in which requests decoded (`decoding`), a piece of a prompt was prefilled
         (`prefilling`), or both."""
         if not decoding:
             self.debt = 0.0
@@ -54,9 +54,9 @@ class Scheduler:
 
     `prefixes` allocates rows of the cache, and `draft_manager` those of a draft's cache, with the same indices. At most
     `rows` requests are active. A request whose context exceeds `length` tokens is prefilled again from the later half
-    of its context. A request that can never continue fails alone, with its `error` set. `prefill_budget` is the most
-    tokens of one prompt in a step in which others decode; several prompts together may have 4 times as many. None: a
-    chunk of the cache.
+    of its context. A request that can never continue fails alone, with its `error` set. `prefill_budget` is the maximum
+    number of tokens of one prompt in a step in which other requests decode; several prompts together may have 4 times
+    as many. None: a chunk of the cache.
     """
 
     def __init__(
@@ -106,7 +106,8 @@ class Scheduler:
         return Schedule(decode, room, self.prefill())
 
     def admit(self) -> None:
-        """Assign free rows to waiting requests in the order of the queue."""
+        """Assign free rows to waiting requests in the order of the queue, until memory is short or a request waits to
+        share a prompt that is being prefilled."""
         while self.waiting and len(self.active) < self.rows:
             request, row = self.waiting[0], len(self.active)
             if request.num_context_tokens > self.length:
@@ -173,10 +174,10 @@ class Scheduler:
         return pieces
 
     def prefilled(self, schedule: Schedule) -> list[int]:
-        """Update the requests of `schedule.prefill` after the call of the model.
+        """Update the requests of `schedule.prefill` after the model has processed their tokens.
 
         Returns the indices in `schedule.prefill` of the requests whose prompts are now complete in the cache, which
-        sample their first token.
+        sample their first token in this step.
         """
         first, sampling = self.num_decoding, list[int]()
         for index, (request, piece) in enumerate(schedule.prefill):
@@ -205,8 +206,8 @@ class Scheduler:
                     self.waiting.appendleft(request)
 
     def leave(self, row: int) -> None:
-        """Free the row of a request; the last decoding row moves to close the gap, and the prefilling rows behind it
-        move up, so that prompts are prefilled in the order of their arrival."""
+        """Free a row of a request that has left; the last decoding row moves to close the gap, and the prefilling rows
+        behind it move up, so that prompts are prefilled in the order of their arrival."""
         request = self.active[row]
         if request.computed_by is not None:
             self.prefixes.register(row, request.context[: request.num_cached])
@@ -229,9 +230,9 @@ class Scheduler:
                 manager.move(source, target)
 
     def preempt(self) -> None:
-        """Move the request that arrived last back to the queue; it is prefilled again later.
+        """Move the request that arrived last back to the queue, to free memory; it is prefilled again later.
 
-        The only active request fails instead: there will never be more memory.
+        If it is the only active request, it fails instead, since there will never be more memory.
         """
         request = max(self.active, key=lambda request: request.arrival)
         if len(self.active) == 1:

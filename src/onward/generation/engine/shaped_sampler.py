@@ -23,10 +23,10 @@ from onward.generation.request import Request
 
 
 class ShapedSampler:
-    """The sampler for requests with options besides the temperature: it computes their complete distributions (N, V),
-    and verifies draft tokens.
+    """The sampler for requests with options besides the temperature, such as top_p: it computes their complete
+    distributions (N, V), and verifies draft tokens.
 
-    `allowed` (V,) is False for tokens that are never sampled.
+    `allowed` (V,) is False for tokens that are never sampled; None: all may be.
     """
 
     def __init__(self, allowed: Tensor | None = None) -> None:
@@ -71,11 +71,11 @@ def masks(
     like: Tensor,
     errors: dict[int, Exception],
 ) -> Tensor | None:
-    """Return the mask of allowed tokens of each row of logits, (N, V), or one mask (V,) for all rows (None: all are
-    allowed); `like` is a tensor (..., V) on the device of the mask.
+    """Return a mask (N, V) of the tokens allowed in each row of logits or, if no request restricts its tokens,
+    `allowed`, a mask (V,) for all rows (None: all are allowed); `like` is a tensor (..., V) on the device of the mask.
 
     The mask combines `allowed` with the constraint and `min_new_tokens` of each request, after its draft tokens
-    (`proposals`). The exception of a constraint is stored in `errors` under the index of its row.
+    (`proposals`). An exception of a constraint is stored in `errors` under the index of its row.
     """
     if all(r.constraint is None and len(r.tokens) >= r.min_new_tokens for r in requests):
         return allowed

@@ -55,8 +55,8 @@ class StoppingRules:
     early_stopping: EarlyStopping
 
     def ended(self, running: list[Beam], finished: list[Hypothesis]) -> bool:
-        """Return whether the search of a group of beams ends, given its running and its finished hypotheses, both best
-        first."""
+        """Return whether the search of a group of beams ends, given its `running` beams and its `finished` hypotheses,
+        both best first."""
         if not running or len(finished) < self.group_size:
             return not running
         longest = self.early_stopping == "never" and self.length_penalty > 0

@@ -52,16 +52,17 @@ class SearchRows:
         self.runner = Runner(model, self.manager.cache)
 
     def forward(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-        """Run the model on the next tokens of each row (`pieces`), from row 0 on, at positions from `starts` on;
-        returns the hidden states (B, T, D)."""
+        """Run the model on `pieces`, the next tokens of each row from row 0 on; piece i begins at position starts[i].
+        Returns the hidden states (B, T, D)."""
         for row, (piece, start) in enumerate(zip(pieces, starts)):
             self.manager.reserve(row, start, start + len(piece))
         return self.runner.forward_rows(0, pieces, starts)
 
 
 def prefill(model: Decoder, prompts: Sequence[list[int]], new: int, rows: int) -> tuple[SearchRows, list[list[Tensor]]]:
-    """Prefill prompt i into row i of a new cache of `rows` rows, with space for `new` tokens after each prompt. Returns
-    the rows, and the hidden states of each prompt as a list of tensors (T, D), one per chunk."""
+    """Run the model on each prompt and write prompt i to row i of a new cache of `rows` rows, with space for `new`
+    tokens after each prompt. Returns the rows, and the hidden states of each prompt as a list of tensors (T, D), one
+    per chunk."""
     longest = max(map(len, prompts))
     search = SearchRows(model, rows, longest + new)
     for row, prompt in enumerate(prompts):

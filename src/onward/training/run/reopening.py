@@ -48,8 +48,8 @@ def resumed_config(folder: Path, processes: Processes, mesh: str = "") -> tuple[
 def reopened(
     config: RunConfig, folder: Path, loss: Loss | LossFunction | None, processes: Processes
 ) -> tuple[Prepared, SavedState]:
-    """Return the parts of a run to resume (see Prepared), and its newest save. `loss` replaces the configured loss;
-    None: the latter. Raises a UserError if the inputs of the run have changed since it was started."""
+    """Return the parts of a run to resume (see Prepared), and its newest save. `loss`, unless None, replaces the
+    configured loss. Raises a UserError if the inputs of the run have changed since it was started."""
     try:
         device = choose_device(config.device)
     except UserError as error:
@@ -76,7 +76,8 @@ def begun(
     config: RunConfig, folder: Path, loss: Loss | LossFunction | None, processes: Processes
 ) -> tuple[Prepared, None]:
     """Return the parts of a new run (see Prepared) whose model the processes divide among them; the second result,
-    None, is in place of a save, which such a run does not have yet. `loss` replaces the configured loss."""
+    None, is in place of a save, which a new run does not have yet. `loss`, unless None, replaces the configured
+    loss."""
     tokenizer, stage = Tokenizer.load(folder), stage_of(config)
     inputs = stage.open(config, folder, "size")
     model, fill, hf = new_model(config, tokenizer, inputs.labels)

@@ -110,9 +110,9 @@ def layer_of(name: str) -> int:
 
 
 def peaks_of(units: Tensor, chosen: Tensor | None) -> Tensor:
-    """Compute the largest absolute activation of each feed-forward unit, (F,), from activations `units` (..., F);
-    `chosen` is None. For a layer with experts, `units` is (B, T, A, F) and `chosen` (B, T, A) names the expert of each
-    activation; the units of all experts that got tokens are concatenated, expert by expert."""
+    """Compute the largest absolute activation of each feed-forward unit, (F,), from activations `units` (..., F), with
+    `chosen` None. In a layer with experts, `units` is (B, T, A, F), and `chosen` (B, T, A) holds the expert of each
+    vector of activations; the units of all experts with tokens are then concatenated, expert by expert."""
     units = units.abs().float().flatten(0, -2)
     if chosen is None:
         return units.amax(0)
