@@ -21,8 +21,8 @@ class GeneratedAnswer(NamedTuple):
 
 
 def kept_answer(value: Any) -> GeneratedAnswer | None:
-    """Convert `value`, the JSON of an answer that an earlier evaluation stored (see `Kept`), to an answer; None if
-    there is none."""
+    """Convert `value`, the JSON of an answer that an earlier evaluation stored in a `Kept`, to an answer; None if
+    `value` is not the JSON of an answer."""
     match value:
         case [str(), [*tokens]] if all(isinstance(token, int) for token in tokens):
             return GeneratedAnswer(*value)
@@ -37,12 +37,12 @@ def write_answers(
     progress: Callable[[int], None] = lambda done: None,
     kept: Kept | None = None,
 ) -> list[list[GeneratedAnswer]]:
-    """Generate `options.n` answers to each prompt of token ids. The i-th answer, counted over all prompts, has the seed
-    options.seed + i.
+    """Generate `options.n` answers to each prompt, a sequence of token ids; returns a list of answers for each prompt.
+    The i-th answer, counted over all prompts, has the seed options.seed + i.
 
     Answers in `kept`, the stored results of earlier evaluations, are not generated again, and new ones are added one by
-    one; the replicas of `kept` divide the answers. `progress` is called with the number of answers that are done.
-    Raises the error of the first answer that fails, once the others are done.
+    one; the processes `kept.replicas` divide the answers. `progress` is called with the number of answers that are
+    done. Raises the error of the first answer that fails, once the others are done.
     """
     kept = kept or Kept()
     seeds = [None if options.seed is None else options.seed + i for i in range(len(prompts) * options.n)]

@@ -10,26 +10,28 @@ from onward.text.tokenizer import Tokenizer
 
 
 class ChatPrompts:
-    """Renders questions by the chat template of a tokenizer, and encodes the rendered text, alone or with a
-    continuation."""
+    """The chat template of a tokenizer, applied to the questions of an evaluation: it renders them as text and encodes
+    the rendered text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer, self.chat = tokenizer, chat_of(tokenizer)
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """The texts that end an answer; () if only control tokens do."""
+        """The texts that end an answer besides the control tokens; () if only control tokens do."""
         return self.chat.stop
 
     def text(self, turns: Sequence[str]) -> MaskedString:
-        """Render turns of user and assistant, the user's first and last, followed by the beginning of an answer."""
+        """Render `turns`, messages of user and assistant in alternation, of which the first and the last are the
+        user's, followed by the beginning of an answer. The result is a str that remembers which of its parts are
+        control tokens."""
         roles = ("user", "assistant") * len(turns)
         messages: list[Message] = [{"role": role, "content": turn} for role, turn in zip(roles, turns)]
         return self.chat.text(messages, True, {})
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a rendered text, with the token in front that the tokenizer puts before every text,
-        unless they begin with it already."""
+        """Return the token ids of a rendered text, with a beginning-of-text token in front if the tokenizer puts one
+        before every text and the template has not done so."""
         masked = text if isinstance(text, MaskedString) else MaskedString(text)
         tokens = [i for i, _, _ in self.chat.tokens(masked)]
         first = self.tokenizer.encode("")[:1]

@@ -50,11 +50,11 @@ class Scored:
 def pair_of(
     tokenizer: Tokenizer, context: str, continuation: str, encode: Callable[[str], list[int]] | None = None
 ) -> Pair:
-    """Encode a context and its continuation as lm-evaluation-harness does: spaces at the end of the context belong to
-    the continuation, both are encoded as one text, and the tokens beyond the number that the context alone has are the
-    continuation. An empty context is the token that begins texts, or else the one that ends them. `encode` is by
-    default that of the tokenizer. Raises a UserError if the tokenizer has neither, or if context and continuation are
-    one token."""
+    """Encode a context and its continuation as token ids, as lm-evaluation-harness does: spaces at the end of the
+    context belong to the continuation, both are encoded as one text, and its tokens beyond the number of tokens of the
+    context alone are the continuation. For an empty context, the context is the tokenizer's beginning-of-text token, or
+    else its end-of-text token. `encode` turns text into token ids, by default with the tokenizer. Raises a UserError if
+    the context is empty and the tokenizer has no such token, or if context and continuation together are one token."""
     encode = encode or tokenizer.encode
     stripped = context.rstrip()
     continuation = context[len(stripped) :] + continuation
@@ -78,12 +78,12 @@ def score_continuations(
     progress: Callable[[int], None] = lambda done: None,
     kept: Kept | None = None,
 ) -> list[Scored]:
-    """Compute the log-probability of each continuation after its context.
+    """Compute the log-probability of each continuation after its context; returns one score per pair.
 
     Texts longer than the model's context lose their first tokens. `progress` is called with the number of pairs that
     are done. Scores in `kept`, stored by earlier evaluations, are not computed again, and new ones are added to it,
-    batch by batch. Raises a UserError for a continuation longer than the context, and for token ids outside the
-    vocabulary. The replicas of `kept` divide the batches.
+    batch by batch; the processes `kept.replicas` divide the batches. Raises a UserError for a continuation longer than
+    the context, and for token ids outside the vocabulary.
     """
     length = model.config.context_length
     inputs: list[tuple[int, ...]] = []  # all tokens of each pair except the last
@@ -121,13 +121,14 @@ def score_continuations(
 
 
 def request(pair: Pair) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """Return the key under which `Kept` stores the score of a pair: ("score", context, continuation)."""
+    """Return the key under which `Kept`, the store of evaluation results, has the score of a pair: ("score", context,
+    continuation)."""
     return "score", pair.context, pair.continuation
 
 
 def kept_score(value: Any) -> Scored | None:
-    """Convert `value`, the JSON of a score that an earlier evaluation stored (see `Kept`), to a Scored; None if there
-    is none."""
+    """Convert `value`, the JSON of a score that an earlier evaluation stored in a `Kept`, to a Scored; None if `value`
+    is not the JSON of a score."""
     match value:
         case [float(), bool()]:
             return Scored(*value)
@@ -135,8 +136,9 @@ def kept_score(value: Any) -> Scored | None:
 
 
 def batches(shared: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:
-    """Yield lists of indices of pairs that are computed together, given the context of each pair: first contexts with a
-    common prefix, then contexts of similar lengths."""
+    """Group pairs (context and continuation) into batches that the model reads together: yield a list of indices for
+    each batch. `shared` has the context of each pair. Contexts with a common prefix come first, in batches of their
+    own; the other contexts are batched by length."""
     beginnings: dict[tuple[int, ...], list[int]] = {}
     for i, tokens in enumerate(shared):
         beginnings.setdefault(tokens[:SAME], []).append(i)
@@ -151,11 +153,11 @@ def batches(shared: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:
 
 
 def read(model: Decoder, inputs: Sequence[tuple[int, ...]], counts: Sequence[int]) -> Tensor:
-    """Compute the hidden states of the last counts[i] tokens of each input, concatenated over inputs: (sum of counts,
-    D).
+    """Run the model on texts that partly share their contexts; return the hidden states of the last counts[i] tokens of
+    inputs[i] (the whole text as token ids), concatenated over inputs: (sum of counts, D).
 
-    The common prefix of all inputs is read once, then the rest of each different context, then the last tokens of each
-    input. `inputs` must be ordered by the lengths of their contexts, which are the inputs without these last tokens.
+    The common prefix of all inputs is read once, then the rest of each different context (an input without these last
+    tokens), then the last tokens of each input. `inputs` must be sorted by the length of the context.
     """
     contexts = [tokens[: len(tokens) - count] for tokens, count in zip(inputs, counts)]
     lengths = [len(tokens) if scales_by_length(model) else 0 for tokens in inputs]
@@ -191,8 +193,9 @@ def scales_by_length(model: Decoder) -> bool:
 
 
 def prefill(model: Decoder, cache: KVCache, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> None:
-    """Write `pieces`, the tokens of each row, to the first rows of a cache, at positions from starts[i] on. The pieces
-    are sorted by length, shortest first; they are read in chunks, without the rows that are done."""
+    """Write `pieces`, the token ids of each row, to the first rows of a KV cache, with positions from starts[i] on for
+    row i. The pieces must be sorted by length, shortest first; they are read in chunks, and a row drops out once all
+    its tokens are read."""
     for begin in range(0, max(map(len, pieces)), cache.chunk):
         first = next(row for row, piece in enumerate(pieces) if len(piece) > begin)
         parts = [piece[begin : begin + cache.chunk] for piece in pieces[first:]]
@@ -202,8 +205,9 @@ def prefill(model: Decoder, cache: KVCache, pieces: Sequence[Sequence[int]], sta
 def forward(
     model: Decoder, cache: KVCache, pieces: Sequence[Sequence[int]], starts: Sequence[int], first: int = 0
 ) -> Tensor:
-    """Run the model on `pieces`, the tokens of each of R cache rows, in the rows from `first` on, at positions from
-    starts[i] on; return the hidden states (R, T, D). Shorter pieces are padded at the end."""
+    """Run the model with a KV cache on `pieces`, the token ids of each of R cache rows, which are the rows from index
+    `first` on, with positions from starts[i] on; return the hidden states (R, T, D). Shorter pieces are padded at the
+    end."""
     width = max(map(len, pieces))
     tokens = torch.tensor([[*piece, *[0] * (width - len(piece))] for piece in pieces], device=model.device)
     positions = torch.tensor(starts, device=model.device)[:, None] + torch.arange(width, device=model.device)
@@ -211,8 +215,8 @@ def forward(
 
 
 def copy_rows(cache: KVCache, sources: Sequence[int], length: int) -> None:
-    """Copy the slots for positions below `length` of row sources[i] of a cache to row i, for all i at once. Slots of
-    padding are copied too: the causal mask hides them until later tokens overwrite them."""
+    """Copy row sources[i] of a KV cache to row i, for all i at once, for positions below `length`. Padding is copied
+    too: the causal mask hides it until later tokens overwrite it."""
     if list(sources) == list(range(len(sources))):
         return
     for layer in cache.layers:
@@ -222,8 +226,8 @@ def copy_rows(cache: KVCache, sources: Sequence[int], length: int) -> None:
 
 
 def scores(model: Decoder, hidden: Tensor, continuations: Sequence[Sequence[int]]) -> list[Scored]:
-    """Compute the scores of continuations from `hidden`, the hidden states before each of their tokens, concatenated
-    over continuations: (number of tokens, D)."""
+    """Compute the score of each continuation from `hidden`, the hidden states from which the model predicts each token
+    of the continuations, concatenated over continuations: (number of tokens, D)."""
     targets = torch.tensor([token for one in continuations for token in one], device=model.device)
     values, greedy = [], []
     for start in range(0, len(targets), LOGITS):

@@ -19,8 +19,8 @@ AGAIN = 408, 409, 425, 429, 500, 502, 503, 504, 529  # statuses after which a re
 
 
 class Repeat(Exception):
-    """Raised for a request to a server that may succeed later, with the reason and the seconds to wait that the server
-    names (0: none)."""
+    """The exception for a request to a model server that may succeed if it is sent again, with the reason and the
+    seconds to wait that the server names (0: none)."""
 
     def __init__(self, why: str, wait: float = 0.0) -> None:
         super().__init__(why)
@@ -28,9 +28,9 @@ class Repeat(Exception):
 
 
 def chat(url: str, model: str, text: str, key_env: str, seconds: float) -> str:
-    """Return the reply of the model `model` of an OpenAI-compatible server to a text, with temperature 0: POST
-    URL/chat/completions, with the key in the environment variable `key_env` if it is set. `seconds` limits the time.
-    Raises Repeat if the request may succeed later, a UserError if it cannot."""
+    """Send `text` as the user's message to the model called `model` of an OpenAI-compatible server, with temperature 0,
+    and return its reply: POST URL/chat/completions, with the API key in the environment variable `key_env` if that is
+    set. `seconds` limits the time. Raises Repeat if the request may succeed later, a UserError if it cannot."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], "temperature": 0}
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(key_env):
@@ -73,7 +73,8 @@ def read(response: HTTPResponse, seconds: float) -> bytes:
 
 
 def content(body: bytes) -> str:
-    """Return the text of the message in `body`, the JSON of a chat completion. Raises Repeat for any other reply."""
+    """Return the text of the message in `body`, the JSON of a chat completion from a server. Raises Repeat for any
+    other reply."""
     try:
         text = json.loads(body)["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError, RecursionError):

@@ -28,19 +28,20 @@ class Shots:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The numbers of examples to try: 0, 1, 2, 4, 8 and so on, and all."""
+        """The numbers of examples to put before the question, one prompt for each: 0, 1, 2, 4, 8 and so on, and all."""
         total = len(self.examples)
         powers = (1 << i for i in range(total.bit_length()))
         return (0, *(count for count in powers if count < total), *([total] if total else []))
 
     def text(self, count: int) -> str:
-        """Return the prompt with the `count` examples nearest to the question, the last ones."""
+        """Return the prompt with the last `count` examples, followed by the question."""
         return self.separator.join([*self.examples[len(self.examples) - count :], self.question])
 
 
 @dataclass(frozen=True)
 class Alternatives:
-    """Answers to a question with their probabilities, for each number of examples in `counts`."""
+    """The likeliest answers to a question with their probabilities, for each number of solved examples in the prompt
+    (`counts`)."""
 
     counts: tuple[int, ...]  # numbers of examples before the question
     answers: tuple[str, ...]  # sorted by probability with all examples, highest first
@@ -48,10 +49,11 @@ class Alternatives:
 
 
 def shots_of(prompt: str, examples: Sequence[str] = (), separator: str = "") -> Shots:
-    """Split a prompt into the question at its end and its own examples; `examples` are put before these.
+    """Split a prompt into the question at its end and the solved examples before it; `examples` are put before these.
+    `separator` divides the parts of the prompt: "" for line breaks or, without any, semicolons.
 
-    A prompt such as `great → good; hot → warm; huge →` has two examples. By default its parts are separated by line
-    breaks or, without any, by semicolons. Raises a UserError if the prompt has no text after its last separator.
+    A prompt such as `great → good; hot → warm; huge →` has two examples. Raises a UserError if the prompt has no text
+    after its last separator.
     """
     separator = separator or ("; " if ";" in prompt and "\n" not in prompt.strip() else "\n")
     mark = separator.strip() or separator
@@ -71,11 +73,11 @@ def alternatives(
     top: int = 8,
 ) -> Alternatives:
     """Return the `top` likeliest answers to a question, ranked by their highest probability over the numbers of
-    examples.
+    examples in the prompt, to show how examples change a model's answer.
 
-    By default an answer is the next token. With `max_new_tokens` above 1 it is a text of at most that many tokens,
-    which beam search finds, and which ends before the separator. With `candidates` these texts are the answers. Raises
-    a UserError if the examples do not fit into the context, and says how many do.
+    By default an answer is the next token. With `max_new_tokens` above 1 an answer is a text of at most that many
+    tokens, which beam search finds, and which ends before the separator of the examples. With `candidates` exactly
+    these texts are the answers. Raises a UserError if the examples do not fit into the context, and says how many do.
     """
     counts = shots.counts
     prompts = [tokenizer.begin(tokenizer.encode(shots.text(count))) for count in counts]
@@ -107,8 +109,8 @@ def alternatives(
 def next_tokens(
     model: Decoder, tokenizer: Tokenizer, counts: tuple[int, ...], prompts: Sequence[Sequence[int]], top: int
 ) -> Alternatives:
-    """Return the `top` likeliest next tokens after the prompts, as readable text, with their probabilities; `counts`
-    are the numbers of examples in the prompts."""
+    """Return the `top` likeliest next tokens, as readable text, with their probabilities after each of `prompts`, the
+    same question as token ids after counts[i] examples."""
     columns = []
     with without_dropout(model):
         for tokens in prompts:
@@ -123,8 +125,8 @@ def next_tokens(
 def beam_answers(
     model: Decoder, tokenizer: Tokenizer, prompts: Sequence[list[int]], separator: str, max_new_tokens: int, top: int
 ) -> list[str]:
-    """Return the texts of the `top` likeliest answers that beam search finds after each of the prompts, cut at the
-    separator, without repetitions."""
+    """Return the texts of the answers that beam search finds after `prompts`, `top` for each prompt, cut at the
+    separator of examples, without repetitions and empty texts."""
     ends = [token for token in tokenizer.end_ids if token < model.config.vocab_size]
     mark = separator.strip() or separator
     answers: dict[str, None] = {}
@@ -145,13 +147,13 @@ def pair_after(prompt: Sequence[int], full: Sequence[int]) -> Pair:
 
 
 def longest(tokenizer: Tokenizer, answers: Sequence[str]) -> int:
-    """Return the number of tokens of the longest answer, each with a space in front."""
+    """Return the number of tokens of the longest of the answers, each encoded with a space in front."""
     return max(len(tokenizer.encode(f" {answer}", special=False)) for answer in answers)
 
 
 def ranked(counts: tuple[int, ...], table: dict[str, tuple[float, ...]], top: int) -> Alternatives:
-    """Return the `top` answers of `table`, {answer: its probability with each number of examples}, by their highest
-    probability; the likeliest with all examples comes first."""
+    """Return the `top` answers of `table`, {answer: its probability with each number of examples in `counts`}, that
+    have the highest probability anywhere; they are sorted by their probability with all examples, highest first."""
     best = sorted(table, key=lambda answer: -max(table[answer]))[:top]
     best.sort(key=lambda answer: -table[answer][-1])
     return Alternatives(counts, tuple(best), tuple(table[answer] for answer in best))

@@ -36,13 +36,13 @@ class JudgeServer:
 
     def grades(self, texts: Sequence[str], graded: Callable[[int, float], None] = lambda i, grade: None) -> list[float]:
         """Ask the judge for a grade from 0 to 10 of each text, and return the grades divided by 10. `graded` is called
-        with the index of a text and its grade as soon as it is known. Raises a UserError for a server that refuses, or
-        fails ATTEMPTS times."""
+        with the index of a text and its grade as soon as it is known. Raises a UserError if the server refuses a
+        request, or fails ATTEMPTS times."""
         return self.verdicts(texts, grade_in, f"a number from 0 to {MOST}", graded)
 
     def preferences(self, texts: Sequence[str]) -> list[float]:
-        """Ask the judge to choose A or B for each text; return 1 where the reply names A, 0 for B. Raises a UserError
-        as `grades` does."""
+        """Ask the judge to choose between answers A and B in each text; return 1 for each reply that names A, 0 for B.
+        Raises a UserError if the server refuses a request, or fails ATTEMPTS times."""
         return self.verdicts(texts, preference_in, "either A or B alone")
 
     def verdicts(
@@ -52,9 +52,9 @@ class JudgeServer:
         wanted: str,
         judged: Callable[[int, float], None] = lambda i, verdict: None,
     ) -> list[float]:
-        """Send each text to the judge, several at a time, and return the numbers that `read` finds in the replies
-        (without a reasoning model's thoughts). `wanted` describes the number in errors; `judged` is called with the
-        index and number of each text."""
+        """Send each text to the judge, several at a time, and return one number per text: `read` extracts it from the
+        reply (without a reasoning model's thoughts), or returns None if the reply has no number. `wanted` describes the
+        number in error messages; `judged` is called with the index and number of each text."""
 
         def ask(i: int) -> float:
             verdict = self.verdict(texts[i], read, wanted)
@@ -70,8 +70,8 @@ class JudgeServer:
                 raise
 
     def verdict(self, text: str, read: Callable[[str], float | None], wanted: str) -> float:
-        """Send a text to the judge, and return the number that `read` finds in the reply; `wanted` describes it in
-        errors. Raises a UserError after ATTEMPTS failures."""
+        """Send a text to the judge, and return the number that `read` extracts from the reply (None: the text is sent
+        again); `wanted` describes the number in error messages. Raises a UserError after ATTEMPTS failures."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 reply = chat(self.url, self.model, text, self.key_env, self.seconds)
@@ -86,9 +86,9 @@ class JudgeServer:
 
 
 def check_judge(name: str, url: str, prompt: str, key_env: str, *needed: str) -> None:
-    """Raise a UserError for options of a judge that cannot be used: an address `url` without http, a prompt without one
-    of the fields `needed`, such as {answer}, or a malformed name `key_env` of an environment variable. `name` is the
-    prefix of these options in messages."""
+    """Raise a UserError if the options of a judge model cannot be used: an address `url` without http, a `prompt`
+    without one of the fields `needed`, such as {answer}, or a malformed name `key_env` of an environment variable.
+    `name` is the prefix of these options in messages."""
     if not re.match(r"https?://[^/]", url):
         raise UserError(f"{name}.url is {shown(url)}: give an address such as http://localhost:8000/v1")
     if lacking := next((one for one in needed if f"{{{one}}}" not in prompt), None):

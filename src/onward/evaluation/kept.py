@@ -29,14 +29,15 @@ class NotKept(UserWarning):
 
 
 class Kept:
-    """A store of the results of an evaluation, by the hash of their request, in memory and, with a `file`, on disk: a
-    repeated evaluation reuses them.
+    """A store of the results of an evaluation (scores, answers, grades), keyed by a hash of the request, in memory and,
+    with a `file`, on disk: a repeated evaluation reuses them.
 
-    A request is all that its result depends on besides the model: tokens, or a text, and options. A line of the file is
-    a JSON list of hash and result; other lines, such as the last one of a process that was killed, are skipped. Several
-    processes may append to one file.
+    A request is everything besides the model on which a result depends: its kind, token ids or a text, and options. A
+    line of the file is a JSON list of hash and result; other lines, such as the last one of a process that was killed,
+    are skipped. Several processes may append to one file.
 
-    Several `replicas` have the same results in memory, and each appends those that it computes to its file.
+    The processes `replicas` of one evaluation have the same results in memory, and each appends the results that it
+    computes to its file.
     """
 
     def __init__(self, file: Path | None = None, replicas: Replicas = ALONE) -> None:
@@ -59,8 +60,8 @@ class Kept:
                 self.give_up(error)
 
     def get(self, kind: str, *request: Any) -> Any:
-        """Return the stored result of a request, such as ("score", context, continuation); None if there is none.
-        `kind` is its first element."""
+        """Return the stored result of a request, such as ("score", context, continuation), which is given as separate
+        arguments: `kind`, its first element, then the others. None if no result is stored."""
         key = key_of(kind, request)
         self.reused += key in self.before
         return self.results.get(key)
@@ -79,15 +80,16 @@ class Kept:
                 self.give_up(error)
 
     def unite(self, name: str) -> None:
-        """Take in the results that other processes have read from their files, if these differ."""
+        """Merge the results that the processes of this evaluation have read from their files, if these differ, so that
+        all have the same. `name` describes the work in messages."""
         keys = hashlib.sha256(repr(sorted(self.results)).encode()).hexdigest()
         if len({*self.replicas.together(f"answers for {name}", lambda: keys)}) > 1:
             for results in self.replicas.together(f"all answers for {name}", lambda: self.results):
                 self.results |= results
 
     def divide(self, name: str, compute: Callable[[], None]) -> None:
-        """Call `compute`, which adds a share of the results in each process, and take in those of the other processes;
-        see `Replicas.together`."""
+        """Call `compute` in each process of this evaluation, which adds a share of the results to the store, and merge
+        the results of all processes. `name` describes the work in messages."""
 
         def own() -> list[tuple[str, Any]]:
             self.added = []
@@ -98,7 +100,7 @@ class Kept:
             self.results.update(results)
 
     def give_up(self, error: OSError) -> None:
-        """Stop storing results on disk after an error, with a NotKept warning; they are kept in memory."""
+        """Stop storing results on disk after `error`, with a NotKept warning; results are still kept in memory."""
         self.close()
         warnings.warn(NotKept(f"answers are not kept in {self.file} ({error.strerror})"), stacklevel=3)
 
@@ -110,22 +112,24 @@ class Kept:
 
 
 def key_of(kind: str, request: tuple[Any, ...]) -> str:
-    """Return the hash of a request, under which `Kept` stores its result."""
+    """Return the hash under which `Kept` stores the result of a request: `kind`, such as "score", and `request`, the
+    rest of it."""
     return hashlib.sha256(repr((kind, *request)).encode(errors="replace")).hexdigest()[:32]
 
 
 def whole(results: Sequence[T | None]) -> list[T]:
-    """Return results that several processes have computed. Raises a UserError if one is None, because the processes
-    computed different ones."""
+    """Return the results that several processes have computed, once all are there. Raises a UserError if one is None,
+    because the processes were given different questions."""
     if None in results:
         raise UserError("the ranks ask different questions: give all of them the same files and versions")
     return [one for one in results if one is not None]
 
 
 def kept_for(model: Decoder, tokenizer: Tokenizer, folder: Path, replicas: Replicas = ALONE) -> Kept:
-    """Open the store of results of a model in a folder. The name of its file is a hash of all that results depend on
-    besides their requests: weights, configuration, tokenizer, kind of device, and versions of Onward and PyTorch. A
-    model with hooks or edits gets a store in memory alone."""
+    """Open the store of a model's evaluation results in `folder`. Its file is named by a hash of everything on which
+    results depend besides the requests: weights, configuration, tokenizer, kind of device, and versions of Onward and
+    PyTorch. A model with hooks or edits gets a store in memory alone. `replicas` are the processes that share the
+    evaluation."""
     weights = fingerprint(model)
     if weights is None:
         return Kept(replicas=replicas)
@@ -134,7 +138,8 @@ def kept_for(model: Decoder, tokenizer: Tokenizer, folder: Path, replicas: Repli
 
 
 def versions() -> list[str]:
-    """Return the versions of the packages that compute results (PACKAGES), "" for a package that is not installed."""
+    """Return the versions of the packages on which the results of evaluations depend (PACKAGES), "" for a package that
+    is not installed."""
     installed = []
     for package in PACKAGES:
         try:
@@ -162,8 +167,8 @@ def lines(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def shrink(file: Path) -> None:
-    """Delete the least recently used files of results in the folder of `file`, until those other than `file` take at
-    most FOLDER bytes."""
+    """Delete the least recently used files of stored results in the folder of `file`, until those other than `file`
+    take at most FOLDER bytes."""
     others = sorted((one for one in file.parent.glob(f"*{ENDING}") if one != file), key=lambda one: one.stat().st_mtime)
     size = sum(one.stat().st_size for one in others)
     while size > FOLDER:

@@ -32,15 +32,17 @@ def outputs(model: Decoder, sequences: Sequence[Sequence[int]]) -> Tensor:
 
 
 def calibration_bins(confidence: Tensor, right: Tensor) -> dict[str, Tensor]:
-    """Compute, for each of 10 bins of confidence, the sum over answers of confidence minus correctness; `confidence`
-    and `right` (1 or 0) are both (M,). Returns {"bin/NUMBER": sum}, which `calibration_error` turns into one figure."""
+    """Compute, for each of 10 bins of confidence, the sum over answers of confidence minus correctness. `confidence`
+    has the probability that the model gives each answer, `right` is 1 for a right answer, else 0, both (M,). Returns
+    {"bin/NUMBER": sum}; sums over batches, which `calibration_error` turns into one figure."""
     index = (confidence * BINS).long().clamp(max=BINS - 1)
     sums = confidence.new_zeros(BINS).index_add(0, index, confidence - right)
     return {f"bin/{i}": value for i, value in enumerate(sums.unbind())}
 
 
 def calibration_error(figures: dict[str, float]) -> dict[str, float]:
-    """Replace the bins of `calibration_bins` among `figures`, divided by the number of answers, by "calibration_error",
-    the expected calibration error (Guo et al. 2017): the mean gap between confidence and accuracy."""
+    """Replace the entries of `calibration_bins` in `figures`, divided by the number of all answers, by
+    "calibration_error", the expected calibration error (Guo et al. 2017): the mean gap between confidence and accuracy.
+    Returns the new dict."""
     bins = [figures.pop(name) for name in list(figures) if name.startswith("bin/")]
     return figures | {"calibration_error": sum(map(abs, bins))}

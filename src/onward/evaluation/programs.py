@@ -21,14 +21,15 @@ FENCED = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
 
 def code_of(text: str) -> str:
-    """Return the last fenced code block of a text; the whole text if there is none."""
+    """Return the last fenced code block in a model's answer; the whole text if there is none."""
     blocks = FENCED.findall(text)
     return blocks[-1] if blocks else text
 
 
 def num_passed(code: str, tests: Sequence[str], seconds: float, gigabytes: float) -> int:
-    """Run `code` and each of the `tests` in a separate, restricted process (sandbox.py), and return the number of tests
-    that pass. The process is ended after `seconds` and may use `gigabytes` of memory."""
+    """Run the program `code` and then each of the `tests`, Python code that raises an exception if it fails, in a
+    separate, restricted process (sandbox.py), and return the number of tests that pass. The process is ended after
+    `seconds` and may use `gigabytes` of memory."""
     secret = secrets.token_hex(16)
     job = {"code": code, "tests": tests, "secret": secret, "seconds": seconds, "memory": int(gigabytes * GIGABYTE)}
     with (

@@ -115,8 +115,8 @@ def drop_capabilities() -> None:
 
 
 def limit_system_calls() -> bool:
-    """Refuse this process the system calls of REFUSED, and new processes, by a seccomp filter. Returns whether the
-    system supports that."""
+    """Forbid this process, by a seccomp filter, the system calls in REFUSED and the creation of new processes. Returns
+    whether the system supports such a filter."""
     if platform.machine() not in MACHINES:
         return False
     machine, column, clone = MACHINES[platform.machine()]
@@ -134,8 +134,9 @@ def limit_system_calls() -> bool:
 
 
 def run(job: dict[str, Any], results: int) -> None:
-    """Run the code of a job, then each test in a copy of its global names, and write the secret and the number of each
-    test that passes to the file descriptor `results`."""
+    """Run the program of a job (code, tests and secret), then each test in a copy of the program's global names. Writes
+    a line with the secret and the test's number to the file descriptor `results` for each test that passes; lines
+    without the secret, which the program may print, do not count."""
     names: dict[str, Any] = {"__name__": "solution"}
     exec(compile(job["code"], "solution", "exec"), names)
     for number, test in enumerate(job["tests"]):
@@ -147,7 +148,8 @@ def run(job: dict[str, Any], results: int) -> None:
 
 
 def main() -> None:
-    """Read the job (code, tests and limits, as JSON) from standard input, limit this process, and run the job."""
+    """Read the job (code, tests, secret and limits, as JSON) from standard input, restrict this process, and run the
+    job. Results go to standard output."""
     job = json.load(sys.stdin)
     results, nothing = os.dup(1), os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):

@@ -86,10 +86,10 @@ def evaluate(
 ) -> Evaluation:
     """Compute loss, perplexity and bits per byte of tokens (T,), with a window that advances by `stride` tokens.
 
-    By default windows do not overlap: the stride is the context length. With a smaller stride, tokens are predicted
-    from more context, which takes longer. `n_bytes` is the length of the text without its first token, which is not
-    predicted. Tokens are read window by window. `replicas` divide the batches of windows. Raises a UserError for a
-    stride out of range, and for fewer than two tokens.
+    By default (0) windows do not overlap: the stride is the context length. With a smaller stride, tokens are predicted
+    from more context, which takes longer. `n_bytes` is the number of bytes of the text without its first token, which
+    is not predicted. Tokens are read window by window. The processes `replicas` divide the batches of windows. Raises a
+    UserError for a stride out of range, and for fewer than two tokens.
     """
     length = model.config.context_length
     stride = stride or length

@@ -23,10 +23,11 @@ class Difference:
 
 
 def paired_difference(one: Sequence[float], other: Sequence[float], level: float = 0.95) -> Difference | None:
-    """Compute the mean of `one` minus `other`, pair by pair, with Student's confidence interval: mean +- t s / sqrt(n)
-    with n - 1 degrees of freedom. None for fewer than two pairs, which give no estimate of noise.
+    """Compute the mean of `one` minus `other`, two lists of paired measurements such as the losses of two
+    configurations with the same seeds, with Student's confidence interval at the confidence `level`: mean +- t s /
+    sqrt(n) with n - 1 degrees of freedom. None for fewer than two pairs, which give no estimate of noise.
 
-    Pairs share a seed and therefore the order of the data: their differences vary less than the measurements.
+    Runs of a pair share a seed and therefore the order of the data: their differences vary less than the measurements.
     """
     differences = [a - b for a, b in zip(one, other, strict=True)]
     if len(differences) < 2:
@@ -37,8 +38,8 @@ def paired_difference(one: Sequence[float], other: Sequence[float], level: float
 
 
 def t_quantile(level: float, freedom: int) -> float:
-    """Compute the number t with P(|T| < t) = level, for T of Student's distribution with `freedom` degrees of
-    freedom."""
+    """Compute the number t with P(|T| < t) = level, for T of Student's distribution with `freedom` degrees of freedom:
+    the factor of a confidence interval."""
     low, high = 0.0, math.pi / 2
     for _ in range(80):
         middle = (low + high) / 2
@@ -58,9 +59,9 @@ def t_share(angle: float, freedom: int) -> float:
 
 
 def bootstrap(one: Sequence[float], other: Sequence[float], level: float = 0.95, rounds: int = 2000) -> Difference:
-    """Compute the mean of `one` minus `other`, pair by pair, with the percentile interval of the bootstrap at this
-    confidence level (Efron and Tibshirani 1993, 13.3): the means of `rounds` samples of the pairs, drawn with
-    replacement from a fixed seed."""
+    """Compute the mean of `one` minus `other`, paired measurements such as the grades of two models on the same
+    questions, with the percentile interval of the bootstrap at the confidence `level` (Efron and Tibshirani 1993,
+    13.3): the means of `rounds` samples of the pairs, drawn with replacement from a fixed seed."""
     differences = [a - b for a, b in zip(one, other, strict=True)]
     rng, count = random.Random(0), len(differences)
     means = sorted(fmean(rng.choices(differences, k=count)) for _ in range(rounds))
@@ -69,9 +70,9 @@ def bootstrap(one: Sequence[float], other: Sequence[float], level: float = 0.95,
 
 
 def mcnemar(one: Sequence[float], other: Sequence[float]) -> float:
-    """Compute the two-sided p-value of McNemar's exact test for the grades of two models on the same questions: if they
-    are equally good, each has half of the questions that only one of them answers right (McNemar 1947). With grades
-    between 0 and 1 it is the sign test on the questions that one model answers better."""
+    """Compute the two-sided p-value of McNemar's exact test (McNemar 1947) for the grades `one` and `other` of two
+    models on the same questions. If the models are equally good, each has about half of the questions that only one of
+    them answers right. With grades between 0 and 1 it is the sign test on the questions whose grades differ."""
     first = sum(a > b for a, b in zip(one, other, strict=True))
     count = first + sum(b > a for a, b in zip(one, other))
     tail = sum(math.comb(count, k) for k in range(min(first, count - first) + 1))
@@ -80,7 +81,7 @@ def mcnemar(one: Sequence[float], other: Sequence[float]) -> float:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Correct the p-values of several tests for multiple comparisons, so that the chance of any false positive is at
-    most the significance level (Holm 1979)."""
+    most the significance level (Holm 1979). Returns the corrected p-values in the same order."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     result, highest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):
@@ -90,8 +91,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def smallest_difference(one: Sequence[float], other: Sequence[float], level: float = 0.95, power: float = 0.8) -> float:
-    """Compute the smallest difference of means that a comparison would detect with probability `power`, with as many
-    pairs that vary as these do: (z(level) + z(power)) s / sqrt(n). NaN for fewer than two pairs."""
+    """Compute the smallest difference of means that a comparison of `one` and `other`, paired measurements, would
+    detect with probability `power` at the confidence `level`, given how much their differences vary: (z(level) +
+    z(power)) s / sqrt(n). NaN for fewer than two pairs."""
     differences = [a - b for a, b in zip(one, other, strict=True)]
     if len(differences) < 2:
         return math.nan

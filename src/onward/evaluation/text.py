@@ -23,7 +23,7 @@ DECODED_AT_ONCE = 1 << 20  # tokens whose bytes are counted at a time
 
 @dataclass(frozen=True)
 class Score:
-    """The tokens of a text, their log-probabilities and the sum of these."""
+    """The tokens of a text, their log-probabilities and the sum of these log-probabilities."""
 
     tokens: list[int]
     pieces: list[str]  # each token as readable text
@@ -54,8 +54,8 @@ def score_text(model: Decoder, tokenizer: Tokenizer, text: str) -> Score:
 
 
 def documents_of(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[str]:
-    """Return the documents in texts and paths: a str is a document, a path is read as `data.sources.documents` does.
-    Raises a UserError if a str is the name of a file."""
+    """Return the documents in `given`, texts and paths: a str is a document, a path is read as a file or folder of
+    documents, as training data is. Raises a UserError if a str is the name of a file."""
     result: list[str] = []
     for item in [given] if isinstance(given, str | PathLike) else given:
         if isinstance(item, str):
@@ -73,8 +73,8 @@ def evaluate_texts(
 ) -> Evaluation:
     """Compute loss, perplexity and bits per byte over documents, each after a beginning-of-text token if the tokenizer
     has one. `stride` is the distance between the starts of overlapping windows (0: windows do not overlap), and
-    `replicas` are the processes that share the work, as in `score.evaluate`. Bytes are those of the documents, even if
-    the tokenizer does not know a character. Raises a UserError for anything but texts."""
+    `replicas` are the processes that share the work. Bytes are those of the documents, even if the tokenizer does not
+    know a character. Raises a UserError if `documents` holds anything but texts."""
     for text in documents:
         if not isinstance(text, str):
             raise UserError(f"a document is {text!r}: evaluate takes a text, a list of texts or token ids")
@@ -92,9 +92,10 @@ def evaluate_tokens(
     n_bytes: int | None = None,
     replicas: Replicas = ALONE,
 ) -> Evaluation:
-    """Compute loss, perplexity and bits per byte over token ids (T,) of any length; see `score.evaluate` for `stride`
-    and `replicas`. The bytes of their text, `n_bytes`, are by default counted from the tokens; an unknown character
-    counts as the three bytes of U+FFFD. Raises a UserError for an array of another shape or dtype."""
+    """Compute loss, perplexity and bits per byte over token ids (T,) of any length. `stride` is the distance between
+    the starts of overlapping windows (0: windows do not overlap), and `replicas` are the processes that share the work.
+    `n_bytes` is the length of their text, by default counted from the tokens; an unknown character counts as the three
+    bytes of U+FFFD. Raises a UserError for an array of another shape or dtype."""
     if isinstance(tokens, np.ndarray) and (tokens.ndim != 1 or tokens.dtype.kind not in "iu"):
         raise UserError(f"tokens are {tokens.dtype} {tokens.shape}: evaluate takes integers (T,)")
     if n_bytes is None:

@@ -10,7 +10,8 @@ from onward.evaluation.tasks.task import Question, Task
 
 @dataclass(frozen=True)
 class Arithmetic(Task, kind="arithmetic"):
-    """A task: a sum or a difference, and four numbers of near size, of which one is the result."""
+    """A multiple-choice task: a sum or a difference such as `3 + 4 =`, and four numbers of similar size, of which one
+    is the result."""
 
     digits: Annotated[int, Range(1, 9)] = 1  # digits in each number
 

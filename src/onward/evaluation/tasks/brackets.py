@@ -11,7 +11,8 @@ PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
 @dataclass(frozen=True)
 class Brackets(Task, kind="brackets"):
-    """A task: brackets, some of them closed, and four closing ones, of which one closes the innermost that is open."""
+    """A multiple-choice task: a sequence of opening and closing brackets, and the four kinds of closing bracket, of
+    which one closes the innermost bracket that is still open."""
 
     length: Size = 8  # number of brackets in the context
 

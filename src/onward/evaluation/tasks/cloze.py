@@ -10,7 +10,8 @@ from onward.evaluation.tasks.task import Question, TextTask
 
 @dataclass(frozen=True)
 class Cloze(TextTask, kind="cloze"):
-    """A task: a passage of a text, its next words, and the next words of three other passages."""
+    """A multiple-choice task made from a text: a passage, and four continuations to choose from, the words that really
+    follow and the words that follow three other passages."""
 
     before: Size = 40  # words of the passage before the continuation
     after: Size = 8  # words in a continuation

@@ -14,7 +14,8 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Copying(Task, kind="copying"):
-    """A task: a random sequence of words, its beginning again, and four of its words, of which one is next."""
+    """A multiple-choice task: a random sequence of words, the beginning of the same sequence again, and four of its
+    words, of which one comes next."""
 
     words: Size = 8  # words in the sequence, at most 20
 

@@ -45,7 +45,7 @@ ORDER, SHOTS = 1337, 1234  # the seeds of nanochat: of the order of the items, a
 
 @dataclass(frozen=True)
 class CoreEntry:
-    """A task of the CORE benchmark as core.yaml describes it, with the score of guessing."""
+    """A task of the CORE benchmark, as the file core.yaml of the benchmark describes it."""
 
     label: str
     icl_task_type: Kind
@@ -57,7 +57,8 @@ class CoreEntry:
 
 @dataclass(frozen=True)
 class Core(ScoredTask, kind="core"):
-    """The tasks of the CORE benchmark, in nanochat's order, with its examples and prompts.
+    """The tasks of the CORE benchmark (Li et al. 2024), with the order of items, the examples and the prompts of
+    nanochat, so that scores can be compared.
 
     In a multiple-choice task, the model's answer is the choice with the highest mean log-probability of its tokens; in
     a schema task, it is the context that makes the continuation likeliest; in a language-modeling task, a continuation
@@ -115,8 +116,9 @@ class Core(ScoredTask, kind="core"):
         return right
 
     def pairs(self, items: Sequence[Mapping[str, Any]], i: int, tokenizer: Tokenizer, length: int) -> list[Pair]:
-        """Return the contexts and continuations of item i as token ids: a pair for each choice. Texts longer than
-        `length` tokens lose their first ones. Raises a UserError if a continuation does not fit."""
+        """Return the contexts and continuations of item i as token ids, after few-shot examples drawn from the other
+        items: one pair for each choice. Texts longer than `length` tokens lose their first ones. Raises a UserError if
+        a continuation does not fit."""
         chosen = random.Random(SHOTS + i).sample(range(len(items) - 1), self.shots)
         examples = [items[j + (j >= i)] for j in chosen]  # of the items other than i
         kind, delimiter, item = self.entry.icl_task_type, self.entry.continuation_delimiter, items[i]
@@ -146,8 +148,8 @@ class Core(ScoredTask, kind="core"):
         return result
 
     def right(self, item: Mapping[str, Any], pairs: Sequence[Pair], scored: Sequence[Scored]) -> bool:
-        """Return whether the model answers an item right, given the scores of its pairs (context and continuation of
-        each choice)."""
+        """Return whether the model answers an item (a row of a CORE task) right, given its pairs, the context and
+        continuation of each choice, and the score of each pair."""
         if self.entry.icl_task_type == "language_modeling":
             return scored[0].greedy
         means = [one.logprob / len(pair.continuation) for one, pair in zip(scored, pairs)]
@@ -155,8 +157,8 @@ class Core(ScoredTask, kind="core"):
 
 
 def texts_of(item: Mapping[str, Any], kind: Kind, delimiter: str) -> list[str]:
-    """Return an item (a row of a CORE task) as texts, one for each of its choices; `delimiter` separates question and
-    answer."""
+    """Return an item (a row of a CORE task of the type `kind`, such as "schema") as texts, one for each of its choices;
+    `delimiter` separates question and answer."""
     match kind:
         case "multiple_choice":
             return [f"{item['query']}{delimiter}{choice}" for choice in item["choices"]]
@@ -179,9 +181,9 @@ def common(sequences: Sequence[Sequence[int]]) -> int:
 
 
 def core_metric(scores: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Return the CORE metric and its standard error: the mean of centered scores, (score - chance) / (1 - chance),
-    which is 0 for guessing and 1 if all is right. `scores` has (score, standard error, chance) of each task; tasks are
-    independent."""
+    """Return the CORE metric and its standard error: the mean over tasks of centered scores, (score - chance) / (1 -
+    chance), which is 0 for guessing and 1 if all is right. `scores` has (score, standard error, chance) of each task;
+    the tasks' errors count as independent."""
     centered = [(score - chance) / (1 - chance) for score, _, chance in scores]
     errors = [error / (1 - chance) for _, error, chance in scores]
     return math.fsum(centered) / len(scores), math.hypot(*errors) / len(scores)
@@ -189,8 +191,8 @@ def core_metric(scores: Sequence[tuple[float, float, float]]) -> tuple[float, fl
 
 @lru_cache(maxsize=8)
 def entries(folder: str) -> dict[str, CoreEntry]:
-    """Read the descriptions of the CORE tasks in a folder, by label. Raises a UserError for a file that is missing or
-    malformed."""
+    """Read the descriptions of the CORE tasks from `folder`, the unpacked CORE data; returns {label: description}.
+    Raises a UserError for a file that is missing or malformed."""
     import yaml  # a library for one task
 
     path = Path(folder) / "core.yaml"
@@ -215,8 +217,8 @@ def entries(folder: str) -> dict[str, CoreEntry]:
 
 
 def read_items(path: Path, entry: CoreEntry) -> list[dict[str, Any]]:
-    """Read the items of a CORE task, the rows of its .jsonl file. Raises a UserError that names the line of a malformed
-    item."""
+    """Read the items of a CORE task, the rows of its .jsonl file `path`, as dicts. Raises a UserError that names the
+    line of a malformed item."""
     items, needed = [], FIELDS[entry.icl_task_type]
     for where, item in json_lines(str(path), text_of(str(path), Core.kind)):
         given = item if isinstance(item, dict) else {}

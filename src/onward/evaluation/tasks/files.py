@@ -109,9 +109,9 @@ def references(questions: Sequence[Question]) -> list[list[str]]:
 
 
 def rows(file: str, task: str, needed: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a .jsonl, .json or .csv file of a task, each as (location for messages, row). Raises a
-    UserError that names the task or the row: for a row that is not an object or lacks a field in `needed`, and for a
-    file without rows."""
+    """Yield the rows of a .jsonl, .json or .csv file of questions, each as (location for messages, row as a dict);
+    `task` is the name of the task in messages. Raises a UserError that names the task or the row: for a row that is not
+    an object or lacks a field in `needed`, and for a file without rows."""
     text, ending = text_of(file, task), Path(file).suffix
     try:
         if ending == ".csv":

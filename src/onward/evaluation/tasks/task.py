@@ -33,7 +33,7 @@ class Total(NamedTuple):
 
 
 def mean_of(grades: Sequence[float]) -> Total:
-    """Return the mean of the grades of questions with its standard error."""
+    """Return the mean of the grades of a task's questions with its standard error."""
     error = stdev(grades) / math.sqrt(len(grades)) if len(grades) > 1 else math.nan
     return Total(fmean(grades), error)
 
@@ -41,8 +41,8 @@ def mean_of(grades: Sequence[float]) -> Total:
 @dataclass(frozen=True)
 class Question:
     """A question of a task. With `choices` the model chooses the likeliest continuation of `context`, and `answer` is
-    the index of the right one; without, the model writes an answer, which the task compares with `expected` or
-    grades."""
+    the index of the right one; without choices the model writes an answer, which the task compares with `expected`, or
+    grades in another way."""
 
     context: str
     choices: tuple[str, ...] = ()  # each with its leading space, if any
@@ -52,7 +52,7 @@ class Question:
 
     @property
     def solution(self) -> str:
-        """The right answer to the question, with the space before it."""
+        """The right answer to the question as text, with the space before it."""
         return self.choices[self.answer] if self.choices else " " + self.expected.strip()
 
     @property
@@ -74,8 +74,8 @@ class Task(Part):
 
     @classmethod
     def shorthand(cls, value: Any) -> Any:
-        """Expand a task that is written as KIND:FILE, such as cloze:book.txt, to a table of its options; None for other
-        values. Raises a UserError for an unknown kind, or a kind without options."""
+        """Expand `value`, a task written as KIND:FILE, such as cloze:book.txt, to a dict of its kind and options; None
+        if it is not written so. Raises a UserError for an unknown kind, or a kind without options."""
         kind, colon, rest = value.partition(":") if isinstance(value, str) else (value, "", "")
         if not colon or not kind.isidentifier():
             return None
@@ -94,7 +94,8 @@ class Task(Part):
         return f"{self.kind}({', '.join(options)})" if options else self.kind
 
     def parts(self) -> Sequence[Task]:
-        """Return the tasks that this one expands to, each a row of the table of results; by default the task alone."""
+        """Return the tasks that this one stands for, each with its own row in the table of results; by default the task
+        alone."""
         return [self]
 
     def questions(self, count: int) -> list[Question]:
@@ -102,8 +103,8 @@ class Task(Part):
         raise NotImplementedError
 
     def texts(self, count: int, examples: int = 0) -> list[str]:
-        """Return up to `count` questions as texts with their answers, without the first `examples` questions, which are
-        shown solved in prompts."""
+        """Return up to `count` questions as texts with their right answers, to look for them in training data; the
+        first `examples` questions, which prompts show solved, are left out."""
         return [one.solved for one in self.questions(count + examples)[examples:]]
 
     def writing(self) -> GenerationOptions:
@@ -117,25 +118,27 @@ class Task(Part):
         return answer.strip() == question.expected.strip()
 
     def grades(self, answers: Sequence[Sequence[str]], questions: Sequence[Question], kept: Kept) -> list[float]:
-        """Return a grade for each question, given the answers that the model wrote to it; by default 1 if the first
-        answer is right, else 0. A task whose grades take time stores them in `kept`."""
+        """Return a grade from 0 to 1 for each question, given the list of answers that the model wrote to it; by
+        default 1 if the first answer is right, else 0. A task whose grades take time stores them in `kept`, the results
+        of earlier evaluations."""
         return [float(self.is_right(samples[0], question)) for samples, question in zip(answers, questions)]
 
     def total(self, answers: Sequence[str], questions: Sequence[Question], grades: Sequence[float]) -> Total:
-        """Return the score of the task, given the first answer to each question and the grades; by default the mean of
-        the grades."""
+        """Return the score of the whole task, given the first answer to each question and its grade; by default the
+        mean of the grades."""
         return mean_of(grades)
 
 
 @dataclass(frozen=True)
 class TextTask(Task, kind=""):
-    """A task whose questions are made from a text: a file, the validation text of a run, or a given text (`on`)."""
+    """A task whose questions are made from a text: a file, the validation text of a run, or a text given to the method
+    `on`."""
 
     file: str = ""  # a text file; default: the validation text of the evaluated run
     text: str = field(default="", init=False, repr=False)
 
     def on(self, text: str) -> Self:
-        """Return the task with questions from this text; a task with a file is returned unchanged."""
+        """Return a copy of the task whose questions are made from `text`; a task with a file keeps its own text."""
         task = copy.copy(self)
         if not self.file:
             object.__setattr__(task, "text", text)
@@ -154,11 +157,12 @@ class TextTask(Task, kind=""):
 
 @dataclass(frozen=True)
 class ScoredTask(Task, kind=""):
-    """A task that defines its own examples and scores, in place of those of `run_task`."""
+    """A task with its own few-shot examples and its own scoring (the method `score`), instead of those of
+    `run_task`."""
 
     @property
     def chance(self) -> float:
-        """The expected score of guessing."""
+        """The expected score of guessing, from 0 to 1."""
         return 0.0
 
     @property
@@ -182,12 +186,13 @@ def tasks_of(text: str, name: str = "tasks") -> list[Task]:
 
 
 def with_text(tasks: Sequence[Task], text: str) -> list[Task]:
-    """Return the tasks, where those that make their questions from a text and have no file use `text`."""
+    """Return the tasks, with `text` given to those that make their questions from a text and name no file."""
     return [task.on(text) if isinstance(task, TextTask) else task for task in tasks]
 
 
 def text_of(file: str, task: str) -> str:
-    """Return the text of a file. Raises a UserError, which names the task, if it cannot be read or holds no text."""
+    """Return the text of `file`, from which the task called `task` makes its questions. Raises a UserError that names
+    the task if the file cannot be read or is empty."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
