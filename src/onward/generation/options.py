@@ -21,8 +21,7 @@ StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether
 @named
 @dataclass(frozen=True)
 class GenerationOptions(Sampling):
-    """The options of text generation: length, end, form and number of the answers to a prompt, in addition to the
-    sampling."""
+    """Length, end, form and number of the answers to a prompt, in addition to the sampling."""
 
     max_new_tokens: SizeOrZero | None = None  # maximum tokens in an answer; default: 256, or as many as fit the context
     min_new_tokens: SizeOrZero = 0  # no stop token is generated before this many new tokens

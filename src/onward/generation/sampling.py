@@ -23,7 +23,7 @@ Processor = Callable[..., Any]  # (tokens of prompt and answer, logits (V,)) -> 
 @named
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling options: how logits become the distribution of the next token.
+    """Sampling: how logits become the distribution of the next token.
 
     The names are those of the OpenAI API and of transformers; `next_token_distribution` lists the order in which they
     are applied. Raises a UserError for values of a wrong type, out of range or in contradiction.

@@ -44,7 +44,7 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    """How the weights are updated: the loss and the optimizer."""
+    """How weights are updated: the loss and the optimizer."""
 
     optimizer: str = ""  # adamw, muon (for matrices, AdamW for the rest) or module:Class; default: see preset, or adamw
     learning_rate: NotNegative | None = None  # peak; default: 0.5 / d_model (with mup, 0.5 / mup), doubled for muon
@@ -66,7 +66,7 @@ class UpdateOptions:
 
 @dataclass(frozen=True)
 class ComputeOptions:
-    """How training is computed: device, precision, parallelism. These options change results by rounding at most."""
+    """How training is computed. Changes results by rounding at most."""
 
     device: str = "auto"  # auto, cpu, cuda, mps
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # precision of matrix products; auto: the fastest
@@ -79,8 +79,7 @@ class ComputeOptions:
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Measurements and saves during training. They affect the weights only if a step fails, since the run then returns
-    to a save."""
+    """Measurements and saves. They affect the weights only if a step fails, since the run then returns to a save."""
 
     validate_every: SizeOrZero = 0  # steps between validations, each with a save; 0: twenty validations in the run
     validation_tokens: Tokens = 16_384  # tokens of the validation text to use during the run
