@@ -232,8 +232,8 @@ class TextConstraint:
         return result
 
     def after(self, text: str) -> TextConstraint:
-        """Return a copy of the constraint for an answer that follows `text`. After an empty text, it excludes tokens
-        that lose their first space when they are decoded."""
+        """Return a copy of the constraint for an answer that is appended to `text`. If `text` is empty, the copy
+        excludes tokens that lose their first space when they are decoded at the beginning of a text."""
         result = self.copy()
         if not text:
             result.mask = self.mask.clone()
@@ -293,7 +293,7 @@ def lark_of(grammar: str) -> str:
 
 
 def reason(message: str) -> str:
-    """Shorten an error message of llguidance to one sentence, without the excerpt of its grammar."""
+    """Shorten `message`, an error message of llguidance, to one sentence, without the excerpt of its grammar."""
     match = re.search(r"^error: (.*)", message, re.MULTILINE)
     first = message.partition("\n")[0]
     if first.startswith("panic"):  # a mistake of the library

@@ -31,7 +31,7 @@ def no_distribution_error(logits: Tensor, contexts: Sequence[Sequence[int]], mod
 
 
 def nan_error(model: Decoder, tokens: Sequence[int]) -> UserError:
-    """Run the model on these tokens, and return an error that names the first activation that is NaN."""
+    """Run the model on `tokens`, and return an error that names the first activation with NaN."""
     name = first_nan(model, torch.tensor([list(tokens)], device=model.device))
     return UserError(f"the logits are NaN: the first NaN is in {name}")
 

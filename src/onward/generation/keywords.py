@@ -15,7 +15,8 @@ from onward.generation.search.beam import EarlyStopping
 
 
 class SearchKeywords(SamplingKeywords, total=False):
-    """The keyword arguments that `LanguageModel.beam_search` and `LanguageModel.contrastive_search` share."""
+    """The keyword arguments that `LanguageModel.beam_search` and `LanguageModel.contrastive_search` share; see
+    GenerationOptions for their meanings."""
 
     options: GenerationOptions
     min_new_tokens: int

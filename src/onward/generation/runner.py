@@ -121,8 +121,8 @@ class Runner:
         self.decoding = []
 
     def logits(self, hidden: Tensor, adapters: Sequence[str] = ()) -> Tensor:
-        """Compute the logits (N, V) of hidden states (N, D), each row with the adapter named for it (empty: the adapter
-        in use)."""
+        """Compute the logits (N, V) of hidden states (N, D), each row with the adapter named for it in `adapters`
+        (empty: the adapter that the model uses at present)."""
         with self.using(adapters):
             return self.model.logits(hidden[None])[0]
 

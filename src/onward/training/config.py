@@ -31,7 +31,7 @@ Seed = Annotated[int, Range(1 - (1 << 63), (1 << 63) - 1)]
 
 @dataclass(frozen=True)
 class DataOptions:
-    """The data. A source is a text or a folder that `onward data prepare` made."""
+    """The data. A source is a text or a folder of tokens that `onward data prepare` made."""
 
     sources: tuple[str, ...] = ("embedded",)  # files, folders, globs, pipes, hf://NAME, - (stdin) or a corpus name
     weights: tuple[Weight | MovingWeight, ...] = ()  # share of each source, or a ramp; default: proportional to size
@@ -95,8 +95,8 @@ class WatchOptions:
 @named
 @dataclass(frozen=True)
 class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
-    """Everything that determines what a run computes. Raises a UserError for values out of range or in
-    contradiction."""
+    """Everything that determines what a training run computes; FinetuneConfig is its subclass for fine-tuning. Raises a
+    UserError for values out of range or in contradiction."""
 
     fixed: ClassVar[tuple[str, ...]] = ()  # fields that a user cannot set
 
@@ -177,7 +177,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
 
     @property
     def adapters(self) -> LoRA | None:
-        """The adapters to train; None if the run trains the weights."""
+        """The low-rank adapters to train; None, as in pre-training, if the run trains the weights."""
         return None
 
     @property
@@ -194,7 +194,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
 
     @checked
     def due(self, step: int) -> bool:
-        """Return whether the run saves and validates after `step`, counted from 1."""
+        """Return whether the run saves and validates after step number `step`, counted from 1."""
         return step % self.validation_interval == 0 or step == self.steps
 
 

@@ -72,11 +72,11 @@ def merge(
     are dicts by field name. `where` is the path of these fields, for errors; `owner` is the class whose fields they
     are.
 
-    A part, a component such as an attention or a norm, is a nested dict. If a part in `over` has a `kind`, it keeps
-    those fields of the part in `base` that it does not set, provided that the latter is of the same kind or of a base
-    class; of several parts in `base` (one for each layer), it keeps the fields they have in common. A part in `over`
-    without a kind changes fields of the only part in `base`. Raises a UserError for changes to fields of several parts
-    at once.
+    A part, a component such as an attention or a norm, is a nested dict. A part in `over` with a `kind` replaces the
+    part in `base`, but takes over the fields that it does not set if the part in `base` is of the same kind or of a
+    base class; of several parts in `base` (one for each layer), it takes over the fields that they have in common. A
+    part in `over` without a kind changes fields of the only part in `base`. Raises a UserError for changes to fields of
+    several parts at once.
     """
     result = dict(base)
     for name, value in over.items():

@@ -77,14 +77,14 @@ class BlockPool:
                 self.free.move_to_end(block, last=False)
 
     def unregister(self, block: int) -> None:
-        """Remove the hash of a block, so that no other row shares the block."""
+        """Remove the hash of a block, so that no other row can share the block from now on."""
         block_hash, self.block_hashes[block] = self.block_hashes[block], None
         if block_hash is not None:
             del self.hash_to_block[block_hash]
 
     def register(self, row: int, first: int, hashes: Sequence[bytes]) -> None:
-        """Register the blocks of a row, from index `first` on, under these hashes of their tokens, so that rows with
-        the same prefix can share them."""
+        """Register the blocks of a row, from index `first` in its list on, under `hashes`, the hashes of their tokens,
+        so that rows with the same prefix can share them."""
         for block, block_hash in zip(self.row_blocks[row][first:], hashes):
             if block != NULL_BLOCK and self.block_hashes[block] is None and block_hash not in self.hash_to_block:
                 self.block_hashes[block], self.hash_to_block[block_hash] = block_hash, block

@@ -67,7 +67,7 @@ class CacheManager:
         """Record that a row holds `tokens`, so that requests that begin with the same tokens may share its memory."""
 
     def free(self, row: int) -> None:
-        """Free a row and its memory."""
+        """Free a row, whose request has left, and its memory."""
         for cache in self.cache.layers:
             for entry in cache.entries.values():
                 entry[row, : self.used[row]].zero_()

@@ -57,8 +57,8 @@ class PrefixCache:
         return self.state.fingerprint()
 
     def key(self, adapter: str) -> str | None:
-        """Return a text that names the model as of the last admission and an adapter: requests share cached keys and
-        values only if their keys are equal. None if they are not shared."""
+        """Return a text that names an adapter and the model as of the last admission of a request: requests share
+        cached keys and values only if this text is equal. None if nothing is shared."""
         return None if self.model is None else f"{self.model} {adapter}"
 
     def allocate(
@@ -99,7 +99,7 @@ class PrefixCache:
         return best
 
     def register(self, row: int, tokens: Sequence[int]) -> None:
-        """Record that a row holds `tokens`, so that later requests may share them; see
+        """Record that a row holds `tokens`, so that later requests may share its cached keys and values; see
         `CacheManager.register_prefix`."""
         self.manager.register_prefix(row, tokens)
 

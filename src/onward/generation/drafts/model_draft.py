@@ -55,8 +55,8 @@ class ModelDraft:
         self.counts, self.ngrams = TokenCounts(), WeakKeyDictionary[Request, NgramIndex]()
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """Propose at most room[i] tokens for requests[i], sampled from the draft model with the request's own
-        Sampling."""
+        """Return a proposal of at most room[i] tokens for requests[i], sampled from the draft model with the request's
+        own sampling options."""
         seeds, room = torch.tensor([r.seed for r in requests]), list(room)
         tokens: list[list[int]] = [[] for _ in requests]
         distributions: list[Tensor] = []  # of each step, (B, V)

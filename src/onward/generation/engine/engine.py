@@ -112,7 +112,7 @@ class Engine:
 
     @checked
     def compile(self, rows: Annotated[int, Range(1, 1 << 20)] = 1, folder: str | Path | None = None) -> str:
-        """Compile decoding steps of this many rows now, rather than after `compile_after` uncompiled ones; the machine
+        """Compile decoding steps of `rows` rows now, rather than after `compile_after` uncompiled ones; the machine
         code is stored in `folder`, if given, for the next start.
 
         Returns "", or the reason why the steps cannot be compiled and stay uncompiled. On CUDA torch.compile makes the
@@ -221,8 +221,9 @@ class Engine:
         sampled: Sequence[list[int] | Exception],
         logits: Tensor,
     ) -> list[tuple[Request, int]]:
-        """Append the `sampled` tokens to their requests, and fail requests with an exception instead; returns the new
-        tokens as pairs (request, token). `logits` (N, V) are those from which the tokens were sampled."""
+        """Append the `sampled` tokens to their requests, and fail each request that has an exception in place of
+        tokens; returns the new tokens as pairs (request, token). `logits` (N, V) are those from which the tokens were
+        sampled."""
         new: list[tuple[Request, int]] = []
         row = 0
         for request, proposal, tokens in zip(requests, proposals, sampled):

@@ -91,7 +91,7 @@ class Scheduler:
             self.leave(self.active.index(request))
 
     def fail(self, request: Request, error: Exception) -> None:
-        """End a request with `error`, its `finish_reason` "error"; its row is freed."""
+        """End a request with the exception `error` and the `finish_reason` "error"; its row is freed."""
         request.error, request.finish_reason = error, "error"
         self.remove(request)
 
@@ -249,8 +249,8 @@ class Scheduler:
 
 
 def is_prefilling(request: Request, other: Request) -> bool:
-    """Return whether `request` is still prefilling the same prompt as `other`, with the same adapter, so that `other`
-    waits to share it. The last token of the prompt does not count: it is never shared."""
+    """Return whether `request` is still prefilling the same prompt as that of `other`, with the same adapter, so that
+    `other` waits to share it. The last token of the prompt does not count: it is never shared."""
     same = request.prompt == other.prompt and request.adapter == other.adapter
     return same and request.num_cached < len(request.prompt) - 1
 

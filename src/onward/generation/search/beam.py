@@ -72,8 +72,9 @@ class Group:
     finished: list[Hypothesis] = field(default_factory=list)  # best first
 
     def advance(self, log_p: Tensor, penalty: Tensor, rules: StoppingRules) -> list[int]:
-        """Extend the beams of the group by one token, given log-probabilities (B, V) of all cache rows and a penalty
-        (V,) to subtract.
+        """Extend the beams of the group by one token. `log_p` (B, V) are the log-probabilities of the next token of all
+        cache rows; `penalty` (V,), the diversity penalty, is subtracted; `rules` say when hypotheses and the search
+        end.
 
         Of the `group_size` likeliest candidates, those with a stop token become finished hypotheses; the `group_size`
         likeliest without a stop token become the running beams, or none once the search has ended. Returns the new

@@ -28,7 +28,7 @@ def check_prompts(
     min_new_tokens: int,
     stop_token_ids: Collection[int],
 ) -> None:
-    """Raise a UserError if beam search or contrastive search cannot continue a prompt with these options."""
+    """Raise a UserError if beam search or contrastive search cannot continue one of the prompts with these options."""
     ids = frozenset(stop_token_ids)
     for prompt in prompts:
         request = Request(prompt, sampling, max_new_tokens, min_new_tokens=min_new_tokens, stop_token_ids=ids)

@@ -24,8 +24,7 @@ def time_left(limit: float, spent: float) -> float:
 
 @dataclass(frozen=True)
 class Costs:
-    """The measured seconds of each kind of work in a run: one step, one validation, the work after the last step, and
-    the work before the first step."""
+    """The measured seconds of each kind of work in a run with a time limit, by which its number of steps is planned."""
 
     step: float
     validation: float = 0.0  # one validation, with its save and sample
@@ -104,8 +103,8 @@ class Budget:
 
     @property
     def evaluated_share(self) -> float:
-        """The share of the final evaluation that fits into the remaining time, from 0.2 to 1; 1 if the user has fixed
-        the number of tokens to evaluate."""
+        """The fraction of the final evaluation that fits into the remaining time, from 0.2 to 1; 1 if the user has
+        fixed the number of tokens to evaluate."""
         c = self.costs
         left = self.end - self.clock() - (c.end - c.evaluation)
         return min(1.0, max(EVALUATED, left / c.evaluation)) if c.evaluation else 1.0

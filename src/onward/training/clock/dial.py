@@ -81,8 +81,8 @@ class Choice:
 
 
 def effective(tokens: float, unique: int) -> float:
-    """Compute the number of distinct tokens that improve a model as much as `tokens` tokens, of which only `unique` are
-    distinct and the rest are repetitions (Muennighoff et al. 2023)."""
+    """Compute the number of distinct tokens that would improve a model as much as training on `tokens` tokens, of which
+    only `unique` are distinct and the rest are repetitions (Muennighoff et al. 2023)."""
     if tokens <= unique:
         return tokens
     return unique * (1 + REPEATS * (1 - math.exp(-(tokens / unique - 1) / REPEATS)))

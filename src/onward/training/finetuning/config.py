@@ -39,7 +39,8 @@ class ExampleOptions:
 @named
 @dataclass(frozen=True)
 class FinetuneConfig(RunConfig, ExampleOptions):
-    """Everything that determines what fine-tuning computes. Raises a UserError for values out of range."""
+    """Everything that determines what a fine-tuning run computes: the options of a run, the method and its examples.
+    Raises a UserError for values out of range."""
 
     fixed: ClassVar[tuple[str, ...]] = (
         *("tokenizer", "field", "encoding", "pack", "preset", "model", "mup"),
@@ -84,7 +85,7 @@ class FinetuneConfig(RunConfig, ExampleOptions):
 
     @property
     def adapters(self) -> LoRA | None:
-        """The adapters to train; None if the run trains the weights."""
+        """The low-rank adapters to train; None if the run trains the weights."""
         return self.lora if isinstance(self.lora, LoRA) else None
 
     @checked

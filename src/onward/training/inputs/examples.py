@@ -52,7 +52,7 @@ class ExampleInputs(Inputs):
     config: FinetuneConfig
 
     def opening(self, tokenizer: Tokenizer) -> str | list[int]:
-        """Return the tokens before the first trained token of the first held-out example, as a prompt for samples
+        """Return the token ids before the first trained token of the first held-out example, as the prompt for samples
         during training."""
         first = (self.examples if self.held_out is None else self.held_out).sequence(0)
         return list(first.tokens[: max(1, first.trained.index(True))])
@@ -69,7 +69,8 @@ class ExampleInputs(Inputs):
         return PackedExamples(examples, length, seed, packed=packed, by_example=method.by_example, chosen=chosen)
 
     def windows(self, config: Any, context_length: int) -> TrainingWindows:
-        """Return the training examples as packed rows, in the order of the run's seed."""
+        """Return the training examples as packed rows of at most `context_length` tokens, in an order that the run's
+        seed determines."""
         if not config.curriculum:
             return self.packed(self.examples, context_length, config.seed)
         sets = self.examples.numbers.get(SET, np.zeros(len(self.examples)))
@@ -78,7 +79,8 @@ class ExampleInputs(Inputs):
         return MixedRows(tables, interleaving(config.weights, config.windows), config.seed)
 
     def validation_windows(self, config: Any, context_length: int) -> PackedExamples | None:
-        """Return the held-out examples as packed rows, in order; None if there are none."""
+        """Return the held-out examples as packed rows of at most `context_length` tokens, in order; None if there are
+        none."""
         return None if self.held_out is None else self.packed(self.held_out, context_length, None)
 
     def validation_sets(self, config: Any, context_length: int) -> dict[str, PackedExamples]:
@@ -116,8 +118,8 @@ def row_length(config: FinetuneConfig, context_length: int) -> int:
 
 
 def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
-    """Make tokenized examples of the data of a fine-tuning run, write them and inputs.json to its folder, and return
-    the tokenizer."""
+    """Make tokenized examples from the data of a fine-tuning run, write them and inputs.json to its folder `folder`,
+    and return the tokenizer."""
     tokenizer = base_tokenizer(config)
     method, context_length = config.method, config.decoder(1).context_length
     if isinstance(method, Distill):

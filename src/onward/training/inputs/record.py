@@ -17,7 +17,8 @@ from onward.training.finetuning.quantization import QuantizationError
 
 @dataclass(frozen=True)
 class Record:
-    """The content of inputs.json: the tokens, tokenizer and model of a run, with checksums."""
+    """The content of inputs.json in a run folder: the tokens, tokenizer and model of the run, with the checksums by
+    which a resumed run verifies them."""
 
     train: tuple[tuple[str, int | None], ...]  # folder of each source, and its number in the folder; none: all
     validation: str  # folder of the validation text; "" if there is none or it is a share of each source

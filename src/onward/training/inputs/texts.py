@@ -52,13 +52,14 @@ class Inputs:
         return sum(map(len, self.train))
 
     def opening(self, tokenizer: Tokenizer) -> str | list[int]:
-        """Return the first words of the validation text, or else of the training text, as a prompt for samples during
-        training."""
+        """Return the first words of the validation text, or else of the training text, as text or token ids: the prompt
+        for samples during training."""
         tokens = self.train[0] if self.validation is None else self.validation
         return " ".join(tokenizer.decode(tokens[:64].tolist()).split()[:4])
 
     def validation_text(self, tokenizer: Tokenizer) -> str:
-        """Return the beginning of the validation text, at most 262,144 tokens of it; "" without one."""
+        """Return the beginning of the validation text, decoded from at most 262,144 tokens; "" if there is no
+        validation text."""
         return "" if self.validation is None else tokenizer.decode(self.validation[:TASK_TOKENS].tolist())
 
     def windows(self, config: RunConfig, context_length: int) -> TrainingWindows:
@@ -107,8 +108,8 @@ def spread(tokens: Tokens, count: int, context_length: int) -> Tokens:
 
 
 def prepare_inputs(config: RunConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
-    """Tokenize the texts of a pre-training run into its folder, and write inputs.json; return the tokenizer. Sources
-    that `onward data prepare` has tokenized already stay in their own folders."""
+    """Tokenize the texts of a pre-training run into its folder, write inputs.json there, and return the tokenizer.
+    Sources that `onward data prepare` has tokenized already stay in their own folders."""
     options: dict[str, Any] = {"field": config.field, "encoding": config.encoding, "cleaning": AS_IT_IS}
     named = [] if config.validation == "none" or share(config.validation) else [config.validation]
     with stored_streams(config.sources, folder / ".streams", progress) as sources:

@@ -125,7 +125,7 @@ class Frozen:
         self.divide: Callable[[Decoder], object] = lambda model: None
 
     def on(self, device: torch.device) -> Decoder:
-        """Return the model on a device; loads it the first time."""
+        """Return the model on a device; loads it at the first call."""
         if self.model is None:
             self.model = self.load().eval().requires_grad_(False).to(device)
             self.divide(self.model)
@@ -151,8 +151,8 @@ class Reference(Frozen):
             yield self.on(policy.device)
 
     def follow(self, policy: Decoder) -> None:
-        """Update the reference towards the policy, the trained model; called before each step. By default does
-        nothing."""
+        """Update the weights of the reference towards those of the policy, the trained model; called before each step.
+        By default does nothing."""
 
     def state(self) -> Mapping[str, Tensor]:
         """Return the tensors that a run saves to restore the reference, by name; by default none."""
@@ -213,7 +213,8 @@ class SyncedReference(Reference):
 
 
 class ReferencedLoss(Loss):
-    """A loss that may compare the model with a `reference`, such as the model at the start of the run."""
+    """The base class of losses that may compare the trained model with a `reference`, such as the model at the start of
+    the run; None: they do not."""
 
     uses_all: ClassVar[bool] = True
     reference: Reference | None
@@ -245,8 +246,8 @@ class PairLoss(ReferencedLoss):
     tail: float = 1.0  # see `logprobs_of`
 
     def logprobs(self, model: Decoder, batch: ExampleBatch) -> Logprobs:
-        """Compute the log-probabilities of a batch's answers under the model, to compare with those under the
-        reference."""
+        """Compute the log-probabilities of a batch's answers under the trained model; the loss compares them with those
+        under the reference."""
         return sequence_logprobs(model, batch, self.tail)
 
     def __call__(self, model: Decoder, batch: ExampleBatch) -> Sums:
@@ -285,8 +286,8 @@ class JudgedLoss(ReferencedLoss):
     reference: Reference
 
     def logprobs(self, model: Decoder, batch: ExampleBatch) -> Logprobs:
-        """Compute the log-probabilities of a batch's answers under the model, to compare with those under the
-        reference."""
+        """Compute the log-probabilities of a batch's answers under the trained model; the loss compares them with those
+        under the reference."""
         return sequence_logprobs(model, batch)
 
     def __call__(self, model: Decoder, batch: ExampleBatch) -> Sums:

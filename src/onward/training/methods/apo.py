@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class APO(ComparedPairs, kind="apo"):
-    """Anchored preference optimization (D'Oosterlinck et al. 2024, equations 7 and 8)."""
+    """Anchored preference optimization (D'Oosterlinck et al. 2024, equations 7 and 8). s is the logistic sigmoid, r an
+    answer's log-ratio to the reference, and m = r(chosen) - r(rejected)."""
 
     formula: ClassVar[str] = (
         "zero: 1 - s(beta r(chosen)) + s(beta r(rejected)); down: s(beta r(chosen)) + 1 - s(beta m)"

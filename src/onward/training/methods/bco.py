@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class BCO(ComparedPairs, kind="bco"):
     """Binary classifier optimization (Jung et al. 2024, with a reward shift of 0): the sign of r, an answer's log-ratio
-    to the reference, classifies answers."""
+    to the reference, classifies answers as chosen or rejected. s is the logistic sigmoid."""
 
     formula: ClassVar[str] = "-log s(beta r(chosen)) - log s(-beta r(rejected))"
 

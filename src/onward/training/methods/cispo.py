@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CISPO(GroupMethod, kind="cispo"):
-    """Clipped importance-sampling policy optimization (MiniMax 2025, equation 4): the weight of a token is bounded, and
-    no token loses its gradient."""
+    """Clipped importance-sampling policy optimization (MiniMax 2025, equation 4): the importance weight p / p_old of a
+    token is bounded by `highest`, and no token loses its gradient."""
 
     formula: ClassVar[str] = "-min(p / p_old, highest), a constant in the gradient, times A log p, + kl KL"
 

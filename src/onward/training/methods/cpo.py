@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CPO(PairMethod, kind="cpo"):
-    """Contrastive preference optimization (Xu et al. 2024, equation 3), without its term of the chosen answer, which
-    `cpo + sft` adds."""
+    """Contrastive preference optimization (Xu et al. 2024, equation 3), which needs no reference model. The paper's
+    additional term, the likelihood of the chosen answer, is left out; `cpo + sft` adds it."""
 
     formula: ClassVar[str] = "-log s(beta (log p(chosen) - log p(rejected)))"
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Distill(Method, kind="distill"):
     """The divergence of the student's distribution s from the teacher's t at each trained token (Agarwal et al. 2024,
-    equation 1): forward for mix 0, reverse for mix 1."""
+    equation 1): the forward KL(t || s) for mix 0, the reverse KL(s || t) for mix 1."""
 
     formula: ClassVar[str] = "mix KL(t || m) + (1 - mix) KL(s || m), m = mix t + (1 - mix) s; KL(t || s) for mix 0"
 

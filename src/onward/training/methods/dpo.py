@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DPO(ComparedPairs, kind="dpo"):
-    """Direct preference optimization (Rafailov et al. 2023, equation 7).
+    """Direct preference optimization (Rafailov et al. 2023, equation 7). s is the logistic sigmoid, m the margin: the
+    log-ratio to the reference of the chosen answer minus that of the rejected answer.
 
     With label smoothing it is the conservative loss (Mitchell 2023), with `tail` length-desensitized (Liu et al. 2024),
     with `normalized` length-normalized (Lambert et al. 2024, section 5.1.1).

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class EXO(ComparedPairs, kind="exo"):
     """Exact optimization of the alignment of two answers (Ji et al. 2024, equation 16): KL(q || p), where q = (s(beta
-    m), s(-beta m)) are the probabilities that the model gives to the answers, with the margin m, and p = (1 - e, e)."""
+    m), s(-beta m)) are the probabilities that the model gives to the answers, and p = (1 - e, e). s is the logistic
+    sigmoid, m the margin: the log-ratio to the reference of the chosen answer minus that of the rejected."""
 
     formula: ClassVar[str] = "s(beta m) log(s(beta m) / (1 - e)) + s(-beta m) log(s(-beta m) / e)"
 

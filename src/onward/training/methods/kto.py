@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class KTO(Method, kind="kto"):
     """Kahneman-Tversky optimization (Ethayarajh et al. 2024, equation 7), of single answers with a label.
 
-    r = log p(answer) - log p_ref(answer); KL is the divergence from the reference, the mean r of answers to other
-    prompts.
+    r = log p(answer) - log p_ref(answer); KL is the divergence from the reference, estimated by the mean r of answers
+    to other prompts; s is the logistic sigmoid.
     """
 
     formula: ClassVar[str] = "w (1 - s(beta (r - KL))) if the answer is wanted, else w (1 - s(beta (KL - r)))"

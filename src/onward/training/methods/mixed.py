@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mixed(Method, kind=SUM, internal=True):
-    """A weighted sum of losses of pairs, written as `dpo + 0.2 * sft`."""
+    """A weighted sum of losses of pairs of answers, written as `dpo + 0.2 * sft`."""
 
     by_example: ClassVar[bool] = True
     dropout: ClassVar[bool] = False

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class NCA(ComparedPairs, kind="nca"):
     """Noise contrastive alignment (Chen et al. 2024, for pairs): raises the probability of the chosen answer itself,
-    not only relative to the rejected one."""
+    not only relative to the rejected one. s is the logistic sigmoid, r an answer's log-ratio to the reference."""
 
     formula: ClassVar[str] = "-log s(beta r(chosen)) - (log s(-beta r(chosen)) + log s(-beta r(rejected))) / 2"
 

@@ -52,7 +52,7 @@ class PairMethod(Method, kind=""):
         return preferred(encoder, records)
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
-        """Compute the loss of each pair, (M,), from the log-probabilities of the M chosen and the M rejected
+        """Compute the loss of each of M pairs, (M,), from the log-probabilities of their `chosen` and their `rejected`
         answers."""
         raise NotImplementedError
 

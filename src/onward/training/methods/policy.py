@@ -75,7 +75,7 @@ class PolicyMethod(Method, kind=""):
 
     @property
     def loss_temperature(self) -> float:
-        """The temperature of the probabilities in the loss."""
+        """The temperature by which the loss divides the logits before it computes log-probabilities."""
         return self.temperature if self.tempered else 1.0
 
     @property
@@ -108,8 +108,9 @@ class PolicyMethod(Method, kind=""):
         return self.kl > 0
 
     def surrogate(self, logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the loss of each token, (N, T), or of each completion, (N, 1), and whether it is clipped. `logprobs`
-        and `old` are log p and log p_old, (N, T); `mask` (N, T) is 1 for the tokens of completions."""
+        """Compute two tensors: the loss of each token, (N, T), or of each completion, (N, 1), and a mask of where it is
+        clipped. `logprobs` and `old` are log p and log p_old, (N, T); `advantages` is (N, T) or (N, 1); `mask` (N, T)
+        is 1 for the tokens of completions."""
         raise NotImplementedError
 
     def token_losses(self, outputs: PolicyOutputs, rollouts: Rollouts) -> tuple[Tensor, Mapping[str, Tensor]]:

@@ -38,9 +38,9 @@ class Kept(ReferenceModel, kind="kept"):
 
 @dataclass(frozen=True)
 class Synced(ReferenceModel, kind="synced"):
-    """A reference that follows the trained model (TR-DPO, Gorbatovski et al. 2024): every so many steps, its weights
-    become share times the trained weights plus 1 - share times the old ones. For runs that train the weights, not
-    adapters."""
+    """A reference that follows the trained model (TR-DPO, Gorbatovski et al. 2024): every `every` steps, its weights
+    become `share` times the trained weights plus 1 - `share` times their old values. For runs that train the weights,
+    not adapters."""
 
     every: Size = 512  # steps between updates of the reference
     share: Annotated[float, Range(1e-6, 1)] = 0.6  # fraction of the distance to the model per update; 1: a copy

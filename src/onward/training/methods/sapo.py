@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SAPO(GroupMethod, kind="sapo"):
-    """Soft adaptive policy optimization (Gao et al. 2025): a sigmoid reduces the gradient of tokens whose ratio is far
-    from 1. tau is tau_good for A > 0, else tau_bad."""
+    """Soft adaptive policy optimization (Gao et al. 2025): a sigmoid s reduces the gradient of tokens whose ratio p /
+    p_old, of the model's probability to that of the model that sampled, is far from 1. tau is tau_good for advantages A
+    > 0, else tau_bad."""
 
     formula: ClassVar[str] = "-(4 / tau) s(tau (p / p_old - 1)) A + kl KL"
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SimPO(PairMethod, kind="simpo"):
-    """Simple preference optimization (Meng et al. 2024, equation 6). l is the mean log p of an answer's tokens."""
+    """Simple preference optimization (Meng et al. 2024, equation 6), which needs no reference model. l is the mean log
+    p of an answer's tokens, s the logistic sigmoid."""
 
     formula: ClassVar[str] = "-log s(beta (l(chosen) - l(rejected)) - gamma)"
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class SPPO(ComparedPairs, kind="sppo"):
     """Self-play preference optimization (Wu et al. 2024, equation 4.7), where the chosen answer wins with probability
-    1."""
+    1. r is an answer's log-ratio to the reference."""
 
     formula: ClassVar[str] = "(r(chosen) - 1 / (2 beta))^2 + (r(rejected) + 1 / (2 beta))^2"
 

@@ -176,7 +176,7 @@ class PolicyGradient(Loss):
         return Completion(prompt, turns[-1], answer, question.columns, question.prompt, made.tokens, turns)
 
     def turns(self, made: ModelCompletion) -> list[str]:
-        """Return the texts of the turns of the model and of the replies between them, in order."""
+        """Return the texts of a completion's turns by the model and of the replies between them, in order."""
         parts = groupby(zip(made.tokens, made.by_model), key=lambda pair: pair[1])
         return [self.text([token for token, _ in part]) for _, part in parts]
 
@@ -207,7 +207,7 @@ class PolicyGradient(Loss):
         ]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens without the tokens that end a completion."""
+        """Decode `tokens` to text, without the tokens that end a completion."""
         return self.tokenizer.decode([token for token in tokens if token not in self.ends])
 
     def rollout(self, model: Decoder, batch: Batch, groups: Sequence[Group]) -> Rollouts:
@@ -256,8 +256,8 @@ class PolicyGradient(Loss):
         self.kept = [Rollouts(**rows[i]).to(device) for i in sorted(rows)]
 
     def reference_logprobs(self, model: Decoder, batch: Batch) -> Tensor:
-        """Return the log-probabilities (N, T) of a batch's targets under the reference model. Raises a UserError if
-        there is no reference model."""
+        """Return the log-probabilities (N, T) of a batch's targets under the reference model, at the temperature of the
+        loss. Raises a UserError if there is no reference model."""
         if self.reference is None:
             raise UserError("the method compares with a reference, and there is none: give the model to compare with")
         with self.reference.of(model) as other:

@@ -45,8 +45,8 @@ class Code(Reward, kind="code"):
 
 
 def tests_of(value: Any, name: str) -> list[str]:
-    """Return the tests in `value`, the field `name` of a record, as a list. Raises a UserError if it is neither a text
-    nor a list of texts."""
+    """Return the tests in `value`, the content of the field `name` of a record, as a list of texts. Raises a UserError
+    if it is neither a text nor a list of texts."""
     tests = [value] if isinstance(value, str) else value
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
         raise UserError(f"{name} is {shown(value)}: give a text or a list of texts, tests in Python")

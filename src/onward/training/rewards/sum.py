@@ -54,8 +54,8 @@ class OpenReward:
         self.scorers = [term.open(tokenizer, device) for _, term in terms]
 
     def terms(self, completions: Sequence[Completion]) -> list[list[float]]:
-        """Return the score of each completion by each term of the sum, K lists of finite numbers. Terms wait for their
-        processes and servers at the same time."""
+        """Return the scores of the completions by each term of the sum: K lists with a finite number for each
+        completion. Terms wait for their processes and servers at the same time."""
         from concurrent.futures import ThreadPoolExecutor
 
         if len(self.scorers) == 1:  # in this thread, in which Ctrl-C arrives

@@ -46,7 +46,8 @@ class Progress:
 
 
 class NotebookProgress:
-    """Shows steps and validations as one changing line of a cell's output, and prints other events."""
+    """Shows the events of a run in a notebook: steps and validations as one changing line of the cell's output, other
+    events as lines of their own."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.displayed, self.shown = run, DisplayedLine(), 0.0

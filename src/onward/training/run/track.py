@@ -71,7 +71,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def values(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a row of metrics.jsonl that can be plotted, by name, without its step."""
+    """Return the numbers in a row of metrics.jsonl that a tracker can plot, by name, without the step."""
     return {
         key: value
         for key, value in row.items()

@@ -25,7 +25,7 @@ class Average:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Add the present weights to the average."""
+        """Add the present weights of the model to the average; called after each optimizer step."""
         self.updates += 1
         share = (1 - self.decay) / (1 - self.decay**self.updates)
         for name, parameter in trainable(self.model):

@@ -67,12 +67,13 @@ def learning_rate(config: RunConfig, model: Decoder) -> Callable[[int], float]:
 
 
 def open_experts(model: Decoder) -> list[ExpertsModule]:
-    """List the mixture-of-experts modules of a model whose configuration leaves the backend open ("auto")."""
+    """List the mixture-of-experts modules of a model for which its configuration leaves the backend open ("auto")."""
     mlps = ((getattr(block, "mlp", None), at(model.config.mlp, layer)) for layer, block in enumerate(model.blocks))
     return [m for m, part in mlps if isinstance(m, ExpertsModule) and getattr(part, "backend", "") == "auto"]
 
 
 def choose_backend(model: Decoder, backend: Any) -> None:
-    """Set the backend, "loop" or "grouped", of the mixture-of-experts modules whose configuration leaves it open."""
+    """Set `backend`, "loop" or "grouped", in the mixture-of-experts modules of a model for which its configuration
+    leaves the backend open."""
     for module in open_experts(model):
         module.part = replace(module.part, backend=backend)

@@ -44,8 +44,8 @@ class Loss:
         raise NotImplementedError
 
     def prepare(self, model: Any, batches: Sequence[Any]) -> Sequence[Any]:
-        """Return the batches to train on in a step, given the batches of the data; by default the same. Reinforcement
-        replaces prompts by completions that the model samples."""
+        """Return the batches to train on in a step, given the `batches` of the data; by default the same. Reinforcement
+        replaces prompts by completions that it samples from `model`."""
         return batches
 
     def divide(self, divide: Callable[[Decoder], object]) -> None:

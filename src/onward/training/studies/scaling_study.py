@@ -60,7 +60,8 @@ class ScalingStudy:
     seconds_left: float  # time left for the grid; infinity: no limit
 
     def warnings(self) -> list[str]:
-        """List reasons why a law fitted to this grid would be unreliable."""
+        """List the reasons, as sentences, why a law fitted to this grid would be unreliable; empty if there are
+        none."""
         sentences, steps = [], min(cell.steps for cell in self.cells)
         if steps < FEW_STEPS:
             sentences.append(
@@ -188,8 +189,8 @@ def law_figures(study: ScalingStudy, law: FittedLaw, forecast: Forecast) -> dict
 
 
 def compared(forecast: Forecast, outcome: Outcome) -> dict[str, Any]:
-    """Return as a JSON object the measured loss of the larger run (None if it diverged), whether it is inside the
-    interval of the forecast, and how far it is from the forecast."""
+    """Compare the larger run with the forecast of the law: return a JSON object with its measured loss (None if it
+    diverged), whether this is inside the interval of the forecast, and how far it is from the forecast."""
     truth = outcome.figures[0]
     loss = truth["loss"] if truth else None
     inside = loss is not None and forecast.low <= loss <= forecast.high

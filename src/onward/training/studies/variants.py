@@ -56,9 +56,9 @@ class Variant:
         return Path(self.config.out) / self.name / f"seed-{seed}"
 
     def differences(self, base: "Variant") -> list[str]:
-        """List the fields of the run and of the decoder that differ from the variant `base`, each as `optimizer adamw
-        -> muon`. A default learning rate is given as its value. Both variants must be as the user gave them, before
-        `prepare_variants`."""
+        """List the fields of the run and of the decoder in which this variant differs from the variant `base`, each as
+        `optimizer adamw -> muon`. A default learning rate is shown as its value. Both variants must be as the user gave
+        them, not yet changed by `prepare_variants`."""
         models = base.config.decoder(1), self.config.decoder(1)
         rates = (one.config.peak_learning_rate(model.d_model) for one, model in zip((base, self), models))
         pairs = {"learning_rate": (*rates,)} | {
@@ -155,7 +155,8 @@ def naming(variant: Variant) -> Iterator[None]:
 
 
 def check_variants(variants: Sequence[Variant]) -> None:
-    """Raise a UserError for variants that cannot be trained or compared; called before any text is read."""
+    """Raise a UserError for variants that cannot be trained, or cannot be compared with each other; called before any
+    text is read."""
     names, first = [variant.name for variant in variants], variants[0]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"two variants have the name {twice}: give each its own")
