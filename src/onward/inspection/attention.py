@@ -26,11 +26,13 @@ def attention_maps(model: Decoder, tokens: Sequence[int]) -> list[Tensor]:
 
 
 def head_scores(maps: Sequence[Tensor]) -> Tensor:
-    """Score how selective each row of attention maps (L times (H, T, T)) is, from 0 to 1; returns the scores (L, H, T).
+    """Score how selective each row of attention `maps`, one (H, T, T) per layer, is, from 0 to 1; returns the scores
+    (L, H, T).
 
     The score of the row of token t is m * 4 h (1 - h): m is the weight on the tokens 1 to t - 2, and h the entropy of
-    the row over its maximum, ln(t + 1). It is 0 for a row that attends only to the first token, to its own and the one
-    before, to a single token, or to all tokens alike; it is high for a row that selects a few of the earlier tokens.
+    the row over its maximum, ln(t + 1). It is 0 for a row that attends only to the first token, to token t itself and
+    the one before, to a single token, or to all tokens alike; it is high for a row that selects a few of the earlier
+    tokens.
     """
     weights = torch.stack([layer.float() for layer in maps])  # (L, H, T, T)
     earlier = weights.tril(-2)[..., 1:].sum(-1)
@@ -40,7 +42,8 @@ def head_scores(maps: Sequence[Tensor]) -> Tensor:
 
 
 def most_selective(maps: Sequence[Tensor]) -> int:
-    """Return the index of the layer whose attention maps have the greatest mean of `head_scores`."""
+    """Return the index of the layer whose attention `maps`, one (H, T, T) per layer, have the greatest mean of
+    `head_scores`; pictures show this layer by default."""
     return int(head_scores(maps).mean((1, 2)).argmax())
 
 

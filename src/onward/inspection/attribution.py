@@ -48,8 +48,8 @@ def logit_attribution(
     model: Decoder, tokens: Sequence[int], position: int = -1, target: int | None = None, against: int | None = None
 ) -> LogitAttribution:
     """Compute the contribution of each head, feed-forward and bias, and of the embedding, to the logit of the token id
-    `target` (by default the likeliest) after a position. With `against`, another token id, the difference of the two
-    logits is attributed.
+    `target` (None: the likeliest token) that the model predicts after a position (negative: from the end). With
+    `against`, another token id, the difference of the two logits is attributed.
 
     The residual stream is a sum. With the scales of the norms kept fixed, the logit is a sum too (Elhage et al. 2021);
     norms on the stream (post-norm) rescale all contributions before them. An effect through later layers counts as a
@@ -109,9 +109,9 @@ def logit_attribution(
 
 
 def logit_and_direction(model: Decoder, hidden: Tensor, target: int, against: int | None) -> tuple[float, Tensor]:
-    """Compute the logit of the token id `target`, before scale and cap, for a hidden state (1, 1, D), or its difference
-    from the logit of the token id `against`, if that is given. Returns it with its gradient (D,) with respect to the
-    hidden state."""
+    """Compute the logit of the token id `target` from the model's last hidden state (1, 1, D), before any scale and
+    soft cap, minus the logit of the token id `against` unless that is None. Returns (logit, its gradient (D,) with
+    respect to the hidden state)."""
     with torch.enable_grad(), unheard():
         leaf = hidden.detach().requires_grad_()
         logits = model.head(model.embed_out(leaf))[0, 0]
@@ -121,8 +121,9 @@ def logit_and_direction(model: Decoder, hidden: Tensor, target: int, against: in
 
 
 def contributions_of_heads(out: nn.Module, z: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the contribution (H,) of each head along a direction (D,) through the output projection `out`, and the
-    contribution of the projection's bias. `z` (H, E) are the outputs of the heads.
+    """Return the contribution (H,) of each head of an attention module to a logit, through the output projection `out`,
+    and the contribution of the projection's bias. `z` (H, E) are the outputs of the heads at one position, and
+    `direction` (D,) is the gradient of the logit with respect to the projection's output.
 
     The projection is called with the output of one head at a time, the others set to 0, and with zeros alone.
     """
@@ -140,22 +141,23 @@ def names_of(model: Decoder) -> list[str]:
 
 
 def weight_of(norm: nn.Module) -> Tensor | float:
-    """Return the weight (D,) by which a norm multiplies its output, with its offset; 1 for a norm without a weight."""
+    """Return the weight (D,) by which a norm multiplies the normalized values, its constant offset (such as 1 + weight)
+    included; 1 for a norm without a weight."""
     weight: Any = norm.weight
     return 1.0 if weight is None else exact(weight) + getattr(norm, "offset", 0.0)
 
 
 def before_norm(norm: nn.Module, direction: Tensor, scale: Tensor) -> Tensor:
-    """Convert `direction` (D,), a gradient with respect to a norm's output, to the gradient d' with respect to the
-    norm's input: d'·x = d·norm(x). `scale`, the number that the norm divides by, counts as a constant; the norm's bias
-    is left out."""
+    """Convert `direction` (D,), the gradient of a logit with respect to a norm's output, to the gradient d' with
+    respect to the norm's input x: d'·x = direction·norm(x). `scale`, the number by which the norm divides x, counts as
+    a constant; the norm's bias is left out."""
     direction = direction * weight_of(norm) / scale
     return direction - direction.mean() if isinstance(norm, LayerNormModule) else direction
 
 
 def norm_constant(norm: nn.Module, direction: Tensor) -> float:
-    """Return the contribution of a norm's bias along a direction (D,), the gradient with respect to the norm's output;
-    0 without a bias."""
+    """Return the contribution of a norm's bias to a logit, given `direction` (D,), the gradient of the logit with
+    respect to the norm's output; 0 without a bias."""
     bias: Any = getattr(norm, "bias", None)
     return 0.0 if bias is None else float(direction @ exact(bias))
 
@@ -171,8 +173,9 @@ class Rollout:
 
 @torch.no_grad()
 def attention_rollout(model: Decoder, tokens: Sequence[int], residual: float = 0.5) -> Rollout:
-    """Compute attention rollout: the product of the layers' attention weights, averaged over heads and mixed with a
-    share `residual` of the identity for the residual stream (Abnar and Zuidema 2020)."""
+    """Compute attention rollout of a text: the product of the attention weights of all layers up to each layer,
+    averaged over heads and mixed with the identity, which stands for the residual stream and has the share `residual`
+    (Abnar and Zuidema 2020)."""
     with without_dropout(model), trace(model, "blocks.*.attn.weights", keep=lambda _, w: exact(w)[0].mean(0)) as t:
         model.hidden(as_row(model, tokens))
     flow, result = torch.eye(len(tokens), device=model.device), []

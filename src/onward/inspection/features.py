@@ -24,7 +24,8 @@ from onward.training.step.loss import Loss
 
 
 class SparseAutoencoder(nn.Module):
-    """A k-sparse autoencoder (Gao et al. 2024): x (..., D) as a sum of at most `active` of F directions.
+    """A k-sparse autoencoder (Gao et al. 2024) of an activation of a model: it describes each vector x (..., D) as a
+    sum of at most `active` of F directions.
 
     The features f are the `active` largest entries of relu((x - b) Eᵀ + c), the others 0; the reconstruction is f W +
     b. The rows of W are the normalized rows of a parameter, so that features can be compared by size. The gradient of
@@ -46,18 +47,19 @@ class SparseAutoencoder(nn.Module):
         return F.normalize(self.directions)
 
     def encode(self, x: Tensor) -> Tensor:
-        """Compute the features (..., F) of an activation x (..., D)."""
+        """Compute the features (..., F), at most `active` of them nonzero, of activation vectors x (..., D)."""
         y = ((x.to(self.bias) - self.bias) @ self.encoder.T + self.encoder_bias).relu()
         best = y.topk(min(self.active, y.size(-1)), dim=-1)
         return torch.zeros_like(y).scatter(-1, best.indices, best.values)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Reconstruct an activation x (..., D) from its features."""
+        """Reconstruct activation vectors x (..., D) from their features."""
         return self.encode(x) @ self.decoder + self.bias
 
     def changing(self, feature: int, value: float) -> Callable[[Tensor], Tensor]:
-        """Return a function for `edit`, which replaces activations during a forward pass, that sets one feature of an
-        activation to `value` at every token and leaves the rest unchanged."""
+        """Return a function that sets the feature of index `feature` to `value` in every vector of an activation and
+        leaves the rest unchanged. It is meant for `edit`, which applies it during forward passes of the model
+        (steering)."""
 
         def change(x: Tensor) -> Tensor:
             direction = F.normalize(self.directions[feature], dim=0)
@@ -98,8 +100,8 @@ def autoencoder_of(model: Decoder, name: str, features: int = 0, active: int = 1
 
 @dataclass(frozen=True)
 class FeatureEffect:
-    """The effect of an autoencoder's feature on one next-token prediction: the unchanged model, compared with the
-    feature set to 0 everywhere."""
+    """The effect of one feature of a sparse autoencoder on one next-token prediction of a model: the unchanged model,
+    compared with the model in which the feature is set to 0 at every token."""
 
     divergence: float  # KL(unchanged || without the feature) in nats
     raised: list[int]  # ids of the tokens whose probability the feature raises most
@@ -115,8 +117,9 @@ def feature_effect(
     position: int = -1,
     top: int = 3,
 ) -> FeatureEffect:
-    """Measure the effect of a sparse autoencoder's feature (index `feature`) of the activation `name` on the prediction
-    after a position of a text, with the `top` tokens whose probabilities it raises and lowers most."""
+    """Measure the effect of the feature of index `feature`, which a sparse autoencoder finds in the activation `name`,
+    on the next-token prediction after a position (negative: from the end) of a text, with the `top` tokens whose
+    probabilities it raises and lowers most."""
     position = check_position(position, tokens)
     p = exact(logits(model, tokens)[position]).softmax(-1)
     with edit(model, {name: autoencoder.changing(feature, 0.0)}):

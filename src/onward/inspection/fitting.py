@@ -24,8 +24,8 @@ RATE = 0.6  # the learning rate at the start, times the width of the activation
 
 
 def windows_of(model: Decoder, tokens: Tokens, seed: int = 0) -> Windows:
-    """Cut the tokens of a text into training windows that fit into the model's context, of at most WINDOW tokens,
-    shuffled by the seed. Raises a UserError for a text of fewer than two tokens."""
+    """Cut the tokens of a text into windows of at most WINDOW tokens that fit into the model's context, shuffled by the
+    seed, to train a lens or an autoencoder on them. Raises a UserError for a text of fewer than two tokens."""
     if len(tokens) < 2:
         raise UserError("there is no text to train on: name a longer one")
     return Windows([tokens], min(WINDOW, model.config.context_length, len(tokens) - 1), seed)
@@ -61,14 +61,14 @@ def fit(
 
 
 def silent(step: Step) -> None:
-    """Do nothing: the default `watch`, which ignores each step."""
+    """Do nothing: the default of `watch`, the function that is called after each training step."""
 
 
 def fit_lens(
     model: Decoder, tokens: Tokens, *, seconds: float = math.inf, watch: Callable[[Step], None] = silent
 ) -> TunedLens:
-    """Train a tuned lens of a model on a text with `fit`, for at most about `seconds` seconds, and return it; `watch`
-    is called after each step."""
+    """Train a tuned lens of a model on a text of `tokens`, for at most about `seconds` seconds, and return it; `watch`
+    is called after each training step."""
     lens = TunedLens(model)
     for step in fit(lens, LensLoss(model), windows_of(model, tokens), seconds=seconds):
         watch(step)
@@ -83,9 +83,9 @@ def fit_features(
     seconds: float = math.inf,
     watch: Callable[[Step], None] = silent,
 ) -> tuple[SparseAutoencoder, str]:
-    """Train a sparse autoencoder of an activation ("": the residual stream after the middle block) on a text with
-    `fit`, for at most about `seconds` seconds; `watch` is called after each step. Returns it with the full name of the
-    activation."""
+    """Train a sparse autoencoder of an activation ("": the residual stream after the middle block) on a text of
+    `tokens`, for at most about `seconds` seconds; `watch` is called after each training step. Returns (autoencoder,
+    full name of the activation)."""
     name = full_name(activation or f"blocks.{model.config.n_layers // 2}")
     autoencoder = autoencoder_of(model, name)
     for step in fit(autoencoder, ReconstructionLoss(model, name), windows_of(model, tokens), seconds=seconds):

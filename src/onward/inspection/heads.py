@@ -26,13 +26,14 @@ MIN_SCORE = 0.3  # the least score for which a map names a role
 
 @dataclass(frozen=True)
 class HeadRoles:
-    """The scores (L, H) of all attention heads for each role, such as induction: from 0 to 1 (`rare`: from -1)."""
+    """The score of every attention head for each role, such as induction, as {role: scores (L, H)}: from 0 to 1, except
+    for `rare` from -1 to 1."""
 
     scores: dict[str, Tensor]
 
     def map(self, least: float = MIN_SCORE) -> list[list[str]]:
-        """Return the name of the role with the greatest score for each head, [layer][head]; "" if no score reaches
-        `least`."""
+        """Return the role with the greatest score for each head, as lists by layer and head; "" for a head without a
+        score of at least `least`."""
         names, stacked = [*self.scores], torch.stack([*self.scores.values()])
         best = stacked.max(0)
         return [
@@ -41,7 +42,7 @@ class HeadRoles:
         ]
 
     def strongest(self, role: str, count: int = 5) -> list[tuple[int, int, float]]:
-        """Return the `count` heads with the greatest scores of a role, as (layer, head, score)."""
+        """Return the `count` heads with the greatest scores for a role, as (layer, head, score), the greatest first."""
         scores = self.scores[role]
         order = scores.flatten().argsort(descending=True)[:count].tolist()
         return [(*divmod(i, scores.size(1)), float(scores.flatten()[i])) for i in order]
@@ -58,8 +59,8 @@ def weights_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def mean_weight(weights: Tensor, offset: int, first: int = 0) -> Tensor:
-    """Return the mean attention weight (H,) on the token `offset` positions earlier, over the B texts and over query
-    tokens from position `first` on. `weights` are (B, H, T, T)."""
+    """Return the mean attention weight (H,) of each head on the token `offset` positions before the query, over the B
+    texts and over query positions from `first` on. `weights` are (B, H, T, T)."""
     diagonal = weights.diagonal(-offset, 2, 3)  # entry i is row i + offset
     return diagonal[..., max(0, first - offset) :].mean((0, 2)).cpu()
 
@@ -152,9 +153,9 @@ class RoleCurve:
 
 
 def role_curve(run: str | Path, role: str = "induction", length: int = 0) -> RoleCurve:
-    """Compute the scores of all heads for a role of `head_roles` in each checkpoint of a run folder; the run's option
-    `keep` determines the number of checkpoints. `length` is the number of random tokens that are repeated, 0 for the
-    default. Raises a UserError for a run without checkpoints."""
+    """Compute the score of every head for a role of `head_roles` in each checkpoint of a run folder, to show when heads
+    learn the role. `length` is the number of random tokens that are repeated, 0 for the default. Raises a UserError for
+    a run without checkpoints, of which the run's option `keep` determines the number."""
     folders = saves(Path(run))
     if not folders:
         raise UserError(f"{run} has no saves: name the folder of a run")

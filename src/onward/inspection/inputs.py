@@ -34,27 +34,27 @@ def logits(model: Decoder, tokens: Sequence[int]) -> Tensor:
 
 
 def exact(x: Tensor) -> Tensor:
-    """Convert a tensor to fp32, unless its dtype is at least as precise."""
+    """Convert a tensor to fp32 for measurements, unless its dtype is at least as precise."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def check_position(position: int, tokens: Sequence[int]) -> int:
-    """Resolve a position in a text that may count from the end, as index -1, to its index from the beginning. Raises a
-    UserError if it is outside of the text."""
+    """Resolve a position in a text of `tokens`, which may be negative to count from the end, to its index from the
+    beginning. Raises a UserError if it is outside of the text."""
     if not -len(tokens) <= position < len(tokens):
         raise UserError(f"position {position} is not in the text, which has tokens 0 to {len(tokens) - 1}")
     return position % len(tokens)
 
 
 def check_layer(layer: int, model: Decoder) -> int:
-    """Resolve the index of a layer that may count from the end, as layer -1, to its index from the beginning. Raises a
-    UserError if the model has no such layer."""
+    """Resolve the index of a layer, which may be negative to count from the end, to its index from the beginning.
+    Raises a UserError if the model has no such layer."""
     return check_index(layer, model.config.n_layers, "layer")
 
 
 def check_index(index: int, count: int, name: str) -> int:
-    """Resolve the index of one of `count` layers or heads, which may count from the end, to its index from the
-    beginning. Raises a UserError, which calls it `name`, if it does not exist."""
+    """Resolve the index of one of `count` layers or heads, which may be negative to count from the end, to its index
+    from the beginning. Raises a UserError if it is out of range; the message calls it `name`."""
     if not -count <= index < count:
         raise UserError(f"{name} {index} does not exist: the model has {name}s 0 to {count - 1}")
     return index % count

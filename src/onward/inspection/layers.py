@@ -23,8 +23,8 @@ from onward.transforms.lora import weights
 
 @dataclass(frozen=True)
 class ResidualStream:
-    """The norm of each token's residual stream before the first block and after each, and its cosines with the next and
-    with the last of these streams."""
+    """The norm of each token's residual stream before the first block and after each block, and the cosine similarity
+    of each of these vectors with the next one and with the last one."""
 
     tokens: list[int]
     norms: Tensor  # (L + 1, T)
@@ -34,8 +34,8 @@ class ResidualStream:
 
 @torch.no_grad()
 def residual_stream(model: Decoder, tokens: Sequence[int]) -> ResidualStream:
-    """Compute the norm of each token's residual stream before the first block and after each, and its cosine with the
-    stream one block later and with the last."""
+    """Compute the norm of each token's residual stream before the first block and after each block, and the cosine
+    similarity of each of these vectors with the next one and with the last one."""
     streams = torch.cat([exact(x) for x in residuals(model, as_row(model, tokens))])
     cosine = torch.nn.functional.cosine_similarity
     to_next, to_last = cosine(streams[:-1], streams[1:], -1), cosine(streams, streams[-1:], -1)
@@ -44,8 +44,8 @@ def residual_stream(model: Decoder, tokens: Sequence[int]) -> ResidualStream:
 
 @dataclass(frozen=True)
 class Units:
-    """The units of one activation over many texts, such as feed-forward neurons or an autoencoder's features, and the
-    tokens at which each is most active."""
+    """The statistics of all units of one activation over many texts, such as feed-forward neurons or an autoencoder's
+    features: how often each is active, and the tokens at which it is most active."""
 
     name: str  # name of the activation
     share: Tensor  # (F,), share of tokens for which the unit is active (above 0)
@@ -59,7 +59,7 @@ class Units:
         return (self.share == 0).nonzero()[:, 0].tolist()
 
     def most_active(self, count: int = 10) -> list[int]:
-        """Return the indices of the `count` units with the greatest activations."""
+        """Return the indices of the `count` units with the greatest activations, the greatest first."""
         return self.peaks[:, 0].argsort(descending=True)[:count].tolist()
 
 
@@ -72,8 +72,8 @@ def units(
     top: int = 5,
     encode: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Units:
-    """Measure the units of an activation (B, T, F), such as blocks.3.mlp.post, over texts of token ids, with the `top`
-    texts in which each is most active.
+    """Measure how often and where each unit of an activation (B, T, F) called `name`, such as blocks.3.mlp.post, is
+    active over texts of token ids, with the `top` texts in which each is most active.
 
     `encode` turns the activation of a text (T, D) into features (T, F), such as those of a sparse autoencoder. Raises a
     UserError without texts, and for an activation of another shape.
@@ -96,8 +96,9 @@ def units(
 
 
 def singular_values(model: Decoder, pattern: str = "*") -> dict[str, Tensor]:
-    """Compute the singular values, in descending order, of each matrix whose name matches a pattern, adapters included;
-    of stacks of experts, (X, values). Raises a UserError if no matrix matches."""
+    """Compute the singular values, in descending order, of each weight matrix whose name matches `pattern`, in which *
+    stands for any characters, adapters such as LoRA included. Returns {name: singular values}, (X, values) for stacks
+    of X experts. Raises a UserError if no matrix matches."""
     targets, result = weights(model), dict[str, Tensor]()
     for name, p in model.named_parameters():
         if p.ndim >= 2 and fnmatchcase(name, pattern):
@@ -111,8 +112,8 @@ def singular_values(model: Decoder, pattern: str = "*") -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class RouterLoad:
-    """The share of each expert among the choices of mixture-of-experts routers, by layer and by kind of token, such as
-    number or word."""
+    """How mixture-of-experts routers distribute tokens: the share of each expert among the choices of each router, by
+    layer and by kind of token, such as number or word."""
 
     kinds: list[str]
     layers: list[int]  # indices of the layers with experts
@@ -142,7 +143,8 @@ def router_load(model: Decoder, texts: Sequence[Sequence[int]], kind: Callable[[
 
 
 def kind_of(piece: str) -> str:
-    """Classify a token by its text `piece`: space, number, word, capital (begins with a capital letter) or symbol."""
+    """Classify a token by its text `piece`, for `router_load`: space, number, word, capital (begins with a capital
+    letter) or symbol."""
     text = piece.strip()
     if not text:
         return "space"
@@ -155,8 +157,8 @@ def kind_of(piece: str) -> str:
 
 @torch.no_grad()
 def unit_activations(model: Decoder, tokens: Sequence[int], layer: int) -> Tensor:
-    """Return the activations (T, F) of the units of a layer's feed-forward. Raises a UserError for a mixture of
-    experts."""
+    """Return the activations (T, F) of the hidden units in a layer's feed-forward on a text. Raises a UserError for a
+    mixture of experts."""
     name, known = f"blocks.{layer}.mlp.post", activation_names(model)
     if name not in known or f"blocks.{layer}.mlp.shares" in known:
         raise UserError(f"layer {layer} has no plain feed-forward: choose another --layer, or the view experts")
@@ -167,8 +169,9 @@ def unit_activations(model: Decoder, tokens: Sequence[int], layer: int) -> Tenso
 
 @torch.no_grad()
 def expert_shares(model: Decoder, tokens: Sequence[int]) -> dict[int, Tensor]:
-    """Return the factors (T, X) by which the experts' outputs are multiplied, for each layer with experts, by its
-    index. Raises a UserError for a model without experts."""
+    """Return the weights (T, X) with which the outputs of X experts enter the sum at each token of a text (0 for an
+    expert that is not chosen), as {index of the layer: weights} for the layers with experts. Raises a UserError for a
+    model without experts."""
     names = [name for name in activation_names(model) if name.endswith("mlp.shares")]
     if not names:
         raise UserError("this model has no experts: choose another view")

@@ -34,7 +34,7 @@ class Lens:
 
 
 def residuals(model: Decoder, tokens: Tensor) -> list[Tensor]:
-    """Return the residual streams (B, T, D) before the first block and after each, for token ids (B, T)."""
+    """Return the residual streams (B, T, D) before the first block and after each block, for token ids (B, T)."""
     with without_dropout(model), trace(model, "blocks.0.in", "blocks.*.out") as t:
         model.hidden(tokens)
     return [t["blocks.0.in"], *(t[f"blocks.{layer}"] for layer in range(model.config.n_layers))]
@@ -44,11 +44,11 @@ def residuals(model: Decoder, tokens: Tensor) -> list[Tensor]:
 def logit_lens(
     model: Decoder, tokens: Sequence[int], top: int = 5, tuned: Callable[[int, Tensor], Tensor] | None = None
 ) -> Lens:
-    """Predict the next tokens from each residual stream, through the model's own final norm and head (nostalgebraist
-    2020).
+    """Predict the next token at each position from the residual stream before the first block and after each block,
+    through the model's own final norm and head (nostalgebraist 2020).
 
-    `top` is the number of tokens to list; `tuned` is a TunedLens that first translates stream `layer` (T, D) into the
-    last stream.
+    `top` is the number of likeliest tokens to list; `tuned`, called with (layer, residual stream (T, D)), such as a
+    TunedLens, first translates the stream into the one after the last block.
     """
     streams = residuals(model, as_row(model, tokens))
     top = min(top, model.config.vocab_size)
@@ -70,8 +70,9 @@ def logit_lens(
 
 
 class TunedLens(nn.Module):
-    """An affine map per residual stream that translates it into the last one (Belrose et al. 2023): x (..., D) -> x + x
-    Wᵀ + b. W and b begin at 0, where the tuned lens equals the logit lens."""
+    """One affine map for each layer that translates its residual stream into the one after the last block (Belrose et
+    al. 2023), so that the model's head can read it: x (..., D) -> x + x Wᵀ + b. W and b begin at 0, where the tuned
+    lens equals the logit lens."""
 
     def __init__(self, model: Decoder) -> None:
         super().__init__()
@@ -84,12 +85,12 @@ class TunedLens(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
+        """The device of the lens's weights."""
         return next(self.parameters()).device
 
     def forward(self, layer: int, x: Tensor) -> Tensor:
-        """Translate the residual stream x (..., D) before block `layer` into the last stream. `layer` L, the number of
-        blocks, is the last stream, which is returned unchanged."""
+        """Translate the residual stream x (..., D) before block `layer` into the one after the last block. With `layer`
+        L, the number of blocks, x is that stream already and is returned unchanged."""
         return x if layer == len(self.maps) else x + self.maps[layer](x)
 
 

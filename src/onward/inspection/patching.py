@@ -26,8 +26,9 @@ TOGETHER = 32  # texts in one call
 
 @dataclass(frozen=True)
 class Patching:
-    """The effects of replacing an activation of the corrupted text by that of the clean text: 0 keeps the metric of the
-    corrupted text, 1 restores that of the clean text."""
+    """The result of activation patching: for each place, the effect of replacing an activation of a `corrupted` text by
+    that of a `clean` text, as a share of the difference of a metric: 0 keeps the metric of the corrupted text, 1
+    restores that of the clean text."""
 
     clean: list[int]
     corrupted: list[int]
@@ -38,15 +39,16 @@ class Patching:
 
 
 def logit_difference(right: int, wrong: int, position: int = -1) -> Metric:
-    """Return a metric: the logit of token `right` minus that of token `wrong`, after a position."""
+    """Return a metric for activation patching: a function of logits (B, T, V) that computes the logit of token id
+    `right` minus that of token id `wrong` at a position (negative: from the end), (B,)."""
     return lambda logits: logits[:, position, right] - logits[:, position, wrong]
 
 
 def heads_of(model: Decoder, site: str) -> dict[int, tuple[int, int]]:
-    """Return the axis of the heads and their number, by layer, for an activation `blocks.LAYER.SITE`, as its module
-    describes it.
+    """Return (axis of the heads, number of heads) of the activation `blocks.LAYER.SITE` for each layer that has it, by
+    the index of the layer; `site` is SITE, such as `attn.heads`.
 
-    (1, 0) stands for an activation without heads, which is patched by position; also if the axis is the last, as for
+    (1, 0) stands for an activation that is patched by position instead: it has no heads, or its last axis has the
     units.
     """
     heads = {}
@@ -59,16 +61,16 @@ def heads_of(model: Decoder, site: str) -> dict[int, tuple[int, int]]:
 
 
 def rows_of(model: Decoder, clean: Sequence[int], corrupted: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Convert the token ids of the clean and of the corrupted text to tensors (1, T). Raises a UserError if their
-    lengths differ."""
+    """Convert the token ids of the clean and of the corrupted text of activation patching to tensors (1, T). Raises a
+    UserError if their lengths differ."""
     if len(clean) != len(corrupted):
         raise UserError(f"the texts have {len(clean)} and {len(corrupted)} tokens: patching needs as many in both")
     return as_row(model, clean), as_row(model, corrupted)
 
 
 def differing(good: Tensor, bad: Tensor) -> tuple[float, float]:
-    """Return the metrics of the clean (`good`) and the corrupted text (`bad`) as floats. Raises a UserError if they are
-    equal, since patching then has no effect to measure."""
+    """Return the metrics of the clean (`good`) and of the corrupted text (`bad`) as floats. Raises a UserError if they
+    are equal, since patching then has no effect to measure."""
     if float(good) == float(bad):
         raise UserError("the metric is the same for both texts: choose texts, or a metric, that differ")
     return float(good), float(bad)
@@ -78,8 +80,10 @@ def differing(good: Tensor, bad: Tensor) -> tuple[float, float]:
 def activation_patching(
     model: Decoder, clean: Sequence[int], corrupted: Sequence[int], metric: Metric, site: str = "in"
 ) -> Patching:
-    """Measure the effect of each activation `blocks.LAYER.SITE` of the clean text on the run of the corrupted text:
-    exactly, by one run for each (layer, position) or, if the activation has heads, each (layer, head).
+    """Measure how far replacing one activation in the run of the corrupted text by that of the clean text restores the
+    clean text's `metric`, a function of logits (B, T, V): for `blocks.LAYER.SITE` (`site` is SITE, such as "in") of
+    each layer, exactly, by one run for each (layer, position) or, if the activation has heads, each (layer, head). Both
+    texts are token ids of the same length.
 
     (Causal tracing, Meng et al. 2022; path-free activation patching, Wang et al. 2022.)
     """
@@ -101,8 +105,8 @@ def activation_patching(
 
 
 def patched(clean: Tensor, indices: Tensor, axis: int, x: Tensor) -> Tensor:
-    """Return a copy of x (B, ...), an activation of the corrupted text in B rows, in which the slice `indices[i]` along
-    `axis` of row i is replaced by that of `clean`, the activation (1, ...) of the clean text."""
+    """Return a copy of x (B, ...), an activation of the corrupted text repeated in B rows, in which row i has the slice
+    indices[i] along `axis` (a position or a head) of `clean`, the activation (1, ...) of the clean text."""
     x = x.clone()
     for row, index in enumerate(indices.tolist()):
         x[row].select(axis - 1, index).copy_(clean[0].select(axis - 1, index))
@@ -112,8 +116,9 @@ def patched(clean: Tensor, indices: Tensor, axis: int, x: Tensor) -> Tensor:
 def attribution_patching(
     model: Decoder, clean: Sequence[int], corrupted: Sequence[int], metric: Metric, site: str = "attn.heads"
 ) -> Patching:
-    """Estimate `activation_patching` for all (layer, position), or (layer, head, position), by two runs and one
-    backward: (clean - corrupted activation) · gradient of the metric (Nanda 2023)."""
+    """Estimate the effects of `activation_patching`, with the same arguments, for all (layer, position), or (layer,
+    head, position), by two runs and one backward pass: (clean - corrupted activation) · gradient of the metric (Nanda
+    2023)."""
     clean_row, row = rows_of(model, clean, corrupted)
     names = f"blocks.*.{site}"
     with without_dropout(model), frozen(model):

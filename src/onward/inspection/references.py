@@ -28,7 +28,7 @@ QUANTIZED = 0.5  # of the largest logit, for all other types
 
 @dataclass(frozen=True)
 class Computed:
-    """The logits and residual streams that a reference program computes for token ids (B, T)."""
+    """The logits and residual streams that a reference program, such as transformers, computes for token ids (B, T)."""
 
     logits: Tensor  # (B, T, V)
     streams: dict[int, Tensor]  # (B, T, D), by the number of preceding blocks; the last one is after the final norm
@@ -45,8 +45,9 @@ class Reference:
 
 
 def transformers_reference(folder: Path, model: Decoder, name: str) -> Reference:
-    """Load the model in a folder in transformers, without code from the folder, in the dtype and on the device of
-    `model`, our decoder of the same folder. `name` names it in messages. Raises a UserError if it cannot be loaded."""
+    """Load the model in `folder` in transformers, without code from the folder, in the dtype and on the device of
+    `model`, the same model in Onward, to compare both. `name` names the model in messages. Raises a UserError if it
+    cannot be loaded."""
     try:
         from transformers import AutoModelForCausalLM, logging
     except ImportError:
@@ -61,7 +62,8 @@ def transformers_reference(folder: Path, model: Decoder, name: str) -> Reference
 
 
 def from_transformers(theirs: Any) -> Reference:
-    """Make a reference from `theirs`, a loaded model of transformers."""
+    """Make a reference, with which `verify` compares Onward's model, from `theirs`, the same model loaded in
+    transformers."""
 
     def compute(tokens: Tensor) -> Computed:
         result = theirs(tokens, output_hidden_states=True)
@@ -71,8 +73,8 @@ def from_transformers(theirs: Any) -> Reference:
 
 
 def llama_cpp_reference(path: Path, model: Decoder) -> Reference:
-    """Make a reference from a GGUF file, computed by llama.cpp. Raises a UserError if the file or the package
-    llama-cpp-python is missing."""
+    """Make a reference, with which `verify` compares `model`, from a GGUF file of the same model, computed by
+    llama.cpp. Raises a UserError if the file or the package llama-cpp-python is missing."""
     if not path.is_file():
         raise UserError(f"there is no file {path}: make it with onward convert MODEL {path}")
     try:
@@ -85,8 +87,9 @@ def llama_cpp_reference(path: Path, model: Decoder) -> Reference:
 
 
 def llama_cpp_computes(library: Any, path: Path, tokens: Tensor, model: Decoder) -> Computed:
-    """Compute the logits and residual streams of token ids (B, T) with llama.cpp, each row in its own context; in fp32
-    if the file is. Raises a UserError if the file holds another model."""
+    """Compute the logits and residual streams of token ids (B, T) with llama.cpp, each row in its own context, in fp32
+    if the GGUF file at `path` is in fp32. `library` is the module llama_cpp, `model` the same model in Onward. Raises a
+    UserError if the file holds another model."""
     rows = [read_row(library, path, row.tolist(), model) for row in tokens]
     names = rows[0][1].keys()
     return Computed(
@@ -96,8 +99,9 @@ def llama_cpp_computes(library: Any, path: Path, tokens: Tensor, model: Decoder)
 
 
 def read_row(library: Any, path: Path, row: list[int], model: Decoder) -> tuple[Tensor, dict[int, Tensor]]:
-    """Compute the logits (T, V) and the residual streams (T, D) of one text, the token ids `row`, with llama.cpp. The
-    streams are keyed by the number of blocks before them. Raises a UserError if llama.cpp fails."""
+    """Compute the logits (T, V) and the residual streams (T, D) of one text, the token ids `row`, with llama.cpp
+    (`library` is the module llama_cpp) and the GGUF file at `path`. The streams are keyed by the number of blocks
+    before them. Raises a UserError if llama.cpp fails."""
     streams: dict[int, Tensor] = {}
     ggml = import_module("llama_cpp._ggml").libggml
     width, blocks = model.config.d_model, model.config.n_layers
@@ -134,8 +138,9 @@ def read_row(library: Any, path: Path, row: list[int], model: Decoder) -> tuple[
 
 @contextmanager
 def opened(library: Any, path: Path, model: Decoder, length: int, callback: Any) -> Iterator[Any]:
-    """Open a llama.cpp context for a text of `length` tokens inside the `with` block; `callback` receives every
-    computed tensor. Raises a UserError if llama.cpp cannot load the file, or if it holds another model."""
+    """Open a llama.cpp context for a text of `length` tokens inside the `with` block; `library` is the module
+    llama_cpp, and llama.cpp calls `callback` with every tensor that it computes. Raises a UserError if llama.cpp cannot
+    load the GGUF file at `path`, or if it holds another model than `model`."""
     quiet = library.llama_log_callback(lambda level, text, data: None)
     library.llama_log_set(quiet, None)
     loaded = library.llama_model_load_from_file(str(path).encode(), library.llama_model_default_params())

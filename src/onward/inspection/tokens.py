@@ -102,7 +102,8 @@ class PositionLoss:
 
 @torch.inference_mode()
 def loss_by_position(model: Decoder, windows: Iterable[Tensor]) -> PositionLoss:
-    """Compute the mean cross-entropy at each position of windows of T + 1 token ids, given as batches (B, T + 1).
+    """Compute the mean cross-entropy at each position over windows of a text: `windows` yields batches (B, T + 1) of
+    token ids, in which the first T tokens are read and the last T are predicted.
 
     Windows may exceed the context unless positions are learned; the end of the curve then shows how the model
     extrapolates. Raises a UserError without windows.
@@ -120,8 +121,8 @@ def loss_by_position(model: Decoder, windows: Iterable[Tensor]) -> PositionLoss:
 
 
 def text_loss_by_position(model: Decoder, tokens: Sequence[int]) -> PositionLoss:
-    """Compute the loss by position of a text, cut into windows as long as the context, or twice as long if the
-    positions allow it. Raises a UserError for a text of fewer than three tokens."""
+    """Compute the mean loss at each position of a window over a text, cut into windows as long as the context, or twice
+    as long if the model's positions allow it. Raises a UserError for a text of fewer than three tokens."""
     c = model.config
     most = 2 * c.context_length if at(c.position, 0).limit(c) > c.context_length else c.context_length
     length = min(len(tokens) - 1, most)
@@ -144,7 +145,8 @@ class Alternatives:
 
     @property
     def best(self) -> str:
-        """The answer with the greatest log-probability per byte, as lm-eval's acc_norm chooses."""
+        """The answer with the greatest log-probability per byte, the choice that acc_norm of lm-evaluation-harness
+        counts."""
         return self.texts[max(range(len(self.texts)), key=self.per_byte.__getitem__)]
 
 

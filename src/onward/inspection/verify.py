@@ -38,8 +38,8 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, tor
 
 @dataclass(frozen=True)
 class Finding:
-    """One promise of exactness, such as "cached = plain" (logits with and without a cache are equal), and the
-    difference that was measured."""
+    """One promise of exactness that `onward verify` tests, such as "cached = plain" (logits with and without a cache
+    are equal), with the difference that was measured and the difference that is allowed."""
 
     promise: str
     measured: float  # largest difference, in the unit `of`
@@ -54,8 +54,8 @@ class Finding:
 
 
 class Subject:
-    """The model to verify, with two rows of random tokens (2, T) and their logits (2, T, V) from a plain forward
-    without a cache.
+    """The model that `onward verify` tests, with two rows of random tokens (2, T) and their logits (2, T, V) from a
+    plain forward without a cache.
 
     `hf` is the config.json that the model was loaded from.
     """
@@ -70,14 +70,14 @@ class Subject:
         self.allowed = TOLERANCE[model.dtype] * max(1.0, float(self.plain.abs().max()))
 
     def compare(self, promise: str, logits: Tensor, note: str = "") -> Finding:
-        """Compare logits (2, T, V) with those of the plain forward, and return the finding for `promise`, with the note
-        `note`."""
+        """Compare logits (2, T, V) that were computed in another way with those of the plain forward, and return the
+        finding for `promise`, such as "cached = plain", with the remark `note`."""
         difference = float((logits.float() - self.plain.float()).abs().max())
         return Finding(promise, difference, self.allowed, "a logit", note)
 
     def manager(self, kind: str, chunk: int) -> CacheManager:
-        """Create an empty KV cache, "contiguous" or "paged" (`kind`), for the two rows of tokens and for calls of at
-        most `chunk` tokens."""
+        """Create an empty KV cache of the `kind` "contiguous" or "paged" for the two rows of tokens, of which a call
+        gets at most `chunk` tokens each."""
         length = self.tokens.size(1)
         options: dict[str, Any] = {"device": self.model.device, "dtype": self.model.dtype}
         if kind == "paged":
@@ -88,8 +88,8 @@ class Subject:
         return CacheManager(KVCache(self.model.config, 2, length, chunk, **options))
 
     def feed(self, manager: CacheManager, tokens: Tensor, start: int) -> Tensor:
-        """Run the model with a KV cache on tokens (2, S) at positions from `start` on; returns their logits (2, S,
-        V)."""
+        """Run the model with the KV cache of `manager` on tokens (2, S) at positions from `start` on; returns their
+        logits (2, S, V)."""
         end = start + tokens.size(1)
         for row in range(2):
             manager.reserve(row, start, end)
@@ -97,8 +97,9 @@ class Subject:
         return self.model(tokens, positions, manager.cache.view())
 
     def in_chunks(self, chunk: int, kind: str = "contiguous", wrong: bool = False) -> Tensor:
-        """Compute the logits (2, T, V) with a KV cache, "contiguous" or "paged" (`kind`), by calls of at most `chunk`
-        tokens. With `wrong`, other tokens are written into the cache first and rolled back."""
+        """Compute the logits (2, T, V) of the test tokens with a KV cache of the `kind` "contiguous" or "paged", by
+        calls of at most `chunk` tokens. With `wrong`, each call is preceded by one with wrong tokens at the same
+        positions, which the right ones then overwrite."""
         manager, pieces = self.manager(kind, chunk), []
         for start in range(0, self.tokens.size(1), chunk):
             piece = self.tokens[:, start : start + chunk]
@@ -108,8 +109,8 @@ class Subject:
         return torch.cat(pieces, 1)
 
     def generate(self, *, rows: int = 1, draft: bool = False) -> list[int]:
-        """Return the tokens that greedy decoding adds to the first half of the first row, together with `rows` - 1
-        other requests of other lengths, and with speculative decoding if `draft`."""
+        """Return the tokens that greedy decoding adds to the first half of the first row of test tokens, while the
+        engine also generates for `rows` - 1 requests of other lengths, and with speculative decoding if `draft`."""
         engine = Engine(self.model, rows=rows, draft=ModelDraft(self.model, 3) if draft else None)
         half = self.tokens.size(1) // 2
         prompts = [self.tokens[row % 2, : half - row].tolist() for row in range(rows)]
@@ -122,8 +123,8 @@ class Subject:
         return requests[0].tokens
 
     def generated(self, promise: str, **options: Any) -> Finding:
-        """Generate greedy tokens with `generate(**options)`, and return the finding: the largest gap between the plain
-        logit of a generated token and the greatest logit."""
+        """Generate greedy tokens with `generate(**options)`, and return the finding for `promise`: the largest gap, in
+        a plain forward, between the logit of a generated token and the greatest logit."""
         tokens, half = self.generate(**options), self.tokens.size(1) // 2
         row = torch.tensor([[*self.tokens[0, :half].tolist(), *tokens]], device=self.tokens.device)
         logits = self.model(row)[0, half - 1 : -1].float()
@@ -153,7 +154,7 @@ def streamed(subject: Subject) -> Finding:
 
 
 def batched(subject: Subject) -> Finding:
-    """Compare the logits of rows in one call with those of each row alone."""
+    """Compare the logits of the two test rows in one call with those of each row alone."""
     alone = [subject.model(row[None]) for row in subject.tokens]
     return subject.compare("batched = alone", torch.cat(alone))
 
@@ -179,11 +180,12 @@ def verify(
     hf: Mapping[str, Any] | None = None,
     reference: Reference | None = None,
 ) -> Iterator[Finding]:
-    """Measure each promise of exactness on a model, such as equal logits with and without a cache; yields the findings
-    one by one.
+    """Measure each of Onward's promises of exactness on a model, such as equal logits with and without a cache; yields
+    the findings one by one.
 
-    `hf` is the config.json that the model was loaded from. `reference` is the same model in another program, whose
-    logits and residual streams are compared. Raises a UserError if the model's logits are not finite.
+    `hf` is the config.json that the model was loaded from. `reference` is the same model in another program, such as
+    transformers, whose logits and residual streams are compared (None: not compared). Raises a UserError if the model's
+    logits are not finite.
     """
     with without_dropout(model):
         subject = Subject(model, tokenizer, hf or {})
@@ -197,8 +199,8 @@ def verify(
 
 
 def against(subject: Subject, reference: Reference) -> Finding:
-    """Compare the logits of the subject's model with those of another program. The note of the finding names the first
-    layer whose residual stream differs beyond the tolerance."""
+    """Compare the logits of the subject's model with those of `reference`, the same model in another program. The note
+    of the finding names the first layer whose residual stream differs beyond the tolerance."""
     theirs = reference.compute(subject.tokens)
     finding = subject.compare(f"Onward = {reference.name}", theirs.logits)
     ours = TOLERANCE[subject.model.dtype]

@@ -31,8 +31,8 @@ CHEAP = tuple(name for name, check in CHECKS.items() if check.cheap)
 
 @torch.no_grad()
 def examine(subject: Subject | Corpus, names: Collection[str] = ()) -> Iterator[Finding]:
-    """Run the checks named in `names`, by default all, on a model or a corpus, and yield their findings one by one. The
-    finding of a check that raises an exception has the status "not run"."""
+    """Run the checks of `onward doctor` named in `names`, by default all, on a model or a corpus, and yield their
+    findings one by one. A check that raises an exception gives a finding with the status "not run"."""
     for name, check in (CORPUS if isinstance(subject, Corpus) else CHECKS).items():
         if names and name not in names:
             continue
@@ -61,8 +61,8 @@ def restored_state(model: nn.Module) -> Iterator[None]:
 
 @checked
 def doctor(model: nn.Module, *, checks: Collection[str] = (), **about: Unpack[About]) -> list[Finding]:
-    """Run the checks named in `checks`, by default all, on a model that maps token ids (B, T) to logits (B, T, V), to a
-    tuple that begins with them, or to an object with `.logits`. Returns one finding per check.
+    """Look for mistakes in a model that maps token ids (B, T) to logits (B, T, V), to a tuple that begins with them, or
+    to an object with `.logits`: run the checks named in `checks`, by default all, and return one finding per check.
 
     Optional facts about the model are keyword arguments, see `About`: `fresh` and `trained` weights, an `adapter` for a
     model with another call, its `loss`, its `cache`, its `batches`, its `tokenizer`, the pattern of parameters that

@@ -29,7 +29,8 @@ class Corpus:
 
 
 def duplicates(c: Corpus) -> Outcome:
-    """Check that the training text contains no passages of the validation text."""
+    """Check that the training text contains no passages of the validation text. Returns the status and the measurement
+    of this check of `onward doctor`."""
     if c.validation is None:
         return "not applicable", "no validation text is given: --validation"
     check = apart([c.train], c.validation)
@@ -37,7 +38,8 @@ def duplicates(c: Corpus) -> Outcome:
 
 
 def ended(c: Corpus) -> Outcome:
-    """Check that each document of the training text ends with an end token."""
+    """Check that each document of the training text ends with an end token. Returns the status and the measurement of
+    this check of `onward doctor`."""
     starts = c.train.starts(0, len(c.train))
     if not c.end_ids or len(starts) < 2:
         return "not applicable", "the corpus is a single document" if c.end_ids else "no end token is known"
@@ -48,7 +50,8 @@ def ended(c: Corpus) -> Outcome:
 
 
 def dominated(c: Corpus) -> Outcome:
-    """Check that no single document makes up most of the training text: its share of the tokens is at most LARGEST."""
+    """Check that no single document makes up most of the training text: its share of the tokens is at most LARGEST.
+    Returns the status and the measurement of this check of `onward doctor`."""
     starts = c.train.starts(0, len(c.train))
     lengths = np.diff(np.append(starts, len(c.train)))
     most = int(lengths.argmax())

@@ -32,8 +32,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """One of the checks of `onward doctor`: as text for reports, the facts that it needs, how it measures, why a
-    failure matters, and its remedy; and `run`, the function that checks a Subject (a model) or a Corpus."""
+    """A check of `onward doctor`: `run`, the function that checks a Subject (a model) or a Corpus and returns the
+    outcome, and texts for reports: the facts that it needs, how it measures, why a failure matters, and its remedy."""
 
     needs: str
     how: str
@@ -49,13 +49,13 @@ def largest(x: Tensor) -> float:
 
 
 def verdict(good: bool, what: str, where: str = "") -> Outcome:
-    """Return the outcome of a check: "ok" with the sentence `what` if `good`, else "failed" with `what` and the
-    location `where`."""
+    """Return the outcome of a check: "ok" with `what`, the measurement as a sentence, if `good`, else "failed" with
+    `what` and the location `where`, such as a module."""
     return "ok" if good else "failed", what, "" if good else where
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, offset: int = 0) -> Tensor:
-    """Compute the mean cross-entropy of the logits (B, T, V) at position i and the targets (B, T) at position i +
+    """Compute the mean cross-entropy of the logits (B, T, V) at each position i and the targets (B, T) at position i +
     `offset`."""
     count = logits.size(1) - abs(offset)
     z, y = logits[:, max(0, -offset) :][:, :count], targets[:, max(0, offset) :][:, :count]

@@ -26,7 +26,8 @@ DRIFT = 0.2  # the share of a logit's size that bf16 may change, in the median o
 
 
 def finite(s: Subject) -> Outcome:
-    """Check that no logit is NaN or infinite, with the model's weights and with zero matrices."""
+    """Check that no logit is NaN or infinite, with the model's weights and with zero matrices. Returns the status and
+    the measurement of this check of `onward doctor`."""
     with s.outputs() as uses:
         logits = s(s.tokens)
     bad = next((use.name for use in uses if not use.result.isfinite().all()), "the last operation")
@@ -43,7 +44,8 @@ def finite(s: Subject) -> Outcome:
 
 
 def repeatable(s: Subject) -> Outcome:
-    """Check that two calls in eval mode give the same logits."""
+    """Check that two calls in eval mode give the same logits. Returns the status and the measurement of this check of
+    `onward doctor`."""
     difference = largest(s(s.tokens) - s.logits)
     active = [name for name, module in s.model.named_modules() if module.training]
     return verdict(
@@ -54,7 +56,8 @@ def repeatable(s: Subject) -> Outcome:
 
 
 def dropout_rates(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
-    """Return the dropout rates of a model as (module, name of the attribute, rate)."""
+    """Return the dropout rates of a model's modules as (module, name of the module's attribute that holds the rate,
+    rate)."""
     return [
         (module, name, value)
         for module in model.modules()
@@ -65,8 +68,8 @@ def dropout_rates(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
 
 @contextmanager
 def train_mode(s: Subject) -> Iterator[list[tuple[nn.Module, str, float]]]:
-    """Set the model to train mode inside the `with` block, and restore mode, dropout rates and buffers at the end.
-    Yields the dropout rates as (module, name of the attribute, rate); the block may change the rates."""
+    """Set the model under test to train mode inside the `with` block, and restore mode, dropout rates and buffers at
+    the end. Yields the dropout rates as (module, name of its attribute, rate); the block may change the attributes."""
     rates, buffers = dropout_rates(s.model), [(buffer, buffer.clone()) for buffer in s.model.buffers()]
     try:
         s.model.train()
@@ -82,7 +85,8 @@ def train_mode(s: Subject) -> Iterator[list[tuple[nn.Module, str, float]]]:
 
 def modes(s: Subject) -> Outcome:
     """Check that dropout acts in train mode, and that in train mode without dropout rows and earlier logits stay
-    independent of other rows and of later tokens."""
+    independent of other rows and of later tokens. Returns the status and the measurement of this check of `onward
+    doctor`."""
 
     def seeded(tokens: Tensor, seed: int) -> Tensor:
         torch.manual_seed(seed)
@@ -116,7 +120,8 @@ def modes(s: Subject) -> Outcome:
 
 
 def causal(s: Subject) -> Outcome:
-    """Check that later tokens change no earlier logit."""
+    """Check that later tokens change no earlier logit. Returns the status and the measurement of this check of `onward
+    doctor`."""
     cut = s.tokens.size(1) // 2
     with s.outputs() as before:
         s(s.tokens)
@@ -139,7 +144,7 @@ def causal(s: Subject) -> Outcome:
 
 def first_different(before: list[Use], after: list[Use], s: Subject, tokens: slice) -> str:
     """Return the name of the first module whose results (B, T, ...) at the positions `tokens` differ between two
-    recordings of module calls by `Subject.outputs`; "" if none differs."""
+    forward passes, whose module calls `Subject.outputs` recorded as `before` and `after`; "" if none differs."""
     for (name, result, _), (_, changed_result, _) in zip(before, after):
         same = result.shape == changed_result.shape and result.dim() > 1 and result.shape[:2] == s.tokens.shape
         if same and largest((result - changed_result)[:, tokens]) > 1e-4 * max(1e-3, largest(result)):
@@ -148,7 +153,8 @@ def first_different(before: list[Use], after: list[Use], s: Subject, tokens: sli
 
 
 def context(s: Subject) -> Outcome:
-    """Check that the first token changes later logits."""
+    """Check that the first token changes later logits. Returns the status and the measurement of this check of `onward
+    doctor`."""
     other = s.tokens.clone()
     other[:, 0] = (other[:, 0] + 1) % s.vocab_size
     difference = largest((s(other) - s.logits)[:, 1:])
@@ -159,14 +165,16 @@ def context(s: Subject) -> Outcome:
 
 
 def rows(s: Subject) -> Outcome:
-    """Check that a row of tokens has the same logits alone and in a batch."""
+    """Check that a row of tokens has the same logits alone and in a batch. Returns the status and the measurement of
+    this check of `onward doctor`."""
     alone = torch.cat([s(row[None]) for row in s.tokens])
     difference = largest(alone - s.logits)
     return verdict(difference <= s.allowed, f"logits of a row alone and in a batch differ by {difference:.1e}")
 
 
 def ids(s: Subject) -> Outcome:
-    """Check that no two token ids, each alone, have the same logits."""
+    """Check that no two token ids, each alone, have the same logits. Returns the status and the measurement of this
+    check of `onward doctor`."""
     count = min(s.vocab_size, IDS)
     spread = torch.linspace(0, s.vocab_size - 1, count // 2).long()
     chosen = torch.cat([spread, torch.arange(count)]).unique().to(s.device)  # neighbors, and ids far apart
@@ -181,7 +189,7 @@ def ids(s: Subject) -> Outcome:
 
 def shapes(s: Subject) -> Outcome:
     """Check that token ids of other shapes, such as a single row or a shorter text, give logits. A model may refuse
-    shapes with an error that names them."""
+    shapes with an error that names them. Returns the status and the measurement of this check of `onward doctor`."""
     T = s.tokens.size(1)
     done: list[str] = []
     for rows, length in (1, T), (3, T), (2, 1), (2, T - 1), (1, 2):
@@ -200,7 +208,8 @@ def shapes(s: Subject) -> Outcome:
 
 
 def padding(s: Subject) -> Outcome:
-    """Check that padding after a text, and masked padding before it, leaves its logits unchanged."""
+    """Check that padding after a text, and masked padding before it, leaves its logits unchanged. Returns the status
+    and the measurement of this check of `onward doctor`."""
     if not s.is_causal:
         return "not applicable", "later tokens change earlier logits even without padding"
     half = s.tokens.size(1) // 2
@@ -229,7 +238,8 @@ def padding(s: Subject) -> Outcome:
 
 
 def length(s: Subject) -> Outcome:
-    """Check that a text as long as the context gives finite logits."""
+    """Check that a text as long as the context gives finite logits. Returns the status and the measurement of this
+    check of `onward doctor`."""
     n = s.context_length
     if not n:
         return "not applicable", "no attribute of the model gives its context length: give --context-length"
@@ -252,7 +262,8 @@ def length(s: Subject) -> Outcome:
 
 @torch.no_grad()
 def precision(s: Subject) -> Outcome:
-    """Check that the logits of the model in bf16 are close to those in fp32."""
+    """Check that the logits of the model in bf16 are close to those in fp32. Returns the status and the measurement of
+    this check of `onward doctor`."""
     size = sum(p.numel() for p in s.model.parameters())
     if size > COPIED:
         return "not applicable", f"a model of {size:,} parameters is too large to copy"

@@ -33,7 +33,8 @@ ALL_FROZEN = "all parameters are frozen"
 
 
 def targets(s: Subject) -> Outcome:
-    """Check that the targets of the user's training batches are the next tokens."""
+    """Check that the targets of the user's training batches are the next tokens. Returns the status and the measurement
+    of this check of `onward doctor`."""
     if not s.batches:
         return "not applicable", "no batches are given"
     shares = {k: share_equal(s.batches, k) for k in (1, 0, 2, -1)}
@@ -44,8 +45,8 @@ def targets(s: Subject) -> Outcome:
 
 
 def share_equal(batches: list[tuple[Tensor, Tensor]], offset: int) -> float:
-    """Return the share of the targets at position i of `batches`, pairs of token ids and targets, that equal the token
-    at position i + `offset`. Ignored targets are not counted."""
+    """Return the share of the targets in `batches`, pairs of token ids and targets (B, T), that equal the token at the
+    same position plus `offset`; 1 is the next token. Ignored targets are not counted."""
     equal = total = 0
     for tokens, wanted in batches:
         span = tokens.size(1) - abs(offset)
@@ -56,7 +57,8 @@ def share_equal(batches: list[tuple[Tensor, Tensor]], offset: int) -> float:
 
 
 def loss(s: Subject) -> Outcome:
-    """Check that the loss is the cross-entropy of each position's logits and the next token."""
+    """Check that the loss is the cross-entropy of each position's logits and the next token. Returns the status and the
+    measurement of this check of `onward doctor`."""
     wanted = spread_targets(s)
     theirs = s.loss(s.logits, wanted)
     if theirs is None:
@@ -86,7 +88,8 @@ def loss(s: Subject) -> Outcome:
 
 
 def spread_targets(s: Subject) -> Tensor:
-    """Return random targets (B, T), including the first and the last token ids, which a loss may treat differently."""
+    """Return random targets (B, T) with which a loss is tested, among them the first and the last token ids, which a
+    loss may treat differently."""
     generator = torch.Generator().manual_seed(1)
     wanted = torch.randint(s.vocab_size, s.tokens.shape, generator=generator)
     wanted[:, 1], wanted[:, 2] = 0, s.vocab_size - 1
@@ -94,8 +97,9 @@ def spread_targets(s: Subject) -> Tensor:
 
 
 def mistakes(z: Tensor, wanted: Tensor, expected: float) -> dict[str, float]:
-    """Return the values that the loss would have under the usual mistakes, by a description of the mistake. `z` are
-    logits (B, T, V), `wanted` targets (B, T), and `expected` is the value of the correct loss."""
+    """Return the values that a loss would have if it were computed with one of the usual mistakes, as {description of
+    the mistake: value}. `z` are logits (B, T, V), `wanted` targets (B, T), and `expected` is the value of the correct
+    loss."""
     values = {f"the loss of targets at offset {k}": float(cross_entropy(z, wanted, k)) for k in (-1, 0, 1, 2)}
     values["the loss over the wrong axis, with (B, T, V) viewed as (B, V, T)"] = float(
         F.cross_entropy(z.reshape(z.size(0), z.size(2), z.size(1)).float(), wanted)
@@ -111,8 +115,9 @@ def mistakes(z: Tensor, wanted: Tensor, expected: float) -> dict[str, float]:
 
 
 def ignored(s: Subject, wanted: Tensor, right: int, what: str) -> Outcome:
-    """Check that the user's loss ignores some value of targets: -100, as in PyTorch, or -1, as in nanoGPT. `wanted` are
-    the targets (B, T), `right` is their offset from the tokens, and `what` the text that the outcome begins with."""
+    """Check that the user's loss ignores targets of one value: -100, as in PyTorch, or -1, as in nanoGPT. `wanted` are
+    targets (B, T), `right` is the offset at which the loss expects them (1: the loss itself shifts tokens, 0: they are
+    shifted already), and `what` is the text that the outcome begins with. Returns the status and the measurement."""
     if s.about.get("loss") is None and s.attribute("pad_token_id", "padding_idx") is not None:
         return "ok", what
     for value in IGNORED, -1:
@@ -130,7 +135,8 @@ def ignored(s: Subject, wanted: Tensor, right: int, what: str) -> Outcome:
 
 
 def first_loss(s: Subject) -> Outcome:
-    """Check that the loss before training is about that of a uniform guess."""
+    """Check that the loss before training is about that of a uniform guess. Returns the status and the measurement of
+    this check of `onward doctor`."""
     if not s.fresh:
         return "not applicable", NOT_FRESH
     value, uniform = float(cross_entropy(s.logits, s.tokens, 1)), math.log(s.vocab_size)
@@ -138,7 +144,8 @@ def first_loss(s: Subject) -> Outcome:
 
 
 def gradients(s: Subject) -> Outcome:
-    """Check that all trainable parameters get a gradient, and parameters that should be frozen get none."""
+    """Check that all trainable parameters get a gradient, and parameters that should be frozen get none. Returns the
+    status and the measurement of this check of `onward doctor`."""
     trained = {name: p for name, p in s.model.named_parameters() if p.requires_grad}
     if not trained:
         return "not applicable", ALL_FROZEN
@@ -165,8 +172,8 @@ def gradients(s: Subject) -> Outcome:
 
 
 def unread(s: Subject, name: str, gradient: Tensor) -> bool:
-    """Return whether a contiguous quarter of the rows or columns of a linear layer's weight gets no gradient, such as
-    the value part of packed projections. `name` is the weight's name, `gradient` its gradient."""
+    """Return whether a contiguous quarter of the rows or columns of a linear layer's weight gets no gradient, as if the
+    value part of packed projections were not used. `name` is the weight's name, `gradient` its gradient."""
     if not isinstance(s.model.get_submodule(name.rpartition(".")[0]), nn.Linear) or gradient.dim() != 2:
         return False
     if re.search("expert|rout|gate", name):
@@ -179,7 +186,8 @@ def unread(s: Subject, name: str, gradient: Tensor) -> bool:
 
 
 def tied(s: Subject) -> Outcome:
-    """Check that head and embedding share one matrix, if the model's config declares that they do."""
+    """Check that head and embedding share one matrix, if the model's config declares that they do. Returns the status
+    and the measurement of this check of `onward doctor`."""
     if not s.attribute("tied", "tie_word_embeddings", "tie_weights", "weight_tying"):
         return "not applicable", "the model does not declare that its head is tied to its embedding"
     matrices = [p for p in s.model.parameters() if p.dim() == 2 and p.size(0) == s.vocab_size]
@@ -192,7 +200,8 @@ def tied(s: Subject) -> Outcome:
 
 def shared(s: Subject) -> Outcome:
     """Note modules that occur more than once in the model. A Universal Transformer shares its block by design, and no
-    output distinguishes it from a list that was multiplied by mistake."""
+    output distinguishes it from a list that was multiplied by mistake. Returns the status and the measurement of this
+    check of `onward doctor`."""
     first: dict[int, str] = {}
     for name, module in s.model.named_modules(remove_duplicate=False):
         known = first.setdefault(id(module), name)
@@ -205,7 +214,8 @@ def shared(s: Subject) -> Outcome:
 
 
 def initialization(s: Subject) -> Outcome:
-    """Check that the standard deviation of each kind of matrix is about equal in all layers."""
+    """Check that the standard deviation of each kind of matrix is about equal in all layers. Returns the status and the
+    measurement of this check of `onward doctor`."""
     if not s.fresh:
         return "not applicable", NOT_FRESH
     layers: dict[str, dict[str, float]] = defaultdict(dict)  # the deviation of a matrix in each layer
@@ -233,12 +243,13 @@ def initialization(s: Subject) -> Outcome:
 
 
 def same_rows(p: Tensor) -> bool:
-    """Return whether all rows of a matrix are equal and not zero."""
+    """Return whether all rows of a matrix `p` are equal and not zero."""
     return min(p.shape) > 1 and bool(p.any()) and bool((p == p[:1]).all())
 
 
 def overfit(s: Subject) -> Outcome:
-    """Check that the model can learn: some steps of sign descent on one batch halve its loss."""
+    """Check that the model can learn: some steps of sign descent on one batch halve its loss. Returns the status and
+    the measurement of this check of `onward doctor`."""
     if not s.fresh:
         return "not applicable", NOT_FRESH
     copy = Subject(deepcopy(s.model), vocab_size=s.vocab_size, adapter=s.adapter)

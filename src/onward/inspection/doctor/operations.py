@@ -72,8 +72,8 @@ def is_continuous(x: Tensor) -> bool:
 
 
 class Operations(TorchDispatchMode):
-    """A PyTorch dispatch mode that records the products, sums and attentions of one forward pass over a text (1, T);
-    `length` is T."""
+    """A PyTorch dispatch mode that records the matrix products, sums and attentions of one forward pass over a text (1,
+    T), from which the checks of `onward doctor` find the parts of any model; `length` is T."""
 
     def __init__(self, model: nn.Module, length: int) -> None:
         super().__init__()
@@ -108,7 +108,8 @@ class Operations(TorchDispatchMode):
         return id(x) in self.weights or x.untyped_storage().data_ptr() in self.storages
 
     def note(self, name: str, given: list[Tensor], out: Tensor) -> None:
-        """Record one tensor operation: its `name`, its tensor arguments `given` and its result `out`."""
+        """Record one tensor operation of the forward pass: its `name` in PyTorch, its tensor arguments `given` and its
+        result `out`."""
         self.alive += [*given, out]
         floats = [x for x in given if is_continuous(x)]
         if name in LOOKUPS and floats and self.is_weight(floats[0]):
@@ -130,8 +131,8 @@ class Operations(TorchDispatchMode):
         return self.module[-1] if self.module else ""
 
     def product(self, left: Tensor, right: Tensor, out: Tensor) -> None:
-        """Record a product of the tensors `left` and `right` with the result `out`: with a weight, of queries and keys,
-        or of attention weights and values."""
+        """Record a matrix product of `left` and `right` with the result `out`: a product with a weight, of queries and
+        keys, or of attention weights and values."""
         weights = self.is_weight(left), self.is_weight(right)
         if sum(weights) == 1:
             x, weight = (right, left) if weights[0] else (left, right)
@@ -149,9 +150,9 @@ class Operations(TorchDispatchMode):
             self.mixed(right.transpose(-2, -1), left.transpose(-2, -1), left)
 
     def mixed(self, weights: Tensor, values: Tensor, of_values: Tensor) -> None:
-        """Record an attention: pair a product of weights and values with the last product of queries and keys. Grouped
-        heads (K, G T, E), folded into the query length, become (K G, T, E). `of_values` is the operand of the
-        product that holds the values."""
+        """Record an attention: pair the product of attention `weights` and `values` with the last product of queries
+        and keys. Grouped heads (K, G T, E), whose G queries per key share one matrix, become (K G, T, E). `of_values`
+        is the operand of the product that holds the values, possibly transposed."""
         assert self.scores
         T, (queries, keys) = self.length, self.scores
         of = lambda x: self.sources.get(id(x), [])
@@ -167,7 +168,7 @@ class Operations(TorchDispatchMode):
         self.scores, self.twice = None, False
 
     def follow(self, name: str, floats: list[Tensor], out: Tensor) -> None:
-        """Record the projections from which the result `out` of an operation called `name` is made. `floats` are the
+        """Record from which projections the result `out` of the operation `name` is computed. `floats` are the
         operation's floating-point arguments."""
         T, known = self.length, [x for x in floats if not self.is_weight(x)]
         if out.shape[-2:] == (T, T):
@@ -196,23 +197,23 @@ class Operations(TorchDispatchMode):
             self.mark_read(x)
 
     def mark_read(self, *tensors: Tensor) -> None:
-        """Mark the recorded products whose results are these tensors as read by an operation other than a product with
-        a weight."""
+        """Mark the recorded products that have these tensors as results: an operation other than a product with a
+        weight, such as an activation function, uses them."""
         for x in tensors:
             if id(x) in self.direct:
                 self.direct[id(x)].read = True
 
 
 def length_of_texts(s: Subject) -> int:
-    """Return a text length T that divides no width of the model, so that (T, T) is distinct from other shapes; 0 if
-    there is none."""
+    """Return a length T for short test texts that divides no size of the model's parameters, so that a (T, T) tensor
+    can only be attention; 0 if there is none."""
     sizes = {size for p in s.model.parameters() for size in p.shape}
     return next((n for n in range(min(13, s.tokens.size(1)), 3, -1) if all(size % n for size in sizes)), 0)
 
 
 @torch.no_grad()
 def operations(s: Subject, tokens: Tensor) -> Operations:
-    """Run the model on a text (1, T), and return the recorded operations."""
+    """Run the model on a text (1, T), token ids, and return its recorded operations."""
     watched = Operations(s.model, tokens.size(1))
 
     def enter(name: str) -> Callable[..., None]:
@@ -241,8 +242,8 @@ def operations(s: Subject, tokens: Tensor) -> Operations:
 
 @contextmanager
 def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
-    """Replace each parameter p of a model by new(p) inside the `with` block, and restore it at the end. A parameter for
-    which new(p) is None stays unchanged."""
+    """Replace each floating-point parameter p of a model by new(p) inside the `with` block, and restore all at the end.
+    A parameter for which new(p) is None stays unchanged."""
     kept: list[tuple[Tensor, Tensor]] = []
     try:
         with torch.no_grad():
@@ -259,9 +260,9 @@ def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterato
 
 
 def loud(s: Subject, gain: float = 1.5) -> Any:
-    """Rescale the model's weights inside the `with` block so that every part has a visible effect: each matrix
-    multiplies the size of vectors by about `gain`, and no parameter is zero. In a fresh model scores and branches are
-    near 0, and many mistakes are smaller than rounding."""
+    """Return a context manager that rescales the model's weights inside the `with` block so that every part has a
+    visible effect: each matrix multiplies the size of vectors by about `gain`, and no parameter is zero. In a fresh
+    model scores and branches are near 0, and many mistakes are smaller than rounding."""
     generator = torch.Generator().manual_seed(2)
 
     def new(p: Tensor) -> Tensor | None:

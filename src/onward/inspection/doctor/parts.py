@@ -34,7 +34,8 @@ BY = 8.0  # the factor by which the residual stream is multiplied
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """An attention module of the model to check, whose projections are recognized by their names."""
+    """An attention module of the model under test, whose projections are recognized by their names, with the number and
+    the size of its heads."""
 
     name: str
     module: nn.Module
@@ -84,7 +85,8 @@ def attention_layers(s: Subject) -> list[AttentionLayer]:
 
 
 def experts(s: Subject) -> Outcome:
-    """Check that, in each mixture of experts, the weights of a token's experts have the same sum for all tokens."""
+    """Check that, in each mixture of experts, the weights of a token's experts have the same sum for all tokens.
+    Returns the status and the measurement of this check of `onward doctor`."""
     notes = []
     for name, module in s.model.named_modules():
         lists = [m for _, m in module.named_children() if isinstance(m, nn.ModuleList) and len(m) > 1]
@@ -104,8 +106,9 @@ def experts(s: Subject) -> Outcome:
 
 
 def replaced(s: Subject, module: nn.Module, items: nn.ModuleList, value: float) -> Tensor | None:
-    """Run the model on the subject's tokens while each of the submodules `items` of `module` returns the constant
-    `value`. Returns the first result of `module`, or None if it is not called or returns no tensor."""
+    """Run the model on the test tokens while each of the submodules `items` of `module` (such as experts) returns the
+    constant `value`. Returns the result of the first call of `module`, or None if it is not called or returns no
+    tensor."""
     inputs: list[Tensor] = []
     fill = lambda item, args, result: torch.full_like(result, value)
     record = lambda module, args, result: inputs.append(result[0] if isinstance(result, tuple) else result)
@@ -115,7 +118,8 @@ def replaced(s: Subject, module: nn.Module, items: nn.ModuleList, value: float) 
 
 
 def norms(s: Subject) -> Outcome:
-    """Check that all branches of a block, or none, have a norm before them."""
+    """Check that all branches of a block, or none, have a norm before them. Returns the status and the measurement of
+    this check of `onward doctor`."""
     if not s.blocks:
         return "not applicable", "no list of blocks that take and return (B, T, D) was recognized"
     scaled = lambda x: x * BY if isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 3 else x
@@ -161,7 +165,8 @@ def norms(s: Subject) -> Outcome:
 
 
 def embedding(s: Subject) -> Outcome:
-    """Check that the embedding is not scaled twice before the first block."""
+    """Check that the embedding is not scaled twice before the first block. Returns the status and the measurement of
+    this check of `onward doctor`."""
     tables = [m for m in s.model.modules() if isinstance(m, nn.Embedding) and m.num_embeddings >= s.vocab_size]
     stream = s.given_to(s.blocks[0][1], s.tokens) if s.blocks else None
     if not tables or stream is None or stream.size(-1) != tables[0].embedding_dim:

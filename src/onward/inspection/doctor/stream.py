@@ -29,7 +29,8 @@ NO_TEXT = "every short text length divides a width of the model, so shapes are a
 
 def traced(s: Subject) -> Operations | None:
     """Record the operations of a forward pass of the model on a random text, with all weights enlarged. The result is
-    stored for other checks; None if every text length divides a width of the model."""
+    stored for other checks; None if every short text length divides a size of the model's parameters, so that shapes
+    are ambiguous."""
     if "traced" not in s.memo:
         T = length_of_texts(s)
         with loud(s):
@@ -38,12 +39,14 @@ def traced(s: Subject) -> Operations | None:
 
 
 def head_of(ops: Operations, s: Subject) -> Linear | None:
-    """Return the recorded matrix product that computes the logits; None if there is none."""
+    """Return the recorded matrix product in `ops` that computes the logits, that of the model's head; None if there is
+    none."""
     return next((x for x in reversed(ops.linears) if x.result.size(-1) >= s.vocab_size), None)
 
 
 def residual(s: Subject) -> Outcome:
-    """Check that each branch is added to the residual stream, which carries the embeddings to the head."""
+    """Check that each branch is added to the residual stream, which carries the embeddings to the head. Returns the
+    status and the measurement of this check of `onward doctor`."""
     ops = traced(s)
     head = head_of(ops, s) if ops else None
     if not ops or not ops.attentions or not head:
@@ -63,8 +66,9 @@ def residual(s: Subject) -> Outcome:
 
 
 def kept_once(ops: Operations, s: Subject) -> Outcome:
-    """Check that the head reads the token embeddings exactly once, in a recorded forward pass whose attention and
-    feed-forward outputs are near 0."""
+    """Check that the head reads the token embeddings exactly once, through the residual stream, in `ops`, a recorded
+    forward pass whose attention and feed-forward outputs are near 0. Returns the status, the measurement and, for a
+    failure, the location."""
     head = head_of(ops, s)
     assert head
     read = head.given.flatten(0, -2)
@@ -96,13 +100,14 @@ def kept_once(ops: Operations, s: Subject) -> Outcome:
 
 
 def cosine(x: Tensor, y: Tensor) -> float:
-    """Return the mean cosine of vectors (..., D), after subtracting the mean of each vector."""
+    """Return the mean cosine of the vectors in `x` and `y` (..., D), after subtracting the mean of each vector."""
     x, y = (z.detach().float() - z.detach().float().mean(-1, keepdim=True) for z in (x, y))
     return float(F.cosine_similarity(x, y, -1).mean())
 
 
 def activation(s: Subject) -> Outcome:
-    """Check that no two matrices follow each other without an activation function between them."""
+    """Check that no two matrices follow each other without an activation function between them. Returns the status and
+    the measurement of this check of `onward doctor`."""
     ops = traced(s)
     if not ops:
         return "not applicable", NO_TEXT
@@ -126,7 +131,8 @@ ACTIVATIONS = "torch.nn.modules.activation", "transformers.activations"
 
 def reach(s: Subject) -> Outcome:
     """Check that the range of the logits is not limited, as by a final tanh or ReLU: with the weight of the head scaled
-    up, they become large, positive and negative."""
+    up, they become large, positive and negative. Returns the status and the measurement of this check of `onward
+    doctor`."""
     ops = traced(s)
     head = head_of(ops, s) if ops else None
     if not head:

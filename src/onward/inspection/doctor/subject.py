@@ -64,7 +64,8 @@ class Cache:
 
 
 class Use(NamedTuple):
-    """A recorded call of a module in a forward pass: the module's name, its result and its first argument."""
+    """A recorded call of a module in a forward pass: the module's name, its result and the first argument of the
+    call."""
 
     name: str
     result: Tensor
@@ -72,14 +73,15 @@ class Use(NamedTuple):
 
 
 class ReachedError(BaseException):
-    """Ends a forward pass early, at a certain module. It is not an Exception, so that `except Exception` in a model
-    does not catch it."""
+    """Ends a forward pass or a training early, at a point where a check has seen enough. It is not an Exception, so
+    that `except Exception` in a model does not catch it."""
 
 
 class Subject:
-    """The model to check, random token ids (2, T) to try it on, and its logits for them.
+    """The model to check (`onward doctor`), random token ids (2, T) to try it on, and its logits for them.
 
-    `about` are optional facts about the model. Raises a UserError if the model does not return logits (2, T, V).
+    `about` are optional facts about the model, such as its loss. Raises a UserError if the model does not return logits
+    (2, T, V).
     """
 
     def __init__(self, model: nn.Module, **about: Unpack[About]) -> None:
@@ -140,8 +142,8 @@ class Subject:
         return logits
 
     def longest(self, length: int) -> int:
-        """Return the greatest number of tokens, up to `length`, that the model accepts. Raises a UserError if it is
-        less than four."""
+        """Return the greatest number of tokens, up to `length`, that the model accepts in a call. Raises a UserError if
+        it is less than four."""
         try:
             self(torch.zeros(1, length, dtype=torch.long, device=self.device))
             return length
@@ -156,8 +158,8 @@ class Subject:
         raise UserError(f"{cause}; if its context is shorter, give --context-length") from cause
 
     def checked_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return a batch that the user supplied, on the model's device. Raises a UserError unless it is a pair of token
-        ids and targets, (B, T) each."""
+        """Return `batch`, a batch of training or validation data that the user supplied, on the model's device. Raises
+        a UserError unless it is a pair of token ids and targets, (B, T) each."""
         pair = isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(x, Tensor) for x in batch)
         if not pair or batch[0].dim() != 2 or batch[0].shape != batch[1].shape or batch[0].is_floating_point():
             shapes = [tuple(x.shape) for x in batch if isinstance(x, Tensor)] if isinstance(batch, Sequence) else batch
@@ -169,8 +171,8 @@ class Subject:
         return batch[0].to(self.device), batch[1].to(self.device)
 
     def attribute(self, *names: str) -> Any:
-        """Return the first existing attribute of the model or its config among `names`, in their order; None if there
-        is none."""
+        """Return the value of the first attribute among `names`, in their order, that the model or its config has; None
+        if there is none."""
         holders = self.model, getattr(self.model, "config", None)
         return next((getattr(h, name) for name in names for h in holders if getattr(h, name, None) is not None), None)
 
@@ -185,8 +187,8 @@ class Subject:
         return [float(x) for x in re.findall(rf"\w*(?:{pattern})\w*['\"]?[=:] ?(\d+\.?\d*(?:e-?\d+)?)", text)]
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor | None:
-        """Compute the user's loss or, without one, the loss that the model returns for its tokens and these targets;
-        None if it returns none."""
+        """Compute the user's loss of logits (B, T, V) and targets (B, T) or, if the user gave no loss, the loss that
+        the model itself returns for its test tokens and these targets; None if the model returns none."""
         if own := self.about.get("loss"):
             return own(logits, targets)
         name = self.parameter(*TARGET_NAMES)
@@ -200,10 +202,10 @@ class Subject:
         return loss if isinstance(loss, Tensor) and loss.dim() == 0 else None
 
     def new_cache(self) -> Cache | None:
-        """Create an empty key/value cache for the model; None if the doctor finds none that it knows.
+        """Create an empty key/value cache for the model; None if the model has no cache of a known kind.
 
         Known caches are the user's, Onward's, that of transformers, and a parameter `cache` of `forward` with a method
-        `new_cache()`.
+        `new_cache()` of the model.
         """
         model = self.model
         if made := self.about.get("cache"):
@@ -245,25 +247,26 @@ class Subject:
 
     @cached_property
     def later(self) -> Tensor:
-        """The subject's token ids (2, T) with all tokens from the middle on replaced, to test whether later tokens
-        change earlier logits."""
+        """The test tokens (2, T) with all tokens from the middle on replaced, to test whether later tokens change
+        earlier logits."""
         half = self.tokens.size(1) // 2
         return torch.cat([self.tokens[:, :half], (self.tokens[:, half:] + 1) % self.vocab_size], 1)
 
     def leak(self, logits: Tensor, of_later: Tensor) -> float:
-        """Return the largest difference, before the middle of the text, between `logits` and `of_later`, the logits of
-        the tokens `later`, which differ from the middle on."""
+        """Return the largest difference, before the middle of the text, between `logits` of the test tokens and
+        `of_later`, the logits of the tokens `later`, which differ only from the middle on."""
         return float((logits - of_later)[:, : self.tokens.size(1) // 2].abs().max())
 
     @cached_property
     def is_causal(self) -> bool:
-        """Whether changing later tokens leaves all earlier logits unchanged, in eval mode."""
+        """Whether replacing later tokens leaves all earlier logits unchanged, in eval mode."""
         with torch.no_grad():
             return self.leak(self.logits, self(self.later)) <= self.allowed
 
     @contextmanager
     def outputs(self) -> Iterator[list[Use]]:
-        """Record each call of a module inside the `with` block in a list, in the order in which the calls end."""
+        """Yield a list to which each call of a module of the model is added inside the `with` block, in the order in
+        which the calls end."""
         uses: list[Use] = []
 
         def note(name: str) -> Callable[..., None]:
@@ -280,8 +283,8 @@ class Subject:
             yield uses
 
     def given_to(self, module: nn.Module, tokens: Tensor) -> Tensor | None:
-        """Run the model on `tokens` up to a module, and return the first argument of that module; None if it is not
-        called."""
+        """Run the model on `tokens` up to the first call of `module`, and return the first argument of this call; None
+        if the module is not called."""
         tensors: list[Tensor] = []
 
         def stop(module: nn.Module, args: tuple[Any, ...]) -> NoReturn:
@@ -297,8 +300,8 @@ class Subject:
 
     @cached_property
     def blocks(self) -> list[tuple[str, nn.Module]]:
-        """The names and modules of the blocks of the residual stream: the outermost list of modules of one class that
-        return (B, T, D); [] if there is none."""
+        """The Transformer blocks of the model as (name, module): the outermost list of modules of one class that return
+        (B, T, D); [] if there is none."""
         with torch.no_grad(), self.outputs() as uses:
             self(self.tokens)
         streams = {use.name for use in uses if use.result.dim() == 3 and use.result.shape[:2] == self.tokens.shape}
@@ -312,7 +315,7 @@ class Subject:
 
 @contextmanager
 def hooked(handles: Iterable[Any]) -> Iterator[None]:
-    """Remove the module hooks with these handles at the end of the `with` block."""
+    """Remove module hooks, given by the handles that PyTorch returned for them, at the end of the `with` block."""
     handles = list(handles)
     try:
         yield

@@ -44,12 +44,14 @@ def subjects_of(
     vocab_size: int = 0,
     context_length: int = 0,
 ) -> list[Subject | Corpus]:
-    """Load the subjects (models or corpora to check) that `target`, the argument of `onward doctor`, names.
+    """Load what `target`, the argument of `onward doctor`, names: models and corpora to check.
 
     The folder of a run is a model and the texts that it was trained on. FILE.py:NAME and MODULE:NAME name a model, or a
-    class or function that is called with `kwargs` (JSON) and returns a fresh model. `adapter`, `loss`, `cache`, `train`
-    and the batches name functions in the same way; `text` and `validation` name texts; `frozen`, `vocab_size` and
-    `context_length` are facts of `About`. Raises a UserError if the target or one of these names cannot be loaded.
+    class or function that is called with `kwargs` (JSON) and returns a fresh model. `adapter`, `loss`, `cache`,
+    `train`, `batches` and `validation_batches` name functions or objects in the same way (see `About` for their
+    meaning; "": none); `text` and `validation` are paths of a text for a trained model and of a validation text;
+    `frozen` is a regular expression of parameters that must not be trained; `vocab_size` and `context_length` are those
+    of the model (0: found out). Raises a UserError if the target or one of these names cannot be loaded.
     """
     about: About = {"vocab_size": vocab_size, "context_length": context_length, "frozen": frozen}
     for name, value in {"adapter": adapter, "loss": loss, "cache": cache, "train": train}.items():
@@ -93,8 +95,8 @@ def loaded(path: Path) -> nn.Module:
 
 
 def corpus(path: Path, validation: str) -> Corpus:
-    """Return the corpus of a prepared folder (its tokens) or of texts (their bytes). `validation` names a validation
-    text; "" for none."""
+    """Return the corpus to check of a folder of prepared tokens, or of text files (as bytes), at `path`. `validation`
+    names a validation text; "" for none."""
     tokenizer = Tokenizer.load(path) if is_prepared(path) else None
     train = Tokens.join(load_tokens(path).sources) if tokenizer else text_tokens(str(path), None)
     held_out = text_tokens(validation, tokenizer) if validation else None
@@ -102,13 +104,15 @@ def corpus(path: Path, validation: str) -> Corpus:
 
 
 def corpus_of_run(folder: Path, tokenizer: Tokenizer | None) -> Corpus:
-    """Return the corpus of the texts that a run was trained and validated on."""
+    """Return the corpus to check of the texts that the run in `folder` was trained and validated on. The tokenizer
+    tells which tokens end a document; None: unknown."""
     inputs = inputs_of(folder)
     return Corpus(Tokens.join(inputs.train), inputs.validation, tuple(tokenizer.end_ids) if tokenizer else ())
 
 
 def text_tokens(text: str, tokenizer: Tokenizer | None) -> Tokens:
-    """Return the tokens of a prepared folder or of texts; without a tokenizer, the bytes of the texts."""
+    """Return the tokens of the prepared folder or the text files that `text` names; without a tokenizer, the bytes of
+    the texts."""
     if is_prepared(text) and tokenizer:
         return Tokens.join(load_tokens(Path(text)).sources)
     if tokenizer:
@@ -118,9 +122,8 @@ def text_tokens(text: str, tokenizer: Tokenizer | None) -> Tokens:
 
 
 def made(target: str, kwargs: str) -> tuple[nn.Module, bool]:
-    """Return the model that FILE.py:NAME or MODULE:NAME names, called with the JSON `kwargs` if it is a class or
-    function, and whether this call created it, so that its weights are fresh. Raises a UserError if it cannot be
-    created."""
+    """Return the model that `target`, FILE.py:NAME or MODULE:NAME, names, and whether this call created it, so that its
+    weights are fresh: a class or function is called with `kwargs`, JSON. Raises a UserError if it cannot be created."""
     try:
         arguments = json.loads(kwargs or "{}")
     except ValueError as error:
@@ -141,7 +144,7 @@ def made(target: str, kwargs: str) -> tuple[nn.Module, bool]:
 
 def named(target: str, what: str) -> Any:
     """Import the FILE.py or MODULE of a target FILE.py:NAME or MODULE:NAME, and return its attribute NAME. Raises a
-    UserError if that does not exist; the message calls the target `what`."""
+    UserError if that does not exist; the message calls the target `what`, such as `--loss`."""
     source, _, name = target.rpartition(":")
     if not source:
         raise UserError(f"{what} is {target!r}: name it as FILE.py:NAME or MODULE:NAME")
@@ -153,8 +156,8 @@ def named(target: str, what: str) -> Any:
 
 
 def choices(file: str) -> str:
-    """Return a phrase that lists the possible targets in a file: its modules (nn.Module), or else its other classes and
-    functions."""
+    """Return a phrase for an error message that lists what a user can name in a Python file: its modules (nn.Module),
+    or else its other classes and functions."""
     own = {k: v for k, v in vars(imported(file)).items() if getattr(v, "__module__", "") == Path(file).stem}
     modules = [name for name, value in own.items() if isinstance(value, type) and issubclass(value, nn.Module)]
     names = [f"{file}:{name}" for name in modules or own]
@@ -162,7 +165,8 @@ def choices(file: str) -> str:
 
 
 def imported(source: str) -> ModuleType:
-    """Import a Python file or a module by name; each file is executed once. Raises a UserError if that fails."""
+    """Import `source`, a Python file or the name of a module; each file is executed only once. Raises a UserError if
+    that fails."""
     path = Path(source)
     if source.endswith(".py") and not path.is_file():
         raise UserError(f"there is no file {source}: name it as FILE.py:NAME")

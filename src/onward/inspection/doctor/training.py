@@ -28,7 +28,8 @@ NO_BATCHES = "no batches are given: --batches"
 
 
 def padded(s: Subject) -> Outcome:
-    """Check that the loss ignores the targets in runs of one repeated token at the ends of rows, such as padding."""
+    """Check that the loss ignores the targets in runs of one repeated token at the ends of rows, such as padding.
+    Returns the status and the measurement of this check of `onward doctor`."""
     if not s.batches:
         return "not applicable", NO_BATCHES
     ends: dict[int, int] = {}  # number of rows that end with a run of this token
@@ -50,8 +51,8 @@ def padded(s: Subject) -> Outcome:
 
 
 def changes_loss(s: Subject, token: int) -> bool:
-    """Return whether targets equal to `token` change the user's loss (False if the loss ignores them); True without a
-    loss."""
+    """Return whether positions whose target is `token` change the user's loss (False if the loss ignores them); True if
+    the user gave no loss."""
     if not s.about.get("loss"):
         return True
     rows = s.tokens.clone()
@@ -63,7 +64,8 @@ def changes_loss(s: Subject, token: int) -> bool:
 
 
 def shuffled(s: Subject) -> Outcome:
-    """Check that neighboring rows of a batch are not consecutive in a text."""
+    """Check that neighboring rows of a batch are not consecutive in a text. Returns the status and the measurement of
+    this check of `onward doctor`."""
     if not s.batches:
         return "not applicable", NO_BATCHES
     pairs = [pair for tokens, wanted in s.batches for pair in zip(tokens, tokens[1:], wanted)]
@@ -80,14 +82,15 @@ def shuffled(s: Subject) -> Outcome:
 
 
 def follows_by(row: Tensor, following: Tensor, targets: Tensor, k: int) -> bool:
-    """Return whether the row `following` is the row before it, `row`, shifted by k tokens; for k = T, whether it begins
-    with the last of that row's targets."""
+    """Return whether `following`, the row of a batch after `row`, is `row` shifted by k tokens; for k = T, the length
+    of a row, whether it begins with the last of `targets`, the next tokens of `row`."""
     T = row.size(0)
     return torch.equal(following[: T - k], row[k:]) if T - k >= 2 else k == T and bool(following[0] == targets[-1])
 
 
 def held_out(s: Subject) -> Outcome:
-    """Check that passages of the validation batches do not occur in the training batches."""
+    """Check that passages of the validation batches do not occur in the training batches. Returns the status and the
+    measurement of this check of `onward doctor`."""
     if not s.batches or not s.validation_batches:
         return (
             "not applicable",
@@ -108,8 +111,8 @@ def held_out(s: Subject) -> Outcome:
 
 
 class Watch:
-    """Records the gradients of a model in the user's training function: those of each backward pass, and those that the
-    optimizer receives in each step."""
+    """Records gradients while the user's training function trains a model: the sums over backward passes, and their
+    similarity to the gradients that the optimizer receives in each step."""
 
     def __init__(self, model: nn.Module) -> None:
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -121,7 +124,7 @@ class Watch:
         self.eval = False
 
     def gradient(self, name: str) -> Callable[[Tensor], None]:
-        """Return a tensor hook that records each gradient of the parameter named `name`."""
+        """Return a tensor hook that adds each gradient of the parameter called `name` to the recorded sums."""
 
         def hook(gradient: Tensor) -> None:
             self.backward += 1
@@ -154,7 +157,7 @@ class Watch:
 
 @contextmanager
 def stopped() -> Iterator[None]:
-    """End the `with` block without an error if a ReachedError is raised in it: it ends a run of the model early."""
+    """End the `with` block without an error if a ReachedError is raised in it, which ends the run of a model early."""
     try:
         yield
     except ReachedError:
@@ -163,7 +166,7 @@ def stopped() -> Iterator[None]:
 
 def step(s: Subject) -> Outcome:
     """Check that the user's training function takes steps with the gradients of the last backward passes, in train
-    mode."""
+    mode. Returns the status and the measurement of this check of `onward doctor`."""
     train = s.about.get("train")
     if train is None:
         return "not applicable", "no training function is given: --train"
@@ -185,7 +188,7 @@ def step(s: Subject) -> Outcome:
 
 
 def judged(watch: Watch, before: list[Tensor]) -> Outcome:
-    """Return the outcome of the check of the user's training function, from the gradients that `watch` recorded;
+    """Return the outcome of the check `step` of the user's training function, from the gradients that `watch` recorded;
     `before` are the parameters before the first step."""
     since, ever = watch.cosines[-1]
     what = (
@@ -205,8 +208,8 @@ def judged(watch: Watch, before: list[Tensor]) -> Outcome:
 
 
 def run(s: Subject, train: Callable[..., Any], model: nn.Module) -> None:
-    """Call the user's training function: train(model), which may loop without end, or STEPS times step(model,
-    optimizer, tokens, targets)."""
+    """Train `model` with the user's training function `train`: called once as train(model), which may loop without end,
+    or, if it takes more arguments, STEPS times as train(model, optimizer, tokens, targets)."""
     needed = [p for p in inspect.signature(train).parameters.values() if p.default is p.empty and p.kind < 2]
     if len(needed) == 1:
         train(model)
