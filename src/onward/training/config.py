@@ -95,8 +95,8 @@ class WatchOptions:
 @named
 @dataclass(frozen=True)
 class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
-    """Everything that determines what a training run computes; FinetuneConfig is its subclass for fine-tuning. Raises a
-    UserError for values out of range or in contradiction."""
+    """Everything that determines what a run computes. Raises a UserError for values out of range or in contradiction;
+    FinetuneConfig is the subclass for fine-tuning."""
 
     fixed: ClassVar[tuple[str, ...]] = ()  # fields that a user cannot set
 

@@ -39,8 +39,7 @@ class ExampleOptions:
 @named
 @dataclass(frozen=True)
 class FinetuneConfig(RunConfig, ExampleOptions):
-    """Everything that determines what a fine-tuning run computes: the options of a run, the method and its examples.
-    Raises a UserError for values out of range."""
+    """Everything that determines what fine-tuning computes. Raises a UserError for values out of range."""
 
     fixed: ClassVar[tuple[str, ...]] = (
         *("tokenizer", "field", "encoding", "pack", "preset", "model", "mup"),
