@@ -13,10 +13,10 @@ NAMES = {"where": "where", "how": "how it was measured", "why": "why it matters"
 
 
 def write_findings(page: Path, target: str, summary: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the findings of `onward doctor` about `target` as an HTML page, failures first.
+    """Write the findings of `onward doctor` about the model or data `target` as the HTML file `page`, failures first.
 
-    Each of `rows` is one check: its name, its status, the finding ("what"), the location ("where"), the measurement
-    ("how"), why it matters, and the remedy ("mend"). `summary` is the sentence at the top.
+    Each of `rows` is a check, with the keys "check" (its name), "status", "what" (the finding), "where" (the location),
+    "how" (the measurement), "why" (it matters) and "mend" (the remedy). `summary` is the sentence at the top.
     """
     failed = [row for row in rows if row["status"] == "failed"]
     others = {status: [row for row in rows if row["status"] == status] for status in STATUSES}
@@ -43,8 +43,8 @@ HEADER = "check", "finding", "how it was measured"
 
 
 def article(row: Mapping[str, Any]) -> str:
-    """Return the HTML article for one failed check of `onward doctor`. `row` has the keys that `write_findings`
-    describes."""
+    """Return the HTML article for one failed check of `onward doctor`; `row` has the same keys as the rows of
+    `write_findings`, such as "what" and "mend"."""
     facts = [(title, str(row[name])) for name, title in NAMES.items() if row[name]]
     return (
         f'<article><h2>{visible(row["check"])}</h2><p class="notice">{visible(row["what"])}</p>{table(facts)}</article>'

@@ -43,7 +43,8 @@ ROWS = 4  # windows added to a batch, to measure the memory of a window
 
 @dataclass(frozen=True)
 class Proposal:
-    """A possible mesh of devices, the training memory of one device in it, and the tokens per second of all devices."""
+    """A possible mesh for a training, an arrangement of the devices along the axes replicate, shard and tensor, with
+    the training memory of one device in it and the tokens per second of all devices."""
 
     mesh: Mesh
     memory: TrainingMemory
@@ -52,8 +53,8 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Planned:
-    """The input of `onward plan`: a decoder, how it is used, and the machine. The methods compute the lines of the
-    plan."""
+    """The input of `onward plan`, which estimates memory and speed before a model is trained or used: a decoder, how it
+    is used, and the machine. The methods compute the lines of the plan."""
 
     config: DecoderConfig
     machine: Machine
@@ -89,11 +90,13 @@ class Planned:
 
     @property
     def step_options(self) -> dict[str, Any]:
-        """The options of a training step, as keyword arguments of `training_memory` and `device_memory`."""
+        """The options that all estimates of training memory share, as keyword arguments of `training_memory` and
+        `device_memory`."""
         return {**self.mesh_options, "holes": self.holes}
 
     def training(self, batch: int) -> TrainingMemory:
-        """Compute the memory of training on `batch` windows of the planned context length."""
+        """Compute the memory of training on one device with batches of `batch` windows of the planned context
+        length."""
         return training_memory(self.trained, batch, self.context, CrossEntropy(), **self.step_options)
 
     @cached_property
@@ -119,7 +122,7 @@ class Planned:
         yield from self.speeds()
 
     def operations(self) -> Iterator[Line]:
-        """Yield the lines for floating-point operations per token, forward and in training."""
+        """Yield the lines of the plan for floating-point operations per token, in the forward pass and in training."""
         line = partial(number, "operations per token")
         config, count, active = self.config, parameters(self.config), active_parameters(self.config)
         products, attention = weight_flops(config), causal_attention_flops(config, self.context)
@@ -137,7 +140,8 @@ class Planned:
         yield line("6 N without embeddings", 6 * rest, "6 x parameters of layers and untied head (Kaplan)")
 
     def generation_lines(self) -> Iterator[Line]:
-        """Yield the lines for the memory of generation, the longest context and the largest batch."""
+        """Yield the lines of the plan for the memory of generation, the longest context and the largest batch that
+        fit."""
         section = f"memory of generation, {self.batch} x {self.context:,} tokens"
         line, config, memory = partial(size, section), self.config, self.here
         dtype = DTYPES[self.dtype]
@@ -169,20 +173,20 @@ class Planned:
 
     @property
     def allocator(self) -> str:
-        """The words added to the formula of the activations' memory for the gaps that the allocator leaves between
-        tensors; "" without gaps."""
+        """The words that the formula of the activations' memory needs if the allocator leaves gaps between tensors; ""
+        without gaps."""
         return f", plus {HOLES:.0%} for fragmentation of CPU memory" if self.holes else ""
 
     def fit(self, line: partial[Line], peak: int, by: str) -> Iterator[Line]:
         """Yield a line for `peak`, the peak memory in bytes, and a line for the memory left or missing on the machine.
-        `line` makes a line of the current section; `by` is the formula of the peak, as text."""
+        `line` makes a line of the current section of the plan; `by` is the formula of the peak, as text."""
         yield line("peak", peak, by)
         left = self.machine.memory - peak
         what = "left" if left >= 0 else "does not fit, exceeds memory by"
         yield line(what, abs(left), f"{size_of(int(self.machine.memory))} of {self.machine.name}")
 
     def training_lines(self) -> Iterator[Line]:
-        """Yield the lines for the memory of training and the largest batch."""
+        """Yield the lines of the plan for the memory of training on one device and the largest batch that fits."""
         section = f"memory of training, {self.batch} x {self.context:,} tokens in {self.precision}"
         line, memory = partial(size, section), self.training(self.batch)
         yield line("weights", memory.weights, "4 bytes x parameters")
@@ -230,17 +234,18 @@ class Planned:
             yield from time_lines(section, self.time(mesh), windows * self.context, mesh.count)
 
     def on_mesh(self, mesh: Mesh) -> TrainingMemory:
-        """Compute the training memory of one device of a mesh."""
+        """Compute the training memory of one device of a mesh, an arrangement of several devices."""
         return device_memory(self.trained, mesh, self.batch, self.context, CrossEntropy(), **self.step_options)
 
     @property
     def mesh_options(self) -> dict[str, Any]:
-        """The options of a training step that apply to a mesh, as keyword arguments of `collectives` and
+        """The options that all estimates for a mesh of devices share, as keyword arguments of `collectives` and
         `step_time`."""
         return {"precision": self.precision, "optimizer": self.optimizer, "recompute": self.recompute}
 
     def sent(self, mesh: Mesh) -> list[Collective]:
-        """List the collectives (all-reduce, all-gather, reduce-scatter) of a training step on a mesh."""
+        """List the collectives (all-reduce, all-gather, reduce-scatter) of one training step on a mesh, with the bytes
+        that each sends."""
         return collectives(self.config, mesh, self.batch, self.context, **self.mesh_options)
 
     def time(self, mesh: Mesh) -> StepTime:
@@ -252,8 +257,8 @@ class Planned:
         return self.batch * mesh.data * self.context / self.time(mesh).seconds
 
     def proposals(self, count: int) -> list[Proposal]:
-        """List the meshes that `count` devices can form. First come those whose training fits into a device's memory,
-        the fastest first, then the others, the one with the least memory first."""
+        """List the meshes that `count` devices can form, with their memory and speed. First come those whose training
+        fits into a device's memory, the fastest first, then the others, the one with the least memory first."""
         sizes = tensor_sizes(self.config, count)
         found = [Proposal(mesh, self.on_mesh(mesh), self.speed(mesh)) for mesh in arrangements(count, tensor=sizes)]
         limit = SAFE * self.machine.memory
@@ -261,8 +266,8 @@ class Planned:
         return able + sorted((one for one in found if one.memory.peak > limit), key=lambda one: one.memory.peak)
 
     def speeds(self) -> Iterator[Line]:
-        """Yield the lines for the speed of prefill, decoding and training on the machine, and for the hours and cost of
-        a training."""
+        """Yield the lines of the plan for the speed of prefill, decoding and training on the machine, and for the hours
+        and cost of the entire training."""
         section = f"speed on {self.machine.name} ({self.machine.source})"
         machine, config, memory = self.machine, self.config, self.here
         line = partial(Line, section)

@@ -29,8 +29,8 @@ OF_ALL_BLOCKS = ("in", "attn.weights", "attn.out", "mlp.out", "out")
 
 
 class Followed:
-    """The token that `onward explain` follows, at index `position` of a text's `tokens`, with the main activations of
-    all blocks and every activation of block `layer`."""
+    """The token whose way through a model `onward explain` shows: it is at index `position` of a text's `tokens`. It
+    holds the main activations of all blocks and every activation of block `layer`, which is shown in detail."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, tokens: Sequence[int], position: int, layer: int) -> None:
         self.model, self.config, self.tokenizer = model, model.config, tokenizer
@@ -58,8 +58,8 @@ class Followed:
         return self.t[f"blocks.{layer}.attn.weights"][0, :, self.p, : self.p + 1].float().cpu()
 
     def guess(self, layer: int) -> str:
-        """Return a sentence about the next token that the logit lens predicts from the residual stream after block
-        `layer`."""
+        """Return a sentence for the explanation that says which next token the model would predict if it ended after
+        block `layer` (the logit lens)."""
         with torch.inference_mode():
             x = self.t[f"blocks.{layer}.out"][:, self.p : self.p + 1]
             p = self.model.logits(self.model.norm(x))[0, 0].float().softmax(-1)
@@ -67,8 +67,9 @@ class Followed:
         return f"If the model ended here, it would predict “{name}” with {p.max():.1%}.".replace("%", " %")
 
     def norm(self, part: Norm, title: str, before: str, after: str, wide: str) -> Step:
-        """Return the step that explains a norm. `part` is its kind; `before` and `after` are the names of its input and
-        output activations; `wide` is their shape, as text."""
+        """Return the step of the explanation that shows a norm. `part` is the norm in the model's config; `before` and
+        `after` are the names of its input and output activations, such as "blocks.0.in"; `wide` is their shape, as
+        text."""
         y, scale, module = self.at(after), f"{after}.scale", self.model.get_submodule(after)
         divided = formula(part)
         weighted = ", then multiplied by learned weights" * any(True for _ in module.parameters())
@@ -84,8 +85,9 @@ class Followed:
         )
 
     def of_heads(self, title: str, x: Tensor, scale: Scale | None = None, reading: str = "") -> Panel:
-        """Return a panel of cells with a row per head and a column for each of the last KEYS tokens up to the followed
-        token. `x` (H, p + 1) are the values of the cells; `reading` is the sentence for the cell under the pointer."""
+        """Return a panel of shaded cells with a row per head and a column for each of the last KEYS tokens up to the
+        followed token. `x` (H, p + 1) are the values of the cells, p the position of the followed token; `reading` is
+        the sentence shown for the cell under the pointer, such as "{row} looks at {column} with {value}"."""
         shown = slice(max(0, self.p + 1 - KEYS), self.p + 1)
         rows = [f"head {h}" for h in range(min(len(x), 2 * HEADS))]
         values = x[: len(rows), shown].numpy()
@@ -98,7 +100,7 @@ class Followed:
 
 
 def vector(title: str, x: Tensor) -> Panel:
-    """Return a panel of the first NUMBERS elements of a vector."""
+    """Return a panel that shows the first NUMBERS elements of the vector `x`."""
     shown = x[:NUMBERS]
     more = f" (first {NUMBERS} of {len(x):,} numbers)" if len(x) > NUMBERS else ""
     return cells(
@@ -112,7 +114,8 @@ def vector(title: str, x: Tensor) -> Panel:
 
 
 def head_vectors(title: str, x: Tensor) -> Panel:
-    """Return a panel of the first elements of each head's vector, from `x` (H, E): H heads, E elements each."""
+    """Return a panel that shows the first elements of each head's vector, a row of `x` (H, E): H heads, E elements
+    each."""
     shown = x[:HEADS, :NUMBERS]
     more = f" (first {NUMBERS} of {x.size(1)} numbers)" if x.size(1) > NUMBERS else ""
     return cells(

@@ -23,9 +23,9 @@ TOKENS = 12  # largest number of tokens whose ids are shown
 
 
 def explain(model: Decoder, tokenizer: Tokenizer, text: str, position: int = -1, layer: int = 0) -> Story:
-    """Follow the token at `position` of a text (negative: from the end) through a model; block `layer` (from 0) is
-    shown in detail. Raises a UserError if the text is empty or too long, or if the position or the layer does not
-    exist."""
+    """Explain step by step, as `onward explain` does, how a model predicts the next token: follow the token at
+    `position` of a text (negative: from the end) through all blocks; block `layer` (from 0) is shown in detail. Raises
+    a UserError if the text is empty or too long, or if the position or the layer does not exist."""
     tokens = tokenizer.begin(tokenizer.encode(text))
     as_row(model, tokens)  # neither empty nor too long
     token = Followed(model, tokenizer, tokens, check_position(position, tokens), check_layer(layer, model))
@@ -33,7 +33,7 @@ def explain(model: Decoder, tokenizer: Tokenizer, text: str, position: int = -1,
 
 
 def steps(token: Followed) -> Iterator[Step]:
-    """Yield all steps of the explanation, from the text to the next token, for the followed token."""
+    """Yield all steps of the explanation for the followed token, from the text to the next token."""
     yield from beginning(token)
     for layer in range(token.config.n_layers):
         yield from block(token, layer) if layer == token.layer else [block_in_short(token, layer)]
@@ -153,5 +153,5 @@ def end(token: Followed) -> Iterator[Step]:
 
 
 def sum_of(a: Tensor, b: Tensor) -> str:
-    """Return the sum of two numbers as a text, such as 0.120 + 0.300 = 0.420."""
+    """Return the addition of two numbers (tensors of one element) as a text, such as 0.120 + 0.300 = 0.420."""
     return f"{a:.3f} {'+' if b >= 0 else '−'} {abs(b):.3f} = {a + b:.3f}"

@@ -16,7 +16,8 @@ from onward.reports.pictures.picture import PANEL_STYLE, Panel, Picture, Theme, 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the explained forward pass: its title, tensor shape, formula, text and panels."""
+    """One step of the forward pass that `onward explain` explains: its title, the shape of its result, its formula, a
+    text and panels with the numbers."""
 
     title: str
     shape: str  # shape of the result, for all tokens of the text
@@ -27,7 +28,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Story:
-    """The steps of one token through a decoder, as `onward explain` shows them in a terminal or as a page."""
+    """The explanation by `onward explain`: the steps of one token through a decoder, shown in a terminal or as a
+    page."""
 
     title: str
     steps: Sequence[Step]

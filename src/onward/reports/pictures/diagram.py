@@ -37,8 +37,8 @@ Place = Literal["stream", "enter", "branch", "add", "title"]  # enter: the first
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the diagram of a decoder: boxes side by side, each a module or an operation, on the residual stream or
-    on a branch that leaves it, and the shape of the result."""
+    """One row of the diagram of a decoder: boxes side by side, each a module or an operation, as (name, weights or
+    computation), on the residual stream or on a branch that leaves it, and the shape of the result."""
 
     place: Place
     boxes: Sequence[tuple[str, str]]  # name, and weights or computation, of each box
@@ -188,8 +188,8 @@ def feed_forward_rows(config: DecoderConfig, layer: int, mlp: nn.Module) -> Iter
 
 
 def weights(module: object) -> str:
-    """Describe the weights of a module as text: inputs → outputs for a linear layer, else the number of parameters; ""
-    without parameters."""
+    """Describe the weights of a module for its box in the diagram: `inputs → outputs` for a linear layer, else the
+    number of parameters; "" without parameters."""
     if not isinstance(module, nn.Module) or not any(True for _ in module.parameters()):
         return ""
     if isinstance(module, nn.Linear):
@@ -198,13 +198,13 @@ def weights(module: object) -> str:
 
 
 def box_width(name: str, detail: str) -> float:
-    """Return the width in pixels of a diagram's box with the texts `name` and `detail`, for the widest of the usual
+    """Return the width in pixels of a diagram's box with the texts `name` and `detail`, wide enough in any of the usual
     fonts."""
     return 7.6 * cell_len(name) + 7.2 * cell_len(detail) + 26
 
 
 def drawn(rows: Sequence[Row]) -> tuple[str, float, float]:
-    """Return the rows of the diagram as SVG elements, with their total width and height in pixels."""
+    """Return the rows of the diagram as (SVG elements, their total width, their total height), in pixels."""
     parts, y, entered, frame = [], 6.0, 0.0, 0.0
     right = 24 + max(
         BRANCH + sum(box_width(*box) + 10 for box in row.boxes) + 6.7 * cell_len(row.shape) + 20

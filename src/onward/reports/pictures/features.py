@@ -29,8 +29,8 @@ BETWEEN = " ¦ "  # texts
 def features(
     model: Decoder, tokenizer: Tokenizer, autoencoder: SparseAutoencoder, name: str, texts: Sequence[Sequence[int]]
 ) -> Picture:
-    """Draw the strongest features that a sparse autoencoder finds in the activation `name` over texts of token ids (N,
-    T): the tokens at which each feature is active, and its effect on the next-token prediction."""
+    """Draw the strongest features that a sparse autoencoder finds in the activation `name` of a model over texts of
+    token ids: the tokens at which each feature is active, and its effect on the next-token prediction."""
     active = units(model, texts, name, top=TEXTS, encode=autoencoder.encode)
     chosen = [feature for feature in active.most_active(SHOWN) if active.share[feature] > 0]
     pieces = lambda ids: [readable(tokenizer.piece(i), MARKS) for i in ids]
@@ -64,8 +64,9 @@ def features(
 
 
 def panel(title: str, texts: Sequence[Sequence[tuple[str, float]]], peak: float) -> Panel:
-    """Return a panel of texts whose tokens are shaded by the value of one feature, from 0 to `peak`. Each text is a
-    list of (token, value). In a terminal, tokens with values above half of `peak` are in brackets."""
+    """Return a panel that shows where one feature is active: texts whose tokens are shaded by its value, from 0 to
+    `peak`. Each text is a list of (token, value). In a terminal, tokens with values above half of `peak` are in
+    brackets."""
     shown = [pair for text in texts for pair in ((BETWEEN, 0.0), *text)][1:]
     values = np.array([value for _, value in shown])
     made = words(title, [piece for piece, _ in shown], values, [f"{v:.2f}" for v in values], Scale(peak))

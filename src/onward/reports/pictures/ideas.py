@@ -66,7 +66,8 @@ def mask() -> Picture:
 
 
 def window() -> Picture:
-    """Draw a sliding window, and how far back a token reaches through stacked layers with this window."""
+    """Draw sliding-window attention: the tokens that each token attends to, and how far back a token reaches through
+    stacked layers with this window."""
     count, width = 12, 4
     order = torch.arange(count)[None]
     seen = AttentionMask(order, order, width).visible()[0].float()
@@ -131,7 +132,8 @@ def rope() -> Picture:
 
 
 def dial(title: str, vectors: np.ndarray) -> Panel:
-    """Return a panel that draws the unit vectors (N, 2) of positions 0 to N - 1 as hands of a dial."""
+    """Return a panel that draws the unit vectors (N, 2), one for each of the positions 0 to N - 1, as hands of a
+    dial."""
     center, radius = DIAL / 2, DIAL / 2 - 16
     parts = [f'<circle class="edge" cx="{center:g}" cy="{center:g}" r="{radius:g}"/>']
     for position, (x, y) in enumerate(vectors):
@@ -192,7 +194,8 @@ def alibi() -> Picture:
 
 
 def positions() -> Picture:
-    """Draw five kinds of position encoding: learned, sinusoidal, rotary, ALiBi and none."""
+    """Draw the numbers that five kinds of position encoding compute for each position, side by side: learned,
+    sinusoidal, rotary, ALiBi and none."""
     count, width = 20, 32
     order = torch.arange(count)[None]
     sines = SinusoidalPositionModule(width, Sinusoidal().theta)(order, torch.float32)[0]
@@ -252,8 +255,8 @@ def positions() -> Picture:
 
 
 def samplers(logits: Mapping[str, float] | None = None) -> Picture:
-    """Draw a next-token distribution after each sampling strategy. `logits` maps each token to its logit; by default,
-    an example."""
+    """Draw a next-token distribution unchanged and after each sampling strategy, such as top-p. `logits` maps the text
+    of each token to its logit; None: an example."""
     logits = logits or {word: math.log(p) for word, p in NEXT.items()}
     comparison = compare(torch.tensor([*logits.values()]), [*logits].__getitem__)
     _, second, third, *_ = comparison.tokens
@@ -270,8 +273,8 @@ def samplers(logits: Mapping[str, float] | None = None) -> Picture:
 
 
 def cache() -> Picture:
-    """Draw the slots of a KV cache over consecutive calls, in a layer without a window and in one with a window of
-    3."""
+    """Draw which token's key and value each slot of a KV cache holds over consecutive calls, in a layer without a
+    window and in one with a window of 3."""
     prompt, last, back, windows = 4, 7, 5, (0, 3)
     attention = tuple(SelfAttention(window=width) for width in windows)
     config = DecoderConfig(1, d_model=8, n_layers=2, n_heads=1, context_length=8, attention=attention)

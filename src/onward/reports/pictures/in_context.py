@@ -10,8 +10,8 @@ DRAWN = 6  # curves
 
 
 def in_context(shots: Shots, alternatives: Alternatives) -> Picture:
-    """Draw the probability of each answer to a question over the number of examples in the prompt, and the
-    probabilities of all answers with all examples."""
+    """Draw how solved examples in the prompt (`shots`) change a model's answers to a question: the probability of each
+    answer in `alternatives` over the number of examples, and the probabilities of all answers with all examples."""
     names = [shown(answer) for answer in alternatives.answers]
     last = unique(names, [row[-1] for row in alternatives.probabilities])
     panels = []
@@ -29,6 +29,6 @@ def in_context(shots: Shots, alternatives: Alternatives) -> Picture:
 
 
 def shown(answer: str) -> str:
-    """Return an answer as text on one line, with a visible mark instead of the space at its beginning."""
+    """Return an answer for a label: on one line, with a visible mark instead of the space at its beginning."""
     space = answer.startswith(" ")
     return MARKS[" "] * space + readable(answer[space:], LINE_MARKS)

@@ -25,8 +25,8 @@ SHOWN_ROLES = "previous", "induction", "duplicate", "first"
 
 
 def attention(reading: Reading, *, layer: int | None = None, head: int | None = None) -> Picture:
-    """Draw the attention maps of all heads of a layer, or of one head. `layer` defaults to the layer with the most
-    selective heads."""
+    """Draw the attention maps of all heads of a layer, or only of the head with index `head`, for the model and text of
+    `reading`. `layer` defaults to the layer with the most selective heads."""
     maps = attention_maps(reading.model, reading.tokens)
     layer = most_selective(maps) if layer is None else check_layer(layer, reading.model)
     weights = maps[layer].float().cpu().numpy()
@@ -58,7 +58,8 @@ def attention(reading: Reading, *, layer: int | None = None, head: int | None = 
 
 
 def heads(reading: Reading) -> Picture:
-    """Draw the role of each attention head, such as induction head, and each head's scores for four roles."""
+    """Draw the role of each attention head, such as induction head, and each head's scores for four roles, for the
+    model and text of `reading`."""
     scored = head_roles(reading.model, reading.tokens if reading.text else None)
     roles = scored.map()
     best = torch.stack([*scored.scores.values()]).amax(0).clamp(min=0).numpy()
@@ -103,8 +104,8 @@ def heads(reading: Reading) -> Picture:
 
 
 def neurons(reading: Reading, *, layer: int | None = None) -> Picture:
-    """Draw the activations of the most active feed-forward units of a layer at each token. `layer` defaults to the
-    middle layer."""
+    """Draw the activations of the most active feed-forward units of a layer at each token of the text of `reading`.
+    `layer` defaults to the middle layer."""
     model = reading.model
     layer = check_layer(model.config.n_layers // 2 if layer is None else layer, model)
     units = unit_activations(model, reading.tokens, layer)
@@ -132,7 +133,7 @@ def neurons(reading: Reading, *, layer: int | None = None) -> Picture:
 
 
 def experts(reading: Reading) -> Picture:
-    """Draw the weight of each expert at each token, one panel per mixture-of-experts layer."""
+    """Draw the weight of each expert at each token of the text of `reading`, one panel per mixture-of-experts layer."""
     shares = expert_shares(reading.model, reading.tokens)
     return Picture(
         "The experts of each token",

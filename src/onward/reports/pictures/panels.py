@@ -37,11 +37,11 @@ def cells(
     longest: int = DEEP,
     reading: str = "",
 ) -> Panel:
-    """Draw the cells of a matrix (R, C), shaded by value; NaN stays blank.
+    """Return a panel that draws a matrix (R, C) as cells shaded by value; NaN stays blank.
 
     `rows` and `columns` are labels; as many are drawn as are legible. `scale` maps values to shades, by default up to
     the largest value. `room` is the width of all cells in pixels. `texts` (R, C) are printed in the cells, at most
-    `longest` characters each. `reading` is the sentence for the cell under the pointer, such as "{row} attends to
+    `longest` characters each. `reading` is the sentence shown for the cell under the pointer, such as "{row} attends to
     {column}: {value}".
     """
     values = np.asarray(values, float)
@@ -96,12 +96,14 @@ def cells(
 
 
 def text_width(texts: Sequence[Sequence[str]]) -> float:
-    """Return the width in pixels of a cell that is wide enough for every one of `texts`, a table of cell texts."""
+    """Return the width in pixels of the cells of a matrix in which every one of `texts`, a table of cell texts,
+    fits."""
     return max((cell_len(text) for line in texts for text in line), default=1) * LABEL + 8
 
 
 def floor(values: np.ndarray) -> str:
-    """Return an SVG path that covers the cells of a matrix that are not NaN; a cell is one unit wide and high."""
+    """Return an SVG path that covers the cells of a matrix that are not NaN, as the background below the shades; a cell
+    is one unit wide and high."""
     path = ""
     for y, known in enumerate(~np.isnan(values)):
         edges = np.flatnonzero(np.diff(np.pad(known.astype(int), 1)))
@@ -134,8 +136,8 @@ def cell_lines(
     scale: Scale,
     texts: Sequence[Sequence[str]] | None,
 ) -> list[str]:
-    """Return the cells of a matrix as lines for a terminal: one shading character per cell or, if given, the `texts` of
-    the cells. `rows` and `columns` are labels."""
+    """Return the cells of a matrix as lines for a terminal: one shading character per cell, by `scale`, or, if given,
+    the `texts` of the cells. `rows` and `columns` are labels."""
     if texts is None and max(values.shape) > WIDEST:  # each character then stands for several rows and columns
         every = math.ceil(max(values.shape) / WIDEST)
         rows, columns = rows[::every], columns[::every] if [*columns] != [*rows] else rows[::every]
@@ -168,8 +170,8 @@ def cell_lines(
 
 
 def pooled(values: np.ndarray, every: int) -> np.ndarray:
-    """Shrink a matrix: each square of `every` x `every` cells becomes the square's value farthest from 0, or NaN if all
-    its cells are NaN."""
+    """Shrink a matrix that is too large to draw: each square of `every` x `every` cells becomes the square's value
+    farthest from 0, or NaN if all its cells are NaN."""
     rows, columns = (-size % every for size in values.shape)
     padded_values = np.pad(values, ((0, rows), (0, columns)), constant_values=np.nan)
     squares = padded_values.reshape(-(-len(values) // every), every, -1, every).swapaxes(1, 2)
@@ -190,11 +192,12 @@ def curves(
     dots: Sequence[tuple[float, float]] = (),
     size: tuple[float, float] = (420, 250),
 ) -> Panel:
-    """Draw named curves over the same x, with a logarithmic vertical axis if `log`.
+    """Return a panel that draws named curves over the same coordinates `x`, with a logarithmic vertical axis if `log`;
+    `x_name` is the title of the horizontal axis.
 
-    `series` maps the name of each curve to its heights, `marks` the label of each vertical line to its x. `ranges` are
-    the least and greatest values of a named curve, drawn as a band around it; `dots` are single points (x, y). `size`
-    is the width and height in pixels.
+    `series` maps the name of each curve to its heights, and `marks` maps the label of each vertical line to its x.
+    `ranges` has (least values, greatest values) of a curve by its name, drawn as a band around the curve; `dots` are
+    single points (x, y). `size` is (width, height) in pixels.
     """
     width, height = size
     domain = np.array([[min(x), max(x)]] * 3, float)
@@ -250,8 +253,8 @@ def curves(
 
 
 def band(curve: Series, ends: Sequence[np.ndarray], coordinates: np.ndarray, y: Heights) -> str:
-    """Draw the range around a curve as an SVG area in the curve's color. `ends` are the least and the greatest values,
-    `coordinates` the horizontal coordinates of the points, `y` the vertical axis."""
+    """Return the range around a curve as an SVG area in the curve's color. `ends` are (least values, greatest values),
+    `coordinates` the horizontal coordinates of the points, `y` the vertical axis, which maps values to pixels."""
     known = np.isfinite(ends[0])
     x = y.frame.x(coordinates[:, known])
     low, high = (y(end[known]) for end in ends)
@@ -261,15 +264,17 @@ def band(curve: Series, ends: Sequence[np.ndarray], coordinates: np.ndarray, y: 
 
 
 def curve_line(heights: np.ndarray, frame: Frame) -> str:
-    """Return a curve for a terminal as one line of block characters, from its heights in pixels."""
+    """Return a curve for a terminal as one line of block characters, from its heights in pixels within the plotted area
+    `frame`."""
     parts = np.array_split(heights, min(COLUMNS, len(heights)))
     share = (frame.bottom - np.array([part.mean() for part in parts])) / (frame.bottom - frame.top)
     return "".join(BLOCKS[int(s * 7.999)] for s in np.clip(np.nan_to_num(share), 0, 1))
 
 
 def bars(title: str, values: Mapping[str, float], *, unit: str = "", marked: str = "", top: float = 0) -> Panel:
-    """Draw a bar for each named value. A negative value's bar, and the bar named `marked`, have the second color. `top`
-    is the value of a full bar, by default the largest."""
+    """Return a panel with a bar for each named value, in `unit` ("%": shares as percentages). A negative value's bar,
+    and the bar named `marked`, have the second color. `top` is the value of a bar of full length; 0: the largest
+    value."""
     top = top or max((abs(value) for value in values.values()), default=0) or 1.0
     names = [fitted(name, 18) for name in values]
     left = LABEL * max(map(cell_len, names), default=0) + 10
@@ -299,8 +304,8 @@ def words(
     below: Sequence[str] = (),
     width: float = 760,
 ) -> Panel:
-    """Draw the tokens of a text, each shaded by its value on `scale`, in rows of `width` pixels. `pieces` are the texts
-    of the tokens.
+    """Return a panel that draws the tokens of a text, whose texts are `pieces`, each shaded by its value on `scale`, in
+    rows of `width` pixels.
 
     `below` are short texts, one under each token. `notes`, one for each token, appear under the pointer; in a terminal
     each note follows its token.
@@ -327,7 +332,8 @@ def words(
 
 
 def unique(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
-    """Return a dict of `values` by `names`. A repeated name gets a number, such as `the (2)`."""
+    """Return a dict of `values` by `names`, for bars. A repeated name gets a number, such as `the (2)`, so that no
+    value is lost."""
     named: dict[str, float] = {}
     for name, value in zip(names, values):
         count = sum(other == name or other.startswith(f"{name} (") for other in named)

@@ -48,7 +48,8 @@ MOST_VALUES = 4096  # of a panel that are on a page as numbers
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel of a picture, such as a matrix or a plot: its SVG, its lines for a terminal, and its numbers."""
+    """One panel of a picture, such as a matrix or a plot, in three forms: SVG, lines for a terminal, and its numbers
+    for JSON."""
 
     title: str
     width: float  # width in pixels
@@ -61,7 +62,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """Panels in rows, under a title and over a caption that explains them."""
+    """A picture of Onward's reports: panels in rows, under a title and over a caption that explains them."""
 
     title: str
     caption: str
@@ -172,7 +173,7 @@ class Picture:
 
 
 def legend_of(scale: Scale) -> str:
-    """Return the legend of a color scale as SVG, for a page that provides the colors."""
+    """Return the legend of a color scale as an SVG element, for a page that provides the colors."""
     svg, width, height = scale.legend()
     size = f'viewBox="0 0 {width:g} {height:g}" style="--width:{width:g}px;max-width:{width:.0f}px"'
     return f'<svg {size} class="picture" role="img" aria-label="{visible(scale.words)}">{svg}</svg>'
@@ -189,10 +190,11 @@ def format_of(path: Path) -> str:
 
 
 def pointed(panel: Panel) -> dict[str, Any]:
-    """Return the data from which the script of a picture's page shows the value of the cell under the pointer.
+    """Return the title and the numbers of a panel that a picture's HTML page needs, so that its script shows the value
+    of the cell under the pointer.
 
-    The page reads the values of a large panel from its image, to a 255th of the scale and 0 for NaN, unless they are
-    signed or exceed the scale.
+    For a large panel the numbers are left out, and the page reads the values from the panel's image, to a 255th of the
+    scale and 0 for NaN, unless they are signed or exceed the scale.
     """
     data, scale = {"title": panel.title, **panel.data}, panel.scale
     size = len(data.get("values", ())) * len(data.get("columns", ()))
@@ -207,8 +209,9 @@ def pointed(panel: Panel) -> dict[str, Any]:
 
 
 def in_rows(items: Sequence[Any], widths: Sequence[float], most: float, gap: float) -> Iterator[list[Any]]:
-    """Yield items in rows at most `most` wide, with `gap` between items; `widths` are the widths of the items. A wider
-    item gets its own row. Items of equal width are spread evenly over the rows."""
+    """Arrange items, such as panels, in rows at most `most` wide, with `gap` between items, and yield the rows;
+    `widths` are the widths of the items. An item wider than `most` gets its own row. Items of equal width are spread
+    evenly over the rows."""
     if len({*widths}) == 1:
         rows = math.ceil(len(items) / max(1, (most + gap) // (widths[0] + gap)))
         most = min(most, math.ceil(len(items) / rows) * (widths[0] + gap))
@@ -233,8 +236,8 @@ def colors(theme: Theme) -> str:
 
 
 def png_of(svg: str) -> bytes:
-    """Render an SVG, in the light or the dark theme, as a PNG with two pixels per SVG unit. Raises a UserError if the
-    machine has no fonts."""
+    """Render an SVG, in the light or the dark theme, as the bytes of a PNG with two pixels per SVG unit. Raises a
+    UserError if the machine has no fonts."""
     values = dict(re.findall(r"--(\w+): (#\w+)", svg))
     plain = re.sub(r"var\(--(\w+)\)", lambda match: values[match[1]], svg)
 
@@ -264,7 +267,8 @@ def gray_png(gray: np.ndarray) -> bytes:
 
 
 def fitted(label: str, most: int) -> str:
-    """Return a label on one line of at most `most` terminal columns; a longer label is cut."""
+    """Return a label on one line of at most `most` terminal columns; a longer label is cut and ends with an
+    ellipsis."""
     label = readable(label, LINE_MARKS)
     return label if cell_len(label) <= most else set_cell_size(label, most - 1) + "…"
 

@@ -40,7 +40,7 @@ SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800,
 @dataclass(frozen=True)
 class Frame:
     """The plotted area inside a picture, in pixels, and `domain` (3, 2): the first and the last coordinate on each of
-    three horizontal axes (steps, seconds, tokens)."""
+    three horizontal axes (steps, seconds, tokens), between which a report page can switch."""
 
     width: float
     height: float
@@ -51,15 +51,16 @@ class Frame:
     domain: np.ndarray
 
     def x(self, coordinates: np.ndarray) -> np.ndarray:
-        """Return the x in pixels (N,) of points whose `coordinates` (3, N) are steps, seconds and tokens. The static
-        picture uses the steps, on a linear axis."""
+        """Return the horizontal place in pixels (N,) of points whose `coordinates` (3, N) are steps, seconds and
+        tokens. The static picture uses the steps, on a linear axis."""
         first, last = self.domain[0]
         return self.left + (coordinates[0] - first) / max(last - first, 1e-9) * (self.right - self.left)
 
 
 @dataclass(frozen=True)
 class Heights:
-    """A vertical axis: maps values to y in pixels. Values outside `low` to `high` are drawn at the edge."""
+    """A vertical axis of a plot: calling it maps values to vertical places in pixels. Values outside `low` to `high`
+    are drawn at the edge."""
 
     frame: Frame
     low: float
@@ -74,7 +75,7 @@ class Heights:
         return self.frame.bottom - share * (self.frame.bottom - self.frame.top)
 
     def grid(self, most: int) -> str:
-        """Return SVG lines across the plotted area at about `most` round values, with their labels."""
+        """Return the horizontal lines of the plot as SVG, at about `most` round values, with the values as labels."""
         values = log_ticks(self.low, self.high, most) if self.log else ticks(self.low, self.high, most)
         f = self.frame
         return "".join(
@@ -115,8 +116,9 @@ class Series:
 def plot(
     frame: Frame, series: Iterable[Series], around: str, title: str, most_ticks: int
 ) -> tuple[str, dict[str, Any]]:
-    """Return an SVG of curves over `around`, SVG elements such as a grid, and the data from which the script of a
-    report page redraws the curves. `most_ticks` is the largest number of ticks on the horizontal axis."""
+    """Draw a plot: return an SVG of the curves `series` over `around`, SVG elements such as a grid, and the data from
+    which the script of a report page redraws the curves. `title` is the text for screen readers; `most_ticks` is the
+    largest number of ticks on the horizontal axis."""
     drawn = [line for line in series if len(line.heights)]
     tables = {id(line.coordinates): line.coordinates for line in drawn}
     order = list(tables)
@@ -154,8 +156,9 @@ def rounded(values: np.ndarray) -> Any:
 
 
 def axis_ticks(axis: str, first: float, last: float, most: int) -> list[list[tuple[float, str]]]:
-    """Return two lists of ticks (coordinate, label) from `first` to `last`, for the linear and for the logarithmic
-    scale of `axis`: "step", "seconds" or "tokens". `most` is about the largest number of ticks."""
+    """Return two lists of ticks (coordinate, label) from `first` to `last`, one for the linear and one for the
+    logarithmic scale of the horizontal `axis` "step", "seconds" or "tokens". `most` is about the largest number of
+    ticks."""
     if first < 0 or (axis == "step" and last < 2):  # no counts
         linear = [t for t in ticks(first, last, most) if first <= t <= last]
         return [[(t, f"{t:g}") for t in values] for values in (linear, log_ticks(max(first, 1), max(last, 1), most))]
@@ -171,7 +174,7 @@ def axis_ticks(axis: str, first: float, last: float, most: int) -> list[list[tup
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """Return about `most` round numbers from `low` to `high`, for the ticks of a linear axis."""
+    """Return about `most` round numbers from `low` to `high`, at equal distances, for the ticks of a linear axis."""
     raw = (high - low) / most or 1.0
     unit = 10.0 ** math.floor(math.log10(raw))
     step = unit * next(m for m in (1, 2, 5, 10) if m * unit >= raw * 0.999)

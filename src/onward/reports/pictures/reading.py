@@ -33,12 +33,12 @@ class Reading:
         return tokens
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text of each token, with visible white space."""
+        """Return the text of each token id, with visible white space, for labels."""
         return [readable(self.tokenizer.piece(token), MARKS) for token in tokens]
 
     def next_token(self, text: str, tokens: Sequence[int]) -> int:
-        """Return the id of the token whose text is `text` or, if that is "", of the likeliest token after `tokens`.
-        Raises a UserError if the text is not exactly one token."""
+        """Return the id of the token whose text is `text`; if `text` is "", return the model's likeliest token after
+        `tokens`. Raises a UserError if `text` is not exactly one token."""
         if not text:
             return int(logits(self.model, tokens)[-1].argmax())
         ids = self.tokenizer.encode(text)

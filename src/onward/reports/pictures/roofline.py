@@ -19,8 +19,8 @@ STYLES = {"more": 4, "less": -6, "third": 15, "soft": 4}  # of the precisions, a
 
 
 def roofline(name: str, speeds: Sequence[Speed], limits: Limits) -> Picture:
-    """Draw measured decoding speeds of the model `name` as points under the limits of the machine: bandwidth times
-    intensity (operations per byte), and the peak of each dtype."""
+    """Draw a roofline: the measured decoding speeds of the model `name` as points under the limits of the machine,
+    which are its bandwidth times intensity (operations per byte), and the peak of each dtype."""
     caption = (
         "A decoding step of few rows is limited by memory bandwidth (the sloping line, "
         f"{limits.bandwidth / 1e9:.1f} GB/s here). More rows use each weight that is read, which moves a point to the "

@@ -17,7 +17,7 @@ CHARACTER = 6.9  # pixels of a character of a legend, at most
 
 
 class Legend(NamedTuple):
-    """The legend of a color scale as SVG elements from the origin on, with its size in pixels."""
+    """The legend of a color scale as (SVG elements that start at the origin, width, height), in pixels."""
 
     svg: str
     width: float
@@ -26,8 +26,8 @@ class Legend(NamedTuple):
 
 @dataclass(frozen=True)
 class Scale:
-    """A color scale for the cells of a picture: 0 is transparent, `top` is opaque. If `signed`, negative values use the
-    second color, down to -top."""
+    """A color scale, which maps values to shades for the cells of a picture: 0 is transparent, `top` is opaque. If
+    `signed`, negative values use the second color, down to -top."""
 
     top: float
     signed: bool = False
@@ -39,11 +39,12 @@ class Scale:
 
     @property
     def full(self) -> float:
-        """The opacity, from 0 to 1, of the value `top`."""
+        """The opacity, from 0 to 1, of cells with the value `top`."""
         return FAINT if self.faint else 1.0
 
     def over(self, values: np.ndarray) -> "Scale":
-        """Return a copy of the scale, marked as `clipped` if some of `values` exceed its top."""
+        """Return a copy of the scale that is marked as `clipped` if some of `values`, those that it shades, exceed its
+        top."""
         beyond = bool(np.nanmax(np.abs(values), initial=0) > 1.001 * self.top)
         return replace(self, clipped=self.clipped or beyond)
 
@@ -66,14 +67,14 @@ class Scale:
 
     @property
     def words(self) -> str:
-        """The scale in words: its unit, whether it is not linear, and the value from which on the color is full if some
-        values exceed it."""
+        """The scale in words for a legend: its unit, whether it is not linear, and the value from which on the color is
+        full if some values exceed it."""
         ends = f"full color from {'±' * self.signed}{brief(self.top)} on" if self.clipped else ""
         return ", ".join(filter(None, (self.unit, "square-root scale" * self.root, ends)))
 
     def legend(self) -> Legend:
-        """Draw the legend of the scale: a color bar with values at its quarters, or a cell for each of `keys`, if there
-        are any."""
+        """Return the legend of the scale: a color bar with values at its quarters or, if the scale has `keys`, a cell
+        for each of them."""
         if self.keys:
             return self.legend_of_keys()
         shares = np.linspace(-1 if self.signed else 0, 1, STEPS) * self.full
@@ -95,7 +96,7 @@ class Scale:
         return Legend(svg, max(width, CHARACTER * cell_len(self.words)), LINE + BAR + 23)
 
     def legend_of_keys(self) -> Legend:
-        """Draw a legend with a cell for each of `keys`, the (value, meaning) pairs of a scale with few values."""
+        """Return a legend with a cell for each of `keys`, the (value, meaning) pairs of a scale with few values."""
         values, meanings = zip(*self.keys)
         cell = f'width="16" height="{BAR}"'
         rows = "".join(

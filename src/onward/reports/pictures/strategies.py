@@ -18,7 +18,8 @@ ROW, LEFT, BAR = 15, 58, 80  # pixels of a panel: height of a row, width of its 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The probabilities of the likeliest next tokens, unchanged and under each sampling strategy."""
+    """The probabilities of the likeliest next tokens, unchanged and under each sampling strategy, such as top-p, as a
+    table and as bars."""
 
     tokens: list[str]  # most probable first; the last is "others" if there are more tokens
     probabilities: dict[str, list[float]]  # for each strategy, the probability of each token
@@ -31,7 +32,8 @@ class Comparison:
         return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
 
     def panels(self) -> list[Panel]:
-        """Return a panel for each strategy: its probabilities as bars over those of the unchanged distribution."""
+        """Return a panel for each strategy: the probabilities of the tokens as bars, drawn over the bars of the
+        unchanged distribution."""
         before, panels = next(iter(self.probabilities.values())), []
         for name, after in self.probabilities.items():
             texts, lines = [], []
@@ -58,11 +60,11 @@ class Comparison:
 
 
 def compare(logits: Tensor, name: Callable[[int], str], most: int = 8) -> Comparison:
-    """Apply each sampling strategy to the next-token distribution of logits (V,), and return the probabilities of the
-    `most` most probable tokens.
+    """Apply each sampling strategy, such as top-p, to the next-token distribution of logits (V,), and return the
+    probabilities of the `most` most probable tokens.
 
-    `name` returns the text of a token id. For the penalties, the second, the third and again the second most probable
-    token count as already generated.
+    `name` is a function that returns the text of a token id. For the penalties, the second, the third and again the
+    second most probable token count as already generated.
     """
     ids = logits.argsort(descending=True, stable=True)[:most].tolist()
     first, second, third, fourth = ids[:4]

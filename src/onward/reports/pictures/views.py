@@ -26,7 +26,8 @@ ENDING = 5  # tokens of a text that a title quotes
 
 
 def next_token(reading: Reading, *, sampling: Sampling = USUAL) -> Picture:
-    """Draw the likeliest next tokens after the text, and the effect of each sampling step, such as top-p, on them."""
+    """Draw the model's likeliest next tokens after the text of `reading`, and the effect of each sampling step, such as
+    top-p, on their probabilities."""
     effects = sampling_steps(reading.model, reading.tokens, sampling)
     names = [f"{piece}" for piece in reading.pieces(effects.candidates)]
     rest = reading.model.config.vocab_size > len(names)
@@ -48,16 +49,16 @@ def next_token(reading: Reading, *, sampling: Sampling = USUAL) -> Picture:
 
 
 def applied(sampling: Sampling, step: str) -> str:
-    """Return as text the options of the sampling step `step` that have an effect, with their values if they are
-    numbers."""
+    """Return as text the options in `sampling` that the sampling step `step`, such as "top_p", uses and that have an
+    effect, with their values if they are numbers."""
     values = {name: getattr(sampling, name) for name in STEPS[step]}
     changed = {name: value for name, value in values.items() if value != getattr(UNCHANGED, name)}
     return ", ".join(f"{name} {v:g}" if isinstance(v, int | float) else name for name, v in changed.items())
 
 
 def lens(reading: Reading, *, tuned: TunedLens | None = None) -> Picture:
-    """Draw the next token predicted by each layer at each position (logit lens). `tuned`, if given, first translates
-    the residual streams into those of the last layer (tuned lens)."""
+    """Draw the next token that each layer predicts at each position of the text of `reading` (logit lens). `tuned`, if
+    given, first translates the residual streams into those of the last layer (tuned lens)."""
     predictions = logit_lens(reading.model, reading.tokens, top=1, tuned=tuned)
     order = range(len(predictions.names) - 1, -1, -1)
     names = [f"block {layer - 1}" if layer else "embedding" for layer in order]
@@ -91,7 +92,7 @@ def lens(reading: Reading, *, tuned: TunedLens | None = None) -> Picture:
 
 
 def tokens(reading: Reading) -> Picture:
-    """Draw the loss, rank and entropy of each token of the text."""
+    """Draw the loss, rank and entropy of each token of the text of `reading`."""
     statistics = token_statistics(reading.model, reading.tokens)
     losses, pieces = -statistics.logprobs, reading.pieces(reading.tokens)
     notes = ["the first token is given"]
@@ -119,11 +120,12 @@ def tokens(reading: Reading) -> Picture:
 
 
 def patch(reading: Reading, *, corrupted: str = "", right: str = "", wrong: str = "") -> Picture:
-    """Draw how far replacing one activation by that of the original text, while the model reads the text `corrupted`,
-    restores the original prediction (activation patching).
+    """Draw which activations carry the difference between two texts (activation patching): the model reads the text
+    `corrupted`, one activation at a time is replaced by that of the original text in `reading`, and the picture shows
+    how far this restores the original prediction.
 
-    Both texts have the same number of tokens. `right` is the next token after the original text, `wrong` the next token
-    after the corrupted text; both default to the likeliest. Raises a UserError without a corrupted text, and if both
+    Both texts must have the same number of tokens. `right` is the next token after the original text, `wrong` the next
+    token after the corrupted text; "" is the likeliest one. Raises a UserError without a corrupted text, and if both
     texts have the same next token.
     """
     if not corrupted:
@@ -173,8 +175,8 @@ def patch(reading: Reading, *, corrupted: str = "", right: str = "", wrong: str 
 
 
 def positions(reading: Reading) -> Picture:
-    """Draw the mean loss at each position of the text, also beyond the context length if the position encoding allows
-    it."""
+    """Draw the mean loss at each position of the text of `reading`, also beyond the context length if the position
+    encoding allows it."""
     model, c = reading.model, reading.model.config
     loss = text_loss_by_position(model, reading.encode(reading.text))
     length = len(loss.loss)

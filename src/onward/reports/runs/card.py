@@ -72,8 +72,8 @@ def write_report_card(folder: Path, model: Decoder, tokenizer: Tokenizer | None)
 
 
 def tasks(card: ReportCard) -> Iterator[str]:
-    """Yield the sections of a report card, in Markdown, on the scores at tasks, published figures and limits. Yields
-    nothing for a model without a run."""
+    """Yield the sections of a model card, in Markdown, on scores at tasks, published results of other models, and
+    limits, as far as the report card has them; nothing for a model without a run."""
     if card.scores:
         about = "Scores with standard errors; guessing is the score of random answers."
         yield f"## Tasks\n\n{about}\n\n" + table(SCORES, card.scores)
@@ -86,8 +86,8 @@ def tasks(card: ReportCard) -> Iterator[str]:
 
 
 def results(record: Record, name: str) -> dict[str, Any]:
-    """Return the recorded figures of the model `name` in the form of the hub's model-index, as keyword arguments of
-    `huggingface_hub.ModelCardData`; {} without any."""
+    """Return the recorded figures of a model as evaluation results for the hub's model-index, as keyword arguments of
+    `huggingface_hub.ModelCardData`; {} if none are recorded. `name` is the model's name."""
     from huggingface_hub import EvalResult
 
     def result(dataset: str, kind: str, value: float, **more: Any) -> EvalResult:
@@ -112,8 +112,9 @@ def results(record: Record, name: str) -> dict[str, Any]:
 
 
 def properties(license: str, model_type: str, base: str, record: Record, name: str) -> str:
-    """Return the YAML metadata at the top of the model card. The hub data sets that the run was trained on are listed
-    as datasets, the recorded figures as evaluation results of the model `name`."""
+    """Return the YAML metadata at the top of the model card: license, architecture (`model_type` in config.json), the
+    base model `base` of a fine-tuning ("": none), the hub data sets that the run was trained on, and the recorded
+    figures as evaluation results of the model `name`."""
     from huggingface_hub import ModelCardData
 
     sources = record.options.get("sources") or []
@@ -203,11 +204,11 @@ def training(record: Record) -> Iterator[str]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
+    """Return a Markdown table of rows of cell texts under the column titles `header`."""
     cells = [[html.escape(readable(cell, {}), quote=False).replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *cells])
 
 
 def block(language: str, lines: Iterable[str]) -> str:
-    """Return a fenced Markdown code block."""
+    """Return lines of text as a fenced Markdown code block in a language such as "python"."""
     return "\n".join([f"```{language}", *lines, "```"])

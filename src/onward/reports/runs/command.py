@@ -31,8 +31,9 @@ def command(options: Mapping[str, Any]) -> list[str]:
 
 
 def model_options(values: Mapping[str, Any], name: str = "model") -> Iterator[tuple[str, str]]:
-    """Yield (option, value) for the fields of the model that the run changed, from `values`, nested by group. The value
-    of a part is written in the notation of the command line. `name` is the prefix of the options."""
+    """Yield (option, value), such as ("model.n_layers", "6"), for the fields of the model that the run changed, from
+    `values`, a nested dict of these fields. A part, such as a position encoding, is written in the notation of the
+    command line. `name` is the prefix of the options."""
     for key, value in values.items():
         if isinstance(value, Mapping) and "kind" not in value:
             yield from model_options(value, f"{name}.{key}")
@@ -41,7 +42,8 @@ def model_options(values: Mapping[str, Any], name: str = "model") -> Iterator[tu
 
 
 def notation(value: Any) -> str:
-    """Return a JSON value in the notation of the command line, such as rotary(theta=500000) for a part."""
+    """Return a JSON value in the notation of the command line, such as rotary(theta=500000) for a dict with the kind of
+    a part and its fields."""
     if isinstance(value, Mapping):
         inner = ", ".join(f"{name}={notation(field)}" for name, field in value.items() if name != "kind")
         return f"{value['kind']}({inner})" if inner else str(value["kind"])
@@ -51,7 +53,8 @@ def notation(value: Any) -> str:
 
 
 def public(text: str) -> str:
-    """Return a text without private directories: an absolute path, alone or in quotes, becomes its last part."""
+    """Return a text without private directories: an absolute path, which is the whole text or stands in quotes, becomes
+    its last component."""
     if PurePath(text).is_absolute():
         return PurePath(text).name
     return re.sub(r"'(/[^']*)'", lambda match: repr(PurePath(match[1]).name), text)

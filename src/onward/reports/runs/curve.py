@@ -17,11 +17,11 @@ POINTS = 600  # largest number of points of a curve
 
 
 def loss_figure(metrics: Metrics, guesses: int, other: Metrics | None = None, other_name: str = "") -> str:
-    """Return the loss curve of a run as an HTML figure that the page's script redraws, with the curve of the run
-    `other`, named `other_name`, over it. Needs at least one step.
+    """Return the loss curve of a run as an HTML figure that the script of the run's page redraws, with the curve of
+    another run `other`, named `other_name`, over it. Needs at least one step.
 
-    `guesses` is the vocabulary size, for the line at the loss of a uniform guess; 0 if the loss is not a loss of
-    tokens.
+    `guesses` is the vocabulary size, for the line at the loss of a uniform guess; 0 if the loss is not a cross-entropy
+    of tokens.
     """
     svg, data = loss_plot(metrics, guesses, other, other_name)
     script = f'<script type="application/json">{embedded(data)}</script>'
@@ -29,8 +29,9 @@ def loss_figure(metrics: Metrics, guesses: int, other: Metrics | None = None, ot
 
 
 def write_loss_svg(run: Path, guesses: int) -> Path | None:
-    """Write the loss curve of the folder `run` as loss.svg and return its path; None if the run has made no step yet.
-    `guesses` is the vocabulary size, 0 if the loss is not a loss of tokens."""
+    """Write the loss curve of the run in the folder `run` as loss.svg and return its path; None if the run has made no
+    step yet. `guesses` is the vocabulary size, for the line at the loss of a uniform guess; 0 if the loss is not a
+    cross-entropy of tokens."""
     metrics = read_metrics(run)
     if not metrics.steps:
         return None
@@ -40,8 +41,8 @@ def write_loss_svg(run: Path, guesses: int) -> Path | None:
 
 
 def loss_svg(metrics: Metrics, guesses: int) -> str:
-    """Return the loss curve of a run as a standalone SVG. Needs at least one step; `guesses` is the vocabulary size, 0
-    if the loss is not a loss of tokens."""
+    """Return the loss curve of a run as a standalone SVG. Needs at least one step; `guesses` is the vocabulary size,
+    for the line at the loss of a uniform guess; 0 if the loss is not a cross-entropy of tokens."""
     svg, _ = loss_plot(metrics, guesses)
     head, rest = svg.split(">", 1)
     size = f'xmlns="http://www.w3.org/2000/svg" width="{WIDTH:g}" height="{HEIGHT:g}"'
@@ -52,8 +53,9 @@ def loss_svg(metrics: Metrics, guesses: int) -> str:
 def loss_plot(
     metrics: Metrics, guesses: int, other: Metrics | None = None, other_name: str = ""
 ) -> tuple[str, dict[str, Any]]:
-    """Return the loss curve of a run as SVG, and the data from which the page's script redraws it. The arguments are
-    those of `loss_figure`."""
+    """Return the loss curve of a run as SVG, and the data from which the script of the run's page redraws it. `guesses`
+    is the vocabulary size, for the line at the loss of a uniform guess, or 0; the curve of the run `other`, named
+    `other_name`, is drawn too."""
     runs = [Curves.of(rows) for rows in (metrics, other) if rows and rows.steps]
     uniform, failed = math.log(max(guesses, 1)), [row["failed_step"] for row in metrics.rollbacks]
     low, high = min(run.low for run in runs), max(run.high for run in runs)
@@ -131,8 +133,8 @@ class Curves:
 
 
 def legend(run: Curves, unit: str, rollbacks: bool, other_name: str) -> str:
-    """Return the SVG text above the loss plot that names the curves of `run`: losses in `unit`, the learning rate,
-    rollbacks if `rollbacks`, and the other run that is drawn, `other_name`; "" without one."""
+    """Return the SVG text above the loss plot that names the curves: the losses of `run` in `unit`, the learning rate,
+    rollbacks if `rollbacks`, and the other run that is drawn, `other_name` ("": none)."""
     names = [("smooth-name", "&#9644; training (faint: single steps)")]
     names += [("validation-name", "&#9679; validation")] * bool(len(run.validations))
     names += [("", f"&#9650; learning rate, up to {run.rates.max():.3g}")]

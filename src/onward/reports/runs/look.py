@@ -44,8 +44,8 @@ SENTENCES = 50  # of a paragraph, from which the passage is chosen
 
 
 def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[str, str], list[Picture]]:
-    """Return the HTML sections of a run's page that show the model reading the first sentences of a text, by name, and
-    the pictures among them.
+    """Return the sections of a run's page that show the model reading the first sentences of a text, as {name: HTML},
+    and the pictures among them, whose numbers the page's script needs.
 
     The sections are attention maps, next-token tables, losses, logit lens and experts. They are "" without a tokenizer
     and for fewer than two tokens.
@@ -108,9 +108,10 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
 def distributions(
     logits: Tensor, following: Sequence[int], tokenizer: Tokenizer, likeliest: int = LIKELIEST
 ) -> dict[str, Any]:
-    """Return the data for the sampling sliders of a run's page as a JSON object, from logits (T, V): at each position
-    the log-probabilities of the `likeliest` most probable tokens, the log-sum-exp of all others at each temperature,
-    and the index among them of the text's next token (`following`), None if it is not among them."""
+    """Return the data, as a JSON object, with which a run's page shows the effect of sampling options at each position
+    of a text, from logits (T, V): the log-probabilities of the `likeliest` most probable tokens, the log-sum-exp of all
+    others at each temperature, and the index among the likeliest of the token that follows in the text, whose ids are
+    `following` (None: not among them)."""
     log_p = logits.float().log_softmax(-1)
     top = log_p.topk(min(likeliest, log_p.size(-1)))
     rest = log_p.scatter(-1, top.indices, -math.inf)
@@ -132,15 +133,15 @@ def distributions(
 
 
 def prompts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Return, for each token of a text, the text from the beginning up to and including this token, without a
+    """Return the beginnings of a text given as `tokens`: for each token, the text up to and including it, without a
     beginning-of-text token."""
     first = int(tokens[:1] == [tokenizer.bos_id])
     return [tokenizer.decode(tokens[first : i + 1]) for i in range(len(tokens))]
 
 
 def losses(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
-    """Return two HTML sections of a run's page, by name: the tokens of a paragraph of `text`, shaded by their losses,
-    and a sentence about these losses."""
+    """Return two sections of a run's page: {"losses": HTML of the tokens of a paragraph of `text`, shaded by their
+    losses, "losses_about": a sentence about these losses}."""
     most = min(PARAGRAPH, model.config.context_length)
     tokens = tokenizer.begin(tokenizer.encode(passage(tokenizer, text, most)))[:most]
     nats = -logprobs(model, np.array([tokens]))[0]
@@ -185,7 +186,7 @@ def passage(tokenizer: Tokenizer, text: str, most: int) -> str:
 
 
 def sentence_ends(text: str) -> Iterator[int]:
-    """Yield the index of each sentence end in a text. An abbreviation ends a sentence only at the end of the text; a
+    """Yield the index after each sentence end in a text. An abbreviation ends a sentence only at the end of the text; a
     full stop inside parentheses ends none."""
     for match in SENTENCE_END.finditer(text):
         end = match.end()
@@ -196,7 +197,8 @@ def sentence_ends(text: str) -> Iterator[int]:
 
 
 def packed(weights: Tensor) -> str:
-    """Encode attention weights (H, T, T) for the page as base64 of one byte each, 255 for a weight of 1."""
+    """Encode attention weights (H, T, T) for the script of a run's page as base64 of one byte each, 255 for a weight of
+    1."""
     return base64.b64encode((weights.float() * 255).round().byte().cpu().numpy().tobytes()).decode()
 
 

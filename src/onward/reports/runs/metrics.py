@@ -16,32 +16,32 @@ LARGEST = 1e100
 
 @dataclass(frozen=True)
 class Metrics:
-    """The rows of metrics.jsonl, the measurements of a run, in the order in which they were written, and its rows of
-    rollbacks."""
+    """The measurements of a run, the rows of its metrics.jsonl in the order in which they were written, and separately
+    the rows of its rollbacks (returns to an earlier save after a failed step)."""
 
     rows: list[dict[str, float]]  # finite numbers of each step and each validation
     rollbacks: list[dict[str, Any]]  # each with failed_step, the reason, and the step of the save it returned to
 
     @cached_property
     def steps(self) -> list[dict[str, float]]:
-        """The rows of training steps: step, loss and other figures, by name."""
+        """The rows of training steps: {name of a figure, such as step or loss: value}."""
         return [row for row in self.rows if "loss" in row]
 
     @cached_property
     def validations(self) -> list[dict[str, float]]:
-        """The rows of validations: step, validation loss and other figures, by name."""
+        """The rows of validations: {name of a figure, such as step or validation_loss: value}."""
         return [row for row in self.rows if "validation_loss" in row]
 
     def coordinates(self, steps: Sequence[float] | np.ndarray) -> np.ndarray:
-        """Return the coordinates (3, N) of N training steps on the three horizontal axes: the steps themselves, and the
-        seconds and the tokens of training up to the end of each."""
+        """Return the coordinates (3, N) of N training steps of this run on the three horizontal axes of plots: the
+        steps themselves, and the seconds and the tokens of training up to the end of each."""
         known, *sums = self.sums
         return np.stack([np.asarray(steps, float), *(np.interp(steps, known, of_axis) for of_axis in sums)])
 
     @cached_property
     def sums(self) -> list[np.ndarray]:
-        """The horizontal coordinates of the start and of the end of every step, as three arrays: steps, seconds of
-        training so far, and tokens so far."""
+        """The points between which `coordinates` interpolates: the start of the run and the end of every step, as three
+        arrays: steps, seconds of training so far, and tokens so far."""
         seconds, tokens = ([0.0, *(row.get(axis, 0.0) for row in self.steps)] for axis in AXES[1:])
         return [np.array([0.0, *(row["step"] for row in self.steps)]), np.cumsum(seconds), np.cumsum(tokens)]
 
@@ -71,13 +71,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a row, without those too large to plot."""
+    """Return the entries of a row of measurements whose values are finite numbers, without those too large to plot."""
     return {key: value for key, value in row.items() if isinstance(value, int | float) and abs(value) < LARGEST}
 
 
 def smoothed(values: Sequence[float]) -> np.ndarray:
-    """Return the centered moving mean of a curve over 2 % of its values; over fewer near the beginning, where losses
-    fall fast."""
+    """Return the values of a curve smoothed for a plot: the centered moving mean over 2 % of the values; over fewer
+    near the beginning, where losses fall fast."""
     count = len(values)
     cumulated = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
     index = np.arange(count)

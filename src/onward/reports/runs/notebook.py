@@ -33,8 +33,8 @@ def shown(value: object) -> str | None:
 
 @singledispatch
 def html(value: object) -> str:
-    """Describe an object, such as a model or a run, as HTML tables and pictures; one function per type of object is
-    registered."""
+    """Describe an object, such as a model or a run, as HTML tables and pictures for a notebook. This is the
+    single-dispatch function under which one function for each type is registered."""
     raise NotImplementedError(type(value))
 
 
@@ -54,7 +54,8 @@ def of_decoder(model: Decoder) -> str:
 
 
 def of_model(model: Decoder, tokenizer: Tokenizer | None) -> str | None:
-    """Return the HTML table of a LanguageModel's decoder and tokenizer; None if its model cannot be described."""
+    """Return the HTML table of a LanguageModel, given its decoder and tokenizer; None if the decoder cannot be
+    described."""
     vocabulary = "none" if tokenizer is None else f"{tokenizer.vocab_size:,} tokens"
     try:
         return table("LanguageModel", [*rows_of(model), ("tokenizer", vocabulary)])

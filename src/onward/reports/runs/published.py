@@ -50,7 +50,7 @@ PYTHIA_SIZES = {
 
 
 def figures() -> Iterator[Published]:
-    """Yield all published results in the table of this package."""
+    """Yield all published results of well-known models that this module lists."""
     for model, (size, core, *scores) in GPT2.items():
         source = NANOCHAT + "dev/estimate_gpt3_core.ipynb"
         yield Published(model, size, CORE, "CORE", "centered", 0, core, source)

@@ -49,7 +49,8 @@ class Figures(Shown):
 
 @dataclass(frozen=True)
 class Record(Shown):
-    """The files in the folder of a run or a model, read when first used. A missing or damaged file reads as empty."""
+    """The records in the folder of a run or a model, such as options and measurements; each file is read when first
+    used. A missing or damaged file reads as empty."""
 
     folder: Path
 
@@ -79,8 +80,8 @@ class Record(Shown):
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """The index of the run's prepared tokens (sources and counts), in data.json, without the options of their
-        preparation."""
+        """The description of the run's training data in data.json (sources, and counts of documents, tokens and bytes),
+        without the options with which it was prepared."""
         return {k: v for k, v in read_table(self.folder / "data/data.json").items() if k != "settings"}
 
     @property
@@ -95,7 +96,7 @@ class Record(Shown):
 
     @cached_property
     def scores(self) -> list[TaskScore]:
-        """The stored benchmark scores of the newest weights."""
+        """The stored scores of the model at benchmark tasks, measured after its last training step."""
         steps = self.metrics.steps
         return read_scores(self.folder, int(steps[-1]["step"]) if steps else 0)
 
@@ -112,8 +113,8 @@ class Record(Shown):
         return str(method.get("kind")) if isinstance(method, dict) else "sft"
 
     def guesses(self, vocab_size: int) -> int:
-        """Return `vocab_size` if the run's loss is a cross-entropy of tokens, else 0. Plots use it for the loss of a
-        uniform guess."""
+        """Return `vocab_size` if the run's loss is a cross-entropy of tokens, else 0: the number of equally likely
+        tokens whose loss a plot marks as that of a uniform guess."""
         return vocab_size if self.method == "sft" else 0
 
     @property
@@ -135,7 +136,7 @@ class Record(Shown):
             return None
 
     def figures(self) -> Figures:
-        """Return the figures of the run or the model in the folder."""
+        """Return the figures of the run or the model in the folder, such as its loss and number of tokens."""
         steps, final, validations = self.metrics.steps, self.result, self.metrics.validations
         last = validations[-1] if validations else {}
         loss = final.get("loss", last.get("validation_loss"))
@@ -181,7 +182,7 @@ def finished_runs(folder: Path) -> list[Run]:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file as a dict; empty if the file is missing or damaged."""
+    """Read the JSON object in a file as a dict; empty if the file is missing or damaged."""
     try:
         return read_json(path)
     except UserError:
@@ -189,7 +190,8 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def options_in_effect(options: Mapping[str, Any], model: DecoderConfig) -> list[tuple[str, str, str]]:
-    """Return (name, value, meaning) for each option of a run that had an effect on the run's model.
+    """Return (name, value, meaning) for each option of a run that had an effect on it, from `options`, the content of
+    its run.json; `model` is the config of the run's model, on which some values depend.
 
     Empty options, and an `auto` that was never resolved, are left out. A special value (0, none, "") is replaced by the
     value it stands for. Fields of the model are left out: the page describes the model itself.
@@ -214,7 +216,7 @@ def options_in_effect(options: Mapping[str, Any], model: DecoderConfig) -> list[
 
 def in_words(value: Any, meaning: str) -> str:
     """Return the value of an option as text. A special value (0, none, "", ()) is replaced by its explanation in
-    `meaning`, such as "all" in "...; 0: all"."""
+    `meaning`, the option's help text, such as "all" in "...; 0: all"."""
     name = "none" if value is None else "0" if value == 0 else r'(?:""|\(\))'
     if not value and value is not False and (explained := search(f"; {name}: ([^;]*)", meaning)):
         return explained[1]
@@ -222,7 +224,8 @@ def in_words(value: Any, meaning: str) -> str:
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) for each value in nested dicts and lists. `name` is the prefix of the names."""
+    """Yield (dotted name, value) for each value that is not a dict or a list, from nested dicts and lists, such as
+    ("model.n_layers", 6). `name` is the prefix of the names."""
     if isinstance(value, Mapping | list) and value:
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in items:

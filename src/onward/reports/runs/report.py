@@ -43,10 +43,10 @@ LOSS = (
 def write_report(
     page: Path, record: Record, model: Decoder, tokenizer: Tokenizer | None, text: str, other: Record | None = None
 ) -> Figures:
-    """Write the HTML page of a run or a model, and return the figures on it.
+    """Write the HTML page of a run or a model as the file `page`, and return the figures on it.
 
-    The page shows the model reading the first sentences of `text`, and draws the curves of the run `other` over those
-    of `record`. Sections without records are left out.
+    `record` has the records in the folder of the run. The page shows the model reading the first sentences of `text`,
+    and draws the curves of another run `other` over those of `record`. Sections without records are left out.
     """
     metrics, samples, vocab_size = record.metrics, record.samples, model.config.vocab_size
     figures = replace(record.figures(), parameters=sum(p.numel() for p in model.parameters()))
@@ -77,8 +77,8 @@ def write_report(
 
 
 def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tokenizer | None) -> dict[str, str]:
-    """Return the HTML sections at the top of a run's page, by name: lead, notice, tiles of figures, a sentence on two
-    losses that differ, and facts."""
+    """Return the sections at the top of a run's page, as {name: HTML}: lead, notice, tiles of figures, a sentence on
+    two losses that differ, and facts."""
     f, last = figures, record.metrics.validations[-1:]
     extent = "a part of" if record.options.get("evaluation_tokens") else "the whole"
     on = f"on {extent} validation text" if "loss" in record.result else f"at step {last[0]['step']:,}" if last else ""
@@ -142,8 +142,8 @@ def card_section(record: Record, config: DecoderConfig, tokenizer: Tokenizer | N
 
 
 def why_they_differ(record: Record) -> str:
-    """Explain in a sentence why the last point of the validation curve differs from the final validation loss; "" if
-    both are equal."""
+    """Return a sentence that explains why the last point of a run's validation curve differs from its final validation
+    loss; "" if both are equal."""
     final = record.result
     for last in record.metrics.validations[-1:] if "loss" in final else ():
         if f"{last['validation_loss']:.4f}" != f"{final['loss']:.4f}":
@@ -157,8 +157,9 @@ def why_they_differ(record: Record) -> str:
 
 
 def comparison(record: Record, figures: Figures, config: DecoderConfig, other: Record) -> str:
-    """Return HTML that shows the figures of two runs side by side, and the options and parts in which the runs differ.
-    Raises a UserError if the run `other` has no steps."""
+    """Return HTML that shows the figures of two runs, `record` and `other`, side by side, and the options and parts in
+    which they differ. `figures` and `config` are those of the first run. Raises a UserError if the run `other` has no
+    steps."""
     if not other.metrics.steps:
         raise UserError(f"{other.folder} has no steps on record to compare with: name the folder of a run")
     theirs = find(f"{other.folder}/")[1]
@@ -201,8 +202,8 @@ def tables(record: Record, config: DecoderConfig) -> str:
 
 
 def data_rows(data: Mapping[str, Any]) -> list[list[str]]:
-    """Return a table row (name, documents, tokens, bytes) for each source in `data`, the index of prepared tokens, then
-    a row for each filter with the number of documents that it dropped."""
+    """Return table rows about the training data of a run: (name, documents, tokens, bytes) for each source in `data`,
+    the content of data.json, then a row for each filter with the number of documents that it dropped."""
     sources, report = data.get("sources"), data.get("report")
     named = [one for one in sources if isinstance(one, Mapping)] if isinstance(sources, list) else []
     rows = [[str(one.get("name", "?")), *(source_line(one.get(name)) for name in COUNTS)] for one in named]
@@ -213,8 +214,8 @@ def data_rows(data: Mapping[str, Any]) -> list[list[str]]:
 
 
 def rollbacks(metrics: Metrics) -> str:
-    """Return an HTML list with a sentence for each rollback of the run: the failed step, the reason, and the step from
-    which the run continued; "" without any."""
+    """Return an HTML list with a sentence for each rollback of the run to an earlier save: the failed step, the reason,
+    and the step from which the run continued; "" without any."""
     items = ""
     for row in metrics.rollbacks[:ROLLBACKS]:
         sentence = f"Step {row['failed_step']:,} failed ({row['reason']}): the run went back to step {row['step']}"

@@ -25,7 +25,7 @@ FILE = "tasks.jsonl"
 
 @dataclass(frozen=True)
 class TaskScore:
-    """The score of a model at a benchmark task, with its standard error and the score of guessing."""
+    """The stored score of a model at a benchmark task, with its standard error and the score of guessing."""
 
     step: int  # step of the evaluated weights
     task: str
@@ -39,15 +39,16 @@ class TaskScore:
 
     @property
     def shown(self) -> bool | None:
-        """Whether the score is above guessing by more than two standard errors; None if that is not known."""
+        """Whether the score exceeds guessing by more than two standard errors; None if the error or the score of
+        guessing is not known."""
         if self.error is None or self.chance is None:
             return None
         return self.score > self.chance + 2 * self.error
 
 
 def scores_of(tasks: Sequence[Task], results: Sequence[TaskResult], step: int) -> list[TaskScore]:
-    """Return the results of tasks as scores of the model after training step `step`; for a complete bundle of CORE
-    tasks, also their mean."""
+    """Convert the `results` of evaluating a model on `tasks` to scores that a run folder stores, for the model after
+    training step `step`; if all tasks of the CORE benchmark are among them, add their mean."""
     from onward.evaluation.tasks.core import Core, core_metric, entries
 
     core = {task.label: task for task in tasks if isinstance(task, Core)}
@@ -73,15 +74,15 @@ def scores_of(tasks: Sequence[Task], results: Sequence[TaskResult], step: int) -
 
 
 def keep_scores(run: Path, rows: Iterable[TaskScore]) -> None:
-    """Append scores to the file of the run folder that stores them."""
+    """Append scores to the file of stored scores in the run folder."""
     journal = Journal(run / FILE)
     for row in rows:
         journal.write(fields.plain(row))
 
 
 def read_scores(run: Path, step: int) -> list[TaskScore]:
-    """Read the stored scores of the model after training step `step`, of each task the newest, in the order in which
-    they were measured. Lines of another form are skipped."""
+    """Read the scores in a run folder of the model after training step `step`: the newest for each task, in the order
+    in which they were measured. Lines of another form are skipped."""
     scores: dict[tuple[Any, ...], TaskScore] = {}
     for row in read_lines(run / FILE):
         score = score_of(row)
@@ -93,7 +94,8 @@ def read_scores(run: Path, step: int) -> list[TaskScore]:
 
 
 def score_of(row: Mapping[str, Any]) -> TaskScore | None:
-    """Return the score in the JSON object of a stored line; None if it has another form."""
+    """Return the score in `row`, the JSON object of a line in the file of stored scores; None if it has another
+    form."""
     try:
         return fields.build(TaskScore, row)
     except UserError:

@@ -27,8 +27,8 @@ NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of one variant (a configuration among those that `onward compare` or `onward sweep` trains): a value
-    of the measure for each seed, and their difference from the first variant."""
+    """The figures of one variant, a configuration among those that `onward compare` or `onward sweep` trains: a value
+    of the measure, such as the validation loss, for each seed, and their mean difference from the first variant."""
 
     name: str
     values: list[float]  # value of the measure in each run; empty if a run diverged
@@ -49,7 +49,8 @@ class Result:
         return stdev(self.values) if len(self.values) > 1 else None
 
     def verdict(self, first: Result) -> str:
-        """Say in words how this variant compares with the variant `first`, such as better, worse or within noise."""
+        """Return words that say how this variant compares with the variant `first`, such as better, worse or within
+        noise."""
         if self is first:
             return "baseline of the others"
         if not self.values or not first.values:
@@ -63,7 +64,8 @@ class Result:
 
 
 def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
-    """Compute the figures of each variant from its `Outcome`, the result of its runs with different seeds.
+    """Compute the figures of each variant for `measure` ("loss" or "bits_per_byte") from its `Outcome`, the result of
+    its runs with different seeds.
 
     Differences from the first variant are paired by seed. Their confidence intervals hold jointly with LEVEL: with n
     differences, each interval has level 1 - (1 - LEVEL) / n (Bonferroni).
@@ -83,8 +85,8 @@ def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
 
 
 def row(result: Result, first: Result, measure: Measure) -> dict[str, str]:
-    """Return a variant's result as a row of the table that `onward compare` prints, by column; `first` is the variant
-    that it is compared with."""
+    """Return a variant's result as a row of the table that `onward compare` prints, as {column: text}; `first` is the
+    variant that it is compared with, and `measure` ("loss" or "bits_per_byte") names the column of the mean."""
     return {
         "variant": result.name,
         measure.replace("_", " "): f"{result.mean:.4f}" if result.values else "diverged",
@@ -97,16 +99,16 @@ def row(result: Result, first: Result, measure: Measure) -> dict[str, str]:
 
 
 def plain(result: Result) -> dict[str, Any]:
-    """Return the figures of a variant as a JSON object."""
+    """Return the figures of a variant as a dict of JSON values."""
     difference = result.difference and {**vars(result.difference), "more_than_noise": result.difference.shown}
     mean = result.mean if result.values else None
     return {**vars(result), "mean": mean, "spread": result.spread, "difference": difference}
 
 
 def comparison_picture(outcomes: Sequence[Outcome], measure: Measure, length: str, axis: str) -> Picture:
-    """Draw the validation loss or bits per byte (`measure`) of each variant over tokens or seconds (`axis`): the mean
-    over its seeds, and their range. `length` says in words how long the runs are. Raises a UserError if no run has
-    validated."""
+    """Draw the validation loss or bits per byte (`measure`) of each variant over "tokens" or "seconds" (`axis`): the
+    mean over its runs with different seeds, and their range. `length` says in words how long the runs are, for the
+    caption. Raises a UserError if no run has reached a validation."""
     name = "validation_loss" if measure == "loss" else measure
     lines = {run.variant.name: [curve(Record(folder).metrics, name, axis) for folder in run.runs] for run in outcomes}
     every = [x for runs in lines.values() for x, _ in runs if len(x)]
@@ -125,24 +127,24 @@ def comparison_picture(outcomes: Sequence[Outcome], measure: Measure, length: st
 
 
 def curve(metrics: Metrics, name: str, axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the coordinates on `axis`, tokens or seconds, and the values of the measure `name` at the validations of a
-    run."""
+    """Return two arrays with a point for each validation of a run: the coordinate on `axis`, "tokens" or "seconds", and
+    the value of the figure `name`, such as "validation_loss"."""
     coordinates = metrics.coordinates([row["step"] for row in metrics.validations])[AXES.index(axis)]
     return coordinates, np.array([row.get(name, np.nan) for row in metrics.validations])
 
 
 @dataclass(frozen=True)
 class Valley:
-    """The results of a sweep over the values of one field of the configuration, or of two; the minimum is the best
-    setting."""
+    """The results of a sweep, which trains a run for each value of one field of the configuration or each pair of
+    values of two fields; the setting with the least mean is the best one."""
 
     field: str
     lines: Mapping[str, Mapping[str, Result]]  # by the second field's value ("": no such field), by the first's
 
     @classmethod
     def of(cls, grid: Sequence[Mapping[str, str]], points: Sequence[Result]) -> Valley:
-        """Arrange results by the field values of their grid points: `grid` has one dict, field to value, per result in
-        `points`, all with the same one or two fields."""
+        """Arrange the results `points` of a sweep by the field values with which they were trained: `grid` has one dict
+        {field: value} per result, all with the same one or two fields."""
         first, *second = grid[0]
         lines: dict[str, dict[str, Result]] = {}
         for point, result in zip(grid, points):
@@ -152,7 +154,7 @@ class Valley:
 
     @property
     def numbers(self) -> list[float] | None:
-        """The values of the first swept field as numbers; None if a value is not a number."""
+        """The tried values of the first swept field as numbers; None if a value is not a number."""
         try:
             return [float(value) for value in next(iter(self.lines.values()))]
         except ValueError:
@@ -167,7 +169,7 @@ class Valley:
         )
 
     def edge(self) -> str:
-        """Return a warning if the best value of a numeric field is the least or the greatest of the values tried; else
+        """Return a warning if the best value of the first swept field is the least or the greatest number tried; else
         ""."""
         _, value, result = self.best()
         if self.numbers is None or not result.values:
@@ -180,8 +182,9 @@ class Valley:
 
 
 def valley_picture(valley: Valley, measure: Measure, length: str) -> Picture:
-    """Draw the measure over the values of the swept field: a curve with the range over seeds, or bars if the values are
-    not numbers. `length` says in words how long the runs are."""
+    """Draw the measure ("loss" or "bits_per_byte") over the values of the first swept field, one curve for each value
+    of the second: a curve with the range over seeds, or bars if the values are not numbers. `length` says in words how
+    long the runs are."""
     title = f"{UNITS[measure]} after {length}"
     numbers = valley.numbers
     caption = f"Each point is a run of {length}, evaluated on the validation text."

@@ -8,8 +8,8 @@ UNSHOWN = "shards", "unknown_characters", "files", "size", "listing", "fingerpri
 
 
 def source_line(value: Any) -> str:
-    """Describe the sources of a run's text in one line: each source's name and its recorded facts, with shortened
-    hashes."""
+    """Describe `value`, the record of a run's data sources in JSON, in one line: each source's name and its recorded
+    facts, with shortened hashes."""
     if isinstance(value, Mapping):
         shown = {key: source_line(item) for key, item in value.items() if key not in UNSHOWN}
         return ", ".join(item if key == "name" else f"{key} {item}" for key, item in shown.items())

@@ -52,8 +52,9 @@ def write_reports(
 
 
 def conclude(run: Run) -> dict[str, Any]:
-    """Evaluate a run on its validation text after its last step, within the rest of its time limit, write result.json
-    and the reports, and return the figures by name; {} without a validation text. Only the process of rank 0 writes."""
+    """Finish a run after its last step: evaluate it on its validation text within the rest of its time limit, write
+    result.json and the reports, and return the figures by name; {} without a validation text. With several processes,
+    only that of rank 0 writes."""
     figures = evaluate_run(run, in_time=True)
     if run.processes.rank:
         return figures
@@ -67,14 +68,16 @@ def conclude(run: Run) -> dict[str, Any]:
 
 
 def open_model(folder: Path, device: torch.device | str | None) -> tuple[Decoder, Tokenizer | None]:
-    """Load the model in a folder and, if the folder has one, its tokenizer."""
+    """Load the model in a folder and, if the folder has one, its tokenizer (else None), onto a device (None: the best
+    one available)."""
     model, _, source = load_with_adapters(folder, device=choose_device(device))
     return model.eval(), source.tokenizer()
 
 
 def opening(folder: Path, tokenizer: Tokenizer | None) -> str:
-    """Return complete sentences near the beginning of a run's validation text or, without one, of its training text.
-    Returns SENTENCE, a fixed text, for a model without a run, and if the run's tokens were removed."""
+    """Return complete sentences near the beginning of a run's validation text or, without one, of its training text,
+    for the page that shows the model reading them. Returns SENTENCE, a fixed text, for a model without a run and if the
+    run's tokens were removed, and "" without a tokenizer."""
     try:
         inputs = inputs_of(folder)
     except UserError:
