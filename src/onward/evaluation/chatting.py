@@ -23,8 +23,8 @@ class ChatPrompts:
 
     def text(self, turns: Sequence[str]) -> MaskedString:
         """Render `turns`, messages of user and assistant in alternation, of which the first and the last are the
-        user's, followed by the beginning of an answer. The result is a str that remembers which of its parts are
-        control tokens."""
+        user's, followed by the beginning of an answer. The result is a str that remembers which characters the chat
+        template wrote and which come from the messages."""
         roles = ("user", "assistant") * len(turns)
         messages: list[Message] = [{"role": role, "content": turn} for role, turn in zip(roles, turns)]
         return self.chat.text(messages, True, {})

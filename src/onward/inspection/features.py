@@ -70,8 +70,8 @@ class SparseAutoencoder(nn.Module):
 
 @dataclass(frozen=True)
 class ReconstructionLoss(Loss):
-    """The squared error of a SparseAutoencoder on the activation `name` of a model, relative to the mean square of the
-    activation, summed over tokens: a loss of the Trainer."""
+    """The loss with which `fit` trains a SparseAutoencoder on the activation `name` of a model: the squared error of
+    the reconstruction, relative to the mean square of the activation, summed over tokens."""
 
     model: Decoder
     name: str
@@ -87,9 +87,9 @@ class ReconstructionLoss(Loss):
 
 
 def autoencoder_of(model: Decoder, name: str, features: int = 0, active: int = 16, seed: int = 0) -> SparseAutoencoder:
-    """Create an untrained SparseAutoencoder for an activation (B, T, D) of a model, with `features` features (by
-    default 8 D), of which a token has at most `active`. Raises a UserError if no activation has this name, or if it
-    has another shape."""
+    """Create an untrained SparseAutoencoder for the activation `name` (B, T, D) of a model, with `features` features
+    (0: 8 D), of which at most `active` are nonzero at a token. `seed` is that of the initial weights. Raises a
+    UserError if no activation has this name, or if it has another shape."""
     known, name = activations(model), full_name(name)
     resolve(known, [name])
     if len(known[name].shape) != 3 or known[name].shape[:2] != ("B", "T") or not known[name].editable:

@@ -88,9 +88,10 @@ def head_roles(
     length: int = 0,
     seed: int = 0,
 ) -> HeadRoles:
-    """Score all heads for each role.
+    """Score every attention head for each role, such as induction, by its attention weights.
 
-    On random tokens repeated once (the second half of `repeated_tokens`), as in Olsson et al. 2022:
+    On random tokens repeated once (the second half of `repeated_tokens` with this length and seed), as in Olsson et al.
+    2022:
 
     previous     mean weight on the token before (and `back 2`, `back 3` on those before it)
     self         mean weight on the token itself

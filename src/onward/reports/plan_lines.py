@@ -16,7 +16,8 @@ from onward.planning.traffic import SUM, Collective
 
 @dataclass(frozen=True)
 class Line:
-    """One figure of `onward plan`, such as the memory of the weights, with its formula."""
+    """One line of `onward plan`: a figure, such as the memory of the weights, in its section, with the formula from
+    which it is computed."""
 
     section: str
     what: str

@@ -130,7 +130,7 @@ def of_each(result: Tensor, ids: Tensor, compute: Any) -> Tensor:
 
 
 def project(stack: tuple[Tensor, Tensor | None], expert: int, x: Tensor) -> Tensor:
-    """Apply one projection of the expert with number `expert` to x; `stack` holds the weights (X, O, I) of all experts
-    and their biases (X, O), or None."""
+    """Apply one projection, such as the gate, of the expert with number `expert` to its inputs x (N, I); `stack` has
+    the weights (X, O, I) of all experts and their biases (X, O), or None. Returns (N, O)."""
     weight, bias = stack
     return F.linear(x, weight[expert], None if bias is None else bias[expert])

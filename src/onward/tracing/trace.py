@@ -40,8 +40,8 @@ class Call:
         return full_name(name) in self.activations
 
     def grad(self, name: str) -> Tensor:
-        """Return the gradient of the activation `name`, in its shape, after `backward`. Raises a UserError if it has
-        none."""
+        """Return the gradient of the activation `name` in this call, in its shape, after `backward`. Raises a UserError
+        if it has none."""
         gradient = self.retained[full_name(name)]() if full_name(name) in self.retained else None
         if gradient is None:
             raise UserError(

@@ -92,7 +92,8 @@ class Core(ScoredTask, kind="core"):
         return [self] if self.task else [replace(self, task=label) for label in entries(self.folder)]
 
     def items(self, count: int) -> list[dict[str, Any]]:
-        """Return up to `count` items, the rows of the task's file, in the order in which nanochat shuffles them."""
+        """Return up to `count` items, the rows of the task's file as dicts, in the order in which nanochat shuffles
+        them."""
         items = read_items(Path(self.folder) / "eval_data" / self.entry.dataset_uri, self.entry)
         random.Random(ORDER).shuffle(items)
         return items[:count]

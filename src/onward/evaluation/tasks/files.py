@@ -77,8 +77,8 @@ class Answers(Task, kind="answers"):
         return any(self.matches(answer.strip(), one.strip()) for one in (question.expected, *question.accepted))
 
     def matches(self, answer: str, expected: str) -> bool:
-        """Return whether an answer is right, given one expected answer, by the comparison that the option `match`
-        names."""
+        """Return whether `answer`, which the model wrote, is right, given one expected answer, by the comparison that
+        the option `match` names."""
         match self.match:
             case "contains":
                 return expected.casefold() in answer.casefold()
@@ -132,8 +132,8 @@ def rows(file: str, task: str, needed: tuple[str, ...]) -> Iterator[tuple[str, d
 
 
 def json_lines(file: str, text: str) -> Iterator[tuple[str, Any]]:
-    """Parse `text`, the content of a .jsonl file, and yield (location for messages, value) for each line. Raises a
-    UserError that names a line that is not JSON."""
+    """Parse `text`, the content of the .jsonl file `file`, and yield (location for messages, value) for each line.
+    Raises a UserError that names a line that is not JSON."""
     for i, line in enumerate(text.split("\n"), 1):  # texts may hold other line breaks, such as U+2028
         if line.strip():
             try:

@@ -63,7 +63,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Task(Part):
-    """Questions about one ability. A task is a frozen dataclass; its fields are its options.
+    """A task of `onward evaluate`: questions about one ability, such as arithmetic, with right answers. A task is a
+    frozen dataclass; its fields are its options.
 
     A subclass with a kind (`class Mine(Task, kind="mine")`) defines `questions`, and is known as soon as its module is
     imported: `onward evaluate MODEL --import MODULE --tasks mine`.
@@ -99,7 +100,7 @@ class Task(Part):
         return [self]
 
     def questions(self, count: int) -> list[Question]:
-        """Return up to `count` questions, the same ones at each call. Raises a UserError if there are none."""
+        """Return up to `count` questions, the same ones at each call. Raises a UserError if the task has none."""
         raise NotImplementedError
 
     def texts(self, count: int, examples: int = 0) -> list[str]:

@@ -203,8 +203,8 @@ def rotation_mistake(queries: Tensor) -> str:
 
 
 def name_about_positions(model: nn.Module) -> str:
-    """Return the first parameter, buffer, module or function of a model whose name suggests positions; "" if there is
-    none."""
+    """Return the first name of a parameter, buffer, module or function in a model that suggests positions, such as
+    "rope"; "" if there is none."""
     named = [name for name, _ in [*model.named_parameters(), *model.named_buffers(), *model.named_modules()]]
     named += [type(module).__name__ for module in model.modules()]
     used = chain.from_iterable(names_in(getattr(type(m).forward, "__code__", None)) for m in model.modules())
@@ -212,7 +212,7 @@ def name_about_positions(model: nn.Module) -> str:
 
 
 def names_in(code: CodeType | None) -> Iterator[str]:
-    """Yield the names that the code of a function uses, including its inner functions."""
+    """Yield the names that the compiled `code` of a function uses, including its inner functions; nothing for None."""
     if code:
         yield from code.co_names
         for constant in code.co_consts:
@@ -221,8 +221,8 @@ def names_in(code: CodeType | None) -> Iterator[str]:
 
 
 def heads(s: Subject) -> Outcome:
-    """Check that attention scales its scores by the usual factor, and that each head reads the keys and values of its
-    group. Returns the status and the measurement of this check of `onward doctor`."""
+    """Check that attention scales its scores by the usual factor, and that each query head uses the key/value head of
+    its group (grouped-query attention). Returns the status and the measurement of this check of `onward doctor`."""
     traced_layers = layers(s, "random")
     if not traced_layers:
         return "not applicable", NO_ATTENTION

@@ -26,8 +26,8 @@ DRIFT = 0.2  # the share of a logit's size that bf16 may change, in the median o
 
 
 def finite(s: Subject) -> Outcome:
-    """Check that no logit is NaN or infinite, with the model's weights and with zero matrices. Returns the status and
-    the measurement of this check of `onward doctor`."""
+    """Check that no logit is NaN or infinite, with the model's own weights and with all matrices set to zero. Returns
+    the status and the measurement of this check of `onward doctor`."""
     with s.outputs() as uses:
         logits = s(s.tokens)
     bad = next((use.name for use in uses if not use.result.isfinite().all()), "the last operation")
@@ -84,9 +84,9 @@ def train_mode(s: Subject) -> Iterator[list[tuple[nn.Module, str, float]]]:
 
 
 def modes(s: Subject) -> Outcome:
-    """Check that dropout acts in train mode, and that in train mode without dropout rows and earlier logits stay
-    independent of other rows and of later tokens. Returns the status and the measurement of this check of `onward
-    doctor`."""
+    """Check that dropout acts in train mode; and that in train mode with all dropout rates at 0 the logits of a row do
+    not depend on other rows, nor earlier logits on later tokens. Returns the status and the measurement of this check
+    of `onward doctor`."""
 
     def seeded(tokens: Tensor, seed: int) -> Tensor:
         torch.manual_seed(seed)
@@ -173,8 +173,8 @@ def rows(s: Subject) -> Outcome:
 
 
 def ids(s: Subject) -> Outcome:
-    """Check that no two token ids, each alone, have the same logits. Returns the status and the measurement of this
-    check of `onward doctor`."""
+    """Check that no two token ids, each as a text of its own, give the same logits. Returns the status and the
+    measurement of this check of `onward doctor`."""
     count = min(s.vocab_size, IDS)
     spread = torch.linspace(0, s.vocab_size - 1, count // 2).long()
     chosen = torch.cat([spread, torch.arange(count)]).unique().to(s.device)  # neighbors, and ids far apart
@@ -208,8 +208,8 @@ def shapes(s: Subject) -> Outcome:
 
 
 def padding(s: Subject) -> Outcome:
-    """Check that padding after a text, and masked padding before it, leaves its logits unchanged. Returns the status
-    and the measurement of this check of `onward doctor`."""
+    """Check that padding after a text, and masked padding before it, leaves the logits of the text unchanged. Returns
+    the status and the measurement of this check of `onward doctor`."""
     if not s.is_causal:
         return "not applicable", "later tokens change earlier logits even without padding"
     half = s.tokens.size(1) // 2

@@ -199,9 +199,9 @@ def tied(s: Subject) -> Outcome:
 
 
 def shared(s: Subject) -> Outcome:
-    """Note modules that occur more than once in the model. A Universal Transformer shares its block by design, and no
-    output distinguishes it from a list that was multiplied by mistake. Returns the status and the measurement of this
-    check of `onward doctor`."""
+    """Look for a module with parameters that occurs more than once in the model, and note it without a failure: a
+    Universal Transformer shares its block by design, and outputs do not tell this from a list that was multiplied by
+    mistake. Returns the status and the measurement of this check of `onward doctor`."""
     first: dict[int, str] = {}
     for name, module in s.model.named_modules(remove_duplicate=False):
         known = first.setdefault(id(module), name)

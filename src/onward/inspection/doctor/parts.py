@@ -54,8 +54,8 @@ def width(module: nn.Module) -> int:
 
 
 def number(module: nn.Module, names: Sequence[str]) -> int:
-    """Return the first attribute of a module, among these `names`, that is a positive integer, such as a number of
-    heads; 0 if there is none."""
+    """Return the value of the first attribute among `names` of a module that is a positive integer, such as its number
+    of heads; 0 if there is none."""
     return next((value for name in names if isinstance(value := getattr(module, name, None), int) and value > 0), 0)
 
 

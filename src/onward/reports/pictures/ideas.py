@@ -40,7 +40,8 @@ DIAL = 132.0  # pixels of a dial
 
 
 def mask() -> Picture:
-    """Draw the causal, the bidirectional and the packed-document mask."""
+    """Draw which tokens each token may attend to under the causal mask, the bidirectional mask and the mask of
+    documents packed into one row."""
     order = torch.arange(len(WORDS))[None]
     packed = torch.tensor([[0, 1, 2, 0, 1, 2]])
     everywhere = torch.full_like(order, len(WORDS) - 1)  # queries after all keys see every key

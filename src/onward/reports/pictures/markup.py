@@ -60,7 +60,7 @@ def boxed(svg: str, title: str) -> str:
 
 
 def resource(name: str) -> str:
-    """Return the content of a text file in the package `onward.reports`, such as runs/report.css; `name` is its path
+    """Return the content of a text file in the package `onward.reports`, such as report.css; `name` is its path
     there."""
     return files("onward.reports").joinpath(name).read_text(encoding="utf-8")
 

@@ -191,7 +191,7 @@ def comparison(record: Record, figures: Figures, config: DecoderConfig, other: R
 
 
 def tables(record: Record, config: DecoderConfig) -> str:
-    """Return the options, the model, the data and the final evaluation of a run as collapsible HTML tables."""
+    """Return the options, the model, the data and the final evaluation of a run as HTML tables that open on a click."""
     facts = [(fact.what, in_text(fact.value), fact.meaning) for fact in describe(config)]
     return (
         details("The options of the run, with the values in effect", options_in_effect(record.options, config))
