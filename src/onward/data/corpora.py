@@ -30,7 +30,8 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Download:
-    """A corpus (a collection of texts) that can be downloaded: its address, size and checksum."""
+    """A corpus (a collection of texts) that can be downloaded: its address, its size in bytes and its SHA-256
+    checksum."""
 
     url: str
     bytes: int
@@ -147,9 +148,9 @@ def fetch(wanted: Download, path: Path, progress: Progress = silent) -> Path:
 
 
 def download(wanted: Download, part: Path, progress: Callable[[int], None]) -> None:
-    """Download a corpus into the file `part`, after the bytes that an earlier attempt has stored there. `progress` is
-    called with the number of bytes in the file. Raises a ConnectionError if the connection is closed early; the file
-    then keeps the bytes that arrived."""
+    """Download a corpus into the file `part`, which may hold the first bytes from an earlier attempt: the download
+    continues after them. `progress` is called with the number of bytes in the file. Raises a ConnectionError if the
+    connection is closed early; the file then keeps the bytes that arrived."""
     done = part.stat().st_size if part.exists() else 0
     if done >= wanted.bytes:
         return

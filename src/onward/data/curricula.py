@@ -79,8 +79,9 @@ def interleaving(weights: Sequence[float | MovingWeight], total: int) -> Interle
 
 
 def spread(at: Sequence[NDArray[np.float64]]) -> SourceRanks:
-    """Return the source of each window, and the number of the window among those of its source; `at` has, for each
-    source, the positions in the run where its windows should be."""
+    """Merge the windows of all sources into one order. `at` has, for each source, the ascending positions in the run
+    where its windows should be. Returns, for each window in this order, its source, and its number among the windows of
+    its source."""
     order = np.argsort(np.concatenate(at), kind="stable")
     ranks: Any = [np.arange(len(positions)) for positions in at]
     return np.repeat(np.arange(len(at)), [len(positions) for positions in at])[order], np.concatenate(ranks)[order]

@@ -92,7 +92,8 @@ class Verdicts:
         self.joined: dict[int, int] = {}  # index -> hash, of documents that continue over several units
 
     def load(self, unit: int, name: str) -> np.ndarray:
-        """Load the array `name`, such as "verdicts", that a worker wrote for a unit of work, by its number."""
+        """Load the array `name`, such as "verdicts", that a worker process wrote for the unit of work with the number
+        `unit`."""
         with np.load(self.folder / f"{unit:05}.npz") as arrays:
             return np.asarray(arrays[name])
 
@@ -129,10 +130,11 @@ class Verdicts:
                     self.verdicts[later[pairs][agree.mean(1) >= similarity]] = NEAR
 
     def repeats(self, keys: Callable[[int], np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield (indices of the kept documents whose key occurred before, index of the first document with that key for
-        each).
+        """Find the kept documents whose key occurred before. Yields pairs of arrays: (indices of these documents, for
+        each the index of the first document with its key).
 
-        `keys` returns the keys of the documents of a unit, given by number: (documents of the unit,) uint64.
+        `keys` returns, for the number of a unit of work, the keys of its documents, such as hashes: (documents of the
+        unit,) uint64.
         """
         parts = 1 + len(self.verdicts) // HASHES_AT_ONCE
         for part in range(parts):

@@ -71,8 +71,8 @@ class Encoder:
         return TokenSequence(tokens, [True] * len(tokens))
 
     def texts(self, *texts: str) -> TokenSequence:
-        """Return texts as one sequence, each followed by the end token or, without one, by a line break; all tokens are
-        trained."""
+        """Return one sequence of all `texts`, such as a text and a second text to compare, each followed by the end
+        token or, in a vocabulary without one, by a line break; all tokens are trained."""
         tokens = self.tokenizer.begin([])
         for text in texts:
             check_text(text, "text or pair")
@@ -83,9 +83,9 @@ class Encoder:
     def answer(
         self, prompt: str | Sequence[Message], completion: str | Sequence[Message], tools: Any = None
     ) -> TokenSequence:
-        """Return a prompt and its completion as one sequence, of which the completion is trained; both are texts, or
-        both lists of messages. `tools` are for the chat template. A completion that is a text ends with the end token.
-        Raises a UserError for a text with messages."""
+        """Return a prompt and its completion as one sequence, of which only the completion is trained. Both are texts,
+        or both lists of messages; a completion that is a text ends with the end token. `tools` are JSON schemas for the
+        chat template. Raises a UserError for other types."""
         if isinstance(prompt, str) and isinstance(completion, str):
             before = self.tokenizer.encode(prompt) or self.tokenizer.begin([])
             both = self.tokenizer.encode(prompt + completion) or self.tokenizer.begin([])
@@ -101,8 +101,9 @@ class Encoder:
         return self.conversation([*prompt, *completion], len(prompt), tools)
 
     def prompt(self, prompt: str | Sequence[Message], tools: Any = None) -> list[int]:
-        """Return the tokens of a prompt, a text or messages, as in generation; `tools` are for the chat template.
-        Raises a UserError for messages if there is no chat template, and for a value that is neither."""
+        """Return the tokens of a prompt, a text or messages, encoded as for generation, where the model is to answer;
+        `tools` are JSON schemas for the chat template. Raises a UserError for messages if there is no chat template,
+        and for a value that is neither text nor messages."""
         if isinstance(prompt, str):
             check_text(prompt, "prompt")
             return self.tokenizer.encode(prompt)
@@ -115,8 +116,9 @@ class Encoder:
         return self.chat.encode(prompt, tools=tools or None)
 
     def conversation(self, messages: Sequence[Message], given: int = 0, tools: Any = None) -> TokenSequence:
-        """Return a conversation as one sequence; `tools` are for the chat template. The assistant's messages after the
-        first `given` messages are trained. Raises a UserError if no token is trained."""
+        """Return the messages of a conversation as one sequence, of which the assistant's messages after the first
+        `given` messages are trained; `tools` are JSON schemas for the chat template. Raises a UserError if no token is
+        trained."""
         if self.chat is None:
             raise UserError(NO_TEMPLATE)
         check_roles(messages)
@@ -196,13 +198,14 @@ class Examples:
         return Tokens.of(self.tokens, self.ends)
 
     def sequence(self, number: int) -> TokenSequence:
-        """Return a sequence by its number, which counts the sequences of all examples."""
+        """Return the sequence with the number `number`, an index into the sequences of all examples, which are numbered
+        consecutively."""
         where = slice(int(self.starts[number]), int(self.ends[number]))
         return TokenSequence(self.tokens[where].tolist(), self.trained[where].tolist())
 
     def select(self, chosen: np.ndarray) -> "Examples":
-        """Return a table of the examples with the numbers `chosen`, in this order; a number may occur more than
-        once."""
+        """Return a table of the examples with the numbers `chosen`, an integer array, in this order; a number may occur
+        more than once."""
         sequences = (chosen[:, None] * self.per_example + np.arange(self.per_example)).ravel()
         starts, ends = self.starts[sequences], self.ends[sequences]
         index = np.concatenate([np.arange(a, b) for a, b in zip(starts, ends)] or [np.empty(0, np.int64)])
@@ -250,11 +253,12 @@ class Left:
 
 
 def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tuple[Examples, Left]:
-    """Return a table of examples, with at most `length` tokens of input for each sequence.
+    """Collect examples in a table, in which no sequence has more than `length` tokens that the model reads. Returns the
+    table, and the number of longer examples.
 
-    For a longer sequence, "cut" keeps its first tokens, "drop" leaves out the example, and "error" raises a UserError.
-    An example whose trained tokens are all cut is left out too; an example without trained tokens is a UserError.
-    Numbers that an example lacks are 0.
+    For a longer sequence, `too_long` "cut" keeps its first tokens, "drop" leaves out the example, and "error" raises a
+    UserError. An example whose trained tokens are all cut is left out too; an example without trained tokens is a
+    UserError. Numbers, such as a margin, that some examples lack are 0 there.
     """
     tokens, trained, ends = list[np.ndarray](), list[np.ndarray](), [0]
     numbers: dict[str, list[float]] = {}
@@ -297,8 +301,8 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
 
 
 def cut(sequence: TokenSequence, length: int) -> tuple[Sequence[int], Sequence[bool]]:
-    """Return the tokens of a sequence, and whether each is trained: the first `length` of those that the model reads,
-    and all of its final tokens that only a reward uses."""
+    """Shorten a sequence to its first `length` tokens that the model reads, followed by all of its final tokens that
+    only a reward uses. Returns (token ids, whether each is trained)."""
     read = len(sequence.tokens) - sequence.unread
     tokens, trained = ([*x[: min(read, length)], *x[read:]] for x in (sequence.tokens, sequence.trained))
     return tokens, trained  # type: ignore[return-value]

@@ -99,7 +99,7 @@ class Document:
 
 
 def fraction(part: float, total: float) -> float:
-    """Return `part / total`; 0 if `total` is 0."""
+    """Return `part / total`, the measure of a filter; 0 if `total` is 0."""
     return part / total if total else 0.0
 
 

@@ -84,7 +84,8 @@ def as_text(utf8: bytes) -> str:
 
 
 def split(text: str, size: int) -> Iterator[str]:
-    """Yield a text in passages of at most `size` characters, which end at a line or word break if possible."""
+    """Yield a text in passages of at most `size` characters, each of which ends at a line break or between words if
+    possible."""
     start = 0
     while len(text) - start > size:
         end = last_break(text, start, start + size)
@@ -127,8 +128,8 @@ def read_file(path: Path, name: str, field: str, encoding: str, sizes: Sizes) ->
 
 @contextmanager
 def seekable(name: str, file: BinaryIO) -> Iterator[IO[bytes]]:
-    """Return a context that gives a seekable file: `file` itself or, if it is compressed or a pipe, a temporary file
-    with its content."""
+    """Return a context that gives a seekable file with the content of `file`: `file` itself or, if it is a pipe or its
+    name `name` has a suffix of a compression, a temporary file."""
     if file.seekable() and not suffixes(name)[1]:
         yield file
         return
@@ -154,7 +155,8 @@ def reading(name: str) -> Iterator[None]:
 
 
 def decompressed(name: str, file: BinaryIO) -> BinaryIO:
-    """Return a stream of the content of `file`, decompressed according to the suffix of `name`, such as .gz."""
+    """Return a stream of the content of `file`, decompressed according to the suffix of its name `name`, such as
+    .gz."""
     stream: Any = file
     match suffixes(name)[1]:
         case ".gz":
@@ -169,8 +171,9 @@ def decompressed(name: str, file: BinaryIO) -> BinaryIO:
 
 
 def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iterator[Piece]:
-    """Yield the pieces of a text or .jsonl file, decompressed according to its name. Raises a UserError if the file is
-    empty, or if a line of a .jsonl is too long."""
+    """Yield the pieces of `file`, a text or .jsonl file, decompressed and parsed according to its name `name`;
+    `encoding` is that of its text, `sizes` are those of the pieces. Raises a UserError if the file is empty, or if a
+    line of a .jsonl is too long."""
     lines = suffixes(name)[0] == ".jsonl"
     parts: list[bytes] = []
     size, rest, blank, line, begins, offset = 0, "", True, 1, True, 0
@@ -207,8 +210,8 @@ class NotText(UserError):
 
 
 def decode_blocks(name: str, stream: BinaryIO, encoding: str, block_bytes: int) -> Iterator[tuple[str, bool]]:
-    """Decode a stream, `block_bytes` bytes at a time: yield (text, whether it is the last). Raises NotText for bytes
-    that the encoding cannot decode, a UserError for an unknown encoding."""
+    """Decode `stream`, the content of the file `name`, `block_bytes` bytes at a time: yield (text, whether it is the
+    last). Raises NotText for bytes that the encoding cannot decode, a UserError for an unknown encoding."""
     try:
         with suppress(UnicodeError):
             b" ".decode(encoding)  # raises LookupError for codecs such as base64, which the next call accepts

@@ -67,8 +67,8 @@ def answer_text(value: Any) -> str:
 
 
 def with_fields(records: Iterable[Record], names: Collection[str], reward: str) -> Iterator[Record]:
-    """Yield the records unchanged. Raises a UserError if a record lacks one of the fields `names`, or if the field is
-    empty; `reward` is the name of the reward that needs the fields."""
+    """Yield the records unchanged, after a check that a user's reward can read them: raises a UserError if a record
+    lacks one of the fields `names`, or if the field is empty. `reward` is the name of that reward, for the message."""
     for record in records:
         with placed(record):
             for name in names:
@@ -80,7 +80,8 @@ def with_fields(records: Iterable[Record], names: Collection[str], reward: str) 
 
 
 def answer_sequence(encoder: Encoder, prompt: Any, answer: Any, tools: Any = None) -> TokenSequence:
-    """Return the sequence of a prompt and its non-empty answer, which is trained; `tools` are for the chat template."""
+    """Return a prompt and its answer, which must not be empty, as one sequence of which only the answer is trained.
+    Both are texts or lists of messages; `tools` are JSON schemas for the chat template."""
     if isinstance(answer, str):
         check_text(answer, "answer")
     return encoder.answer(prompt, answer, tools)
@@ -99,8 +100,9 @@ def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
 
 
 def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Yield an example for preference training from each record, of two sequences: its prompt with the chosen and with
-    the rejected answer; and the `margin` between them, if given."""
+    """Yield an example for preference training, such as DPO, from each record. It has two sequences, the prompt with
+    the chosen answer and the prompt with the rejected one, and the `margin` between the answers, if the record gives
+    it."""
     for record in records:
         with placed(record):
             prompt, *answers = pair(record.values)
@@ -222,7 +224,8 @@ def order_of(label: str | int) -> tuple[bool, str | int]:
 
 @contextmanager
 def placed(record: Record) -> Iterator[None]:
-    """Return a context that adds the location of the record, such as its file and line, to a UserError."""
+    """Return a context that adds the location of `record`, such as its file and line, to the message of a UserError
+    raised inside."""
     try:
         yield
     except UserError as error:
@@ -235,7 +238,7 @@ def has(values: Mapping[str, Any], *names: str) -> bool:
 
 
 def missing(values: Mapping[str, Any], wanted: str) -> UserError:
-    """Return the UserError for a record (`values`) without a field that the training method needs; `wanted` are the
-    needed fields in words."""
+    """Return the UserError for a record with the fields `values` that lacks a field which the training method needs;
+    `wanted` names the needed fields in words."""
     given = [repr(name) for name, value in values.items() if value is not None]
     return UserError(f"it has {', '.join(given) or 'no fields'}, and needs {wanted}")

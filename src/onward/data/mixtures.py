@@ -35,9 +35,9 @@ def joined(tables: Sequence[Examples]) -> Examples:
 
 
 def weighted(examples: Examples, weights: Sequence[float], seed: int) -> Examples:
-    """Return as many examples as `examples`, made by `joined`, has, with the share of each table in proportion to
-    `weights`. A table with fewer examples than its share is repeated: in whole passes, then by a part of it that the
-    seed draws."""
+    """Draw as many examples as `examples` has, with each table's share in proportion to its weight; `examples` was made
+    by `joined` and names the table of each. A table with fewer examples than its share is repeated: in whole passes,
+    then by a part of it that the seed draws."""
     generator, sets, total = np.random.default_rng(seed % 2**64), examples.numbers[SET], len(examples)
     chosen = []
     for index, weight in enumerate(weights):

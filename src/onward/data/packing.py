@@ -90,7 +90,7 @@ class PackedExamples:
         return batch.changed(seed=((self.seed or 0) * 1_000_003 + numbers[0]) % 2**63)
 
     def examples_of(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Return the numbers of the examples in each row, for the rows with these numbers."""
+        """Return, for each of the rows with these numbers, the indices of its examples in the table."""
         if self.seed is None:
             order = np.array(numbers)
         else:
@@ -101,12 +101,12 @@ class PackedExamples:
 
 
 def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool = False) -> ExampleBatch:
-    """Build a batch from rows of examples, given as the numbers of the examples in each row. Positions restart at each
-    sequence, so that no sequence attends to another; each padding token is a separate sequence. `by_example`: the loss
-    is a mean over examples, not over targets.
+    """Build a batch from examples; `rows` has, for each row of the batch, the numbers of its examples. Positions
+    restart at each sequence, so that no sequence attends to another; each padding token is a separate sequence.
+    `by_example`: the loss is a mean over examples, not over targets.
 
-    The batch's `lasts` are the indices in (B * T) of each sequence's last trained token, or of its last token if none
-    is trained.
+    The batch's `lasts` are the indices, in the tokens flattened to (B * T), of each sequence's last trained token, or
+    of its last token if none is trained.
     """
     k, starts = examples.per_example, examples.starts
     spans = [[(int(starts[s]), int(examples.ends[s])) for e in row for s in range(e * k, e * k + k)] for row in rows]

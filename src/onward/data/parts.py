@@ -103,8 +103,8 @@ def prepare_part(
 
 
 def inspect(preparation: Preparation, unit: Unit) -> None:
-    """Inspect a unit of work, as `Preparation.inspect` does, and write verdicts that keep all documents that pass the
-    filters: duplicates are not known before the parts are joined."""
+    """Inspect a unit of work (a group of documents) as `Preparation.inspect` does, and write verdicts that keep all
+    documents that pass the filters: duplicates are not known before the parts are joined."""
     preparation.inspect(unit)
     with np.load(preparation.part(unit, ".npz")) as arrays:
         verdicts = arrays["verdicts"]
@@ -188,9 +188,9 @@ def collect(part: Path, work: Path, number: int) -> None:
 
 
 def reopen(work: Path, number: int, kept: np.ndarray, dtype: np.dtype[Any]) -> None:
-    """Put the tokens of the unit of work `number` aside, so that they are cut again without the duplicates that the
-    joined parts have. `kept` (N,): whether each document of the unit is among the encoded ones; `dtype`: of the token
-    ids."""
+    """Move the tokens of the unit of work `number`, in the folder `work`, to a .whole.npz file, from which
+    `Preparation.encode` cuts them again without the documents that repeat one in another part. `kept` (N,) is whether
+    each document of the unit is among the encoded ones; `dtype` is that of the token ids."""
     ids, ends = (
         np.fromfile(path, kind) if (path := work / f"{number:05}{suffix}").exists() else np.empty(0, kind)
         for suffix, kind in ((".bin", dtype), (".ends", np.dtype(np.uint64)))

@@ -81,7 +81,8 @@ class Preparation:
         return named_encoder(self.tokenizer)
 
     def part(self, unit: Unit, suffix: str) -> Path:
-        """Return the path of a file that a worker writes for a unit of work: parts/NUMBER followed by `suffix`."""
+        """Return the path of a file that a worker process writes for a unit of work: parts/NUMBER followed by `suffix`,
+        such as .json."""
         return self.folder / "parts" / f"{unit.number:05}{suffix}"
 
     def units(self) -> Iterator[Unit]:
@@ -185,8 +186,8 @@ class Preparation:
         return ids[np.repeat(kept, lengths.astype(np.int64))], np.cumsum(lengths[kept], dtype=np.uint64)
 
     def index(self, records: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the content of data.json: the settings of the preparation, and from the records of all units of work
-        their shards and a report."""
+        """Return the content of data.json: the `settings` of the preparation, and, from `records` (the contents of
+        NUMBER.json of all units of work), their shards and a report."""
         sources = []
         for number, name in enumerate(settings["sources"]):
             units = [record for record in records if record["source"] == number]
@@ -219,7 +220,7 @@ class Preparation:
 
     def problem(self, records: list[dict[str, Any]], index: dict[str, Any]) -> str:
         """Say why the tokens of a preparation cannot be used, such as a source that has changed; "" if they can.
-        `records`: of all units of work; `index`: the content of data.json."""
+        `records` are the contents of NUMBER.json of all units of work, `index` is the content of data.json."""
         for number, source in enumerate(self.sources):
             if provenance(source) != index["settings"][f"content of {source}"]:
                 return f"{source} has changed while it was read: run the same command again"

@@ -44,7 +44,8 @@ EXACT = Cleaning()  # drops exact duplicates
 
 @dataclass(frozen=True)
 class Part:
-    """The units of work that one of several machines prepares: every `of`-th unit, beginning with unit `number - 1`."""
+    """The units of work (groups of documents) that one of several machines prepares: every `of`-th unit, beginning with
+    unit `number - 1`."""
 
     number: int = 1
     of: int = 1
@@ -211,8 +212,8 @@ def process_units(
     suffix: str,
     part: Part = ALL_UNITS,
 ) -> int:
-    """Call `work` on each unit of work of a part whose file with `suffix` does not exist yet, in `workers` processes;
-    return the number of all units. `task` is the description for `progress`."""
+    """Call `work` on each unit of work of `part` for which no file parts/NUMBER + `suffix`, its result, exists yet, in
+    `workers` processes (0: one per core). Returns the number of all units. `task` is the description for `progress`."""
     total = sum(provenance(source)["size"] for source in preparation.sources)
     done, count = 0, 0
 

@@ -8,8 +8,8 @@ Progress = Callable[[str, int, int], None]
 
 
 def silent(task: str, done: int, total: int) -> None:
-    """Ignore a progress report (a task, its bytes or items done and in all): the default for callers that show no
-    progress."""
+    """Ignore a report of progress (a task, the bytes or items done, and their total): the default for callers that show
+    no progress."""
 
 
 @dataclass

@@ -66,14 +66,14 @@ def described(name: str, text: str | None) -> Iterator[tuple[str, str]]:
 
 
 def conversations(known: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Make a conversation of one question and answer for each function in `known`, {name: answer}, in the form that
-    `onward finetune` reads."""
+    """Make a conversation of one question and one answer for each function in `known`, {name of a function: answer}, as
+    records that `onward finetune` reads."""
     return [{"messages": [*asked(name), assistant_message(answer)]} for name, answer in known.items()]
 
 
 def preferences(known: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Make a pair of answers for each function in `known`, {name: answer}, in the form that `onward finetune` reads:
-    its own answer is chosen, and the answer of another function is rejected."""
+    """Make a record of preference data for each function in `known`, {name of a function: answer}, in the form that
+    `onward finetune` reads: its own answer is chosen, and the answer of another function is rejected."""
     others = [*known.values()]
     others = others[len(others) // 2 :] + others[: len(others) // 2]
     return [

@@ -84,8 +84,8 @@ def documents(
 def passages(
     sources: Sequence[Source], *, field: str = "text", encoding: str = "utf-8", size: int = 1 << 16
 ) -> Iterator[str]:
-    """Yield all documents in passages of at most `size` characters, from which a tokenizer is trained. Other arguments
-    as of `documents`."""
+    """Yield all documents of `sources` in passages of at most `size` characters, from which a tokenizer is trained.
+    `field` and `encoding` are as for `documents`."""
     for _, text in texts(sources, field, encoding, SIZES):
         yield from split(text, size)
 
@@ -211,8 +211,8 @@ def blocks(source: str) -> Iterator[bytes]:
 
 
 def provenance(source: Source) -> dict[str, Any]:
-    """Return the name of a source, its size in bytes, and a hash that changes when the source changes, by key, for
-    data.json."""
+    """Return, for data.json, a dict of a source: its name, its size in bytes, and a hash that changes when the source
+    changes."""
     if isinstance(source, Stored):
         return {"name": source.source, "size": source.path.stat().st_size, "sha256": source.sha256}
     if source == "embedded":
@@ -251,7 +251,8 @@ def source_files(source: str) -> list[Path]:
 
 
 def folder_files(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
-    """Return the readable files of a folder, recursively, sorted by name; and the skipped files, by the reason."""
+    """Return the readable files of a folder, recursively, sorted by name; and, as {reason: files}, the files that are
+    skipped."""
     files: list[Path] = []
     skipped: dict[str, list[Path]] = defaultdict(list)
     with reading(str(folder)):

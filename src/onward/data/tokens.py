@@ -76,7 +76,7 @@ class Tokens:
 
     @explained
     def part(self, start: int, stop: int) -> "Tokens":
-        """Return the tokens [start, stop) as Tokens of the same shards; nothing is read."""
+        """Return the tokens with the indices [start, stop) as Tokens of the same shards; nothing is read from disk."""
         return Tokens([span for span, _ in self.spans_in(*slice(start, stop).indices(len(self))[:2])])
 
     @explained
@@ -128,7 +128,7 @@ class SourceRecord:
 
 @dataclass(frozen=True)
 class Sample:
-    """The beginning of a document of the prepared texts, as shown in data.json."""
+    """A document of the prepared texts: its file and its beginning, as shown in data.json."""
 
     file: str = ""
     text: str = ""
@@ -136,7 +136,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Longest(Sample):
-    """The longest document of the prepared texts, as listed in data.json."""
+    """The longest document of the prepared texts: its file, its beginning and its number of tokens, as listed in
+    data.json."""
 
     tokens: Annotated[int, Range(0, MOST)] = 0
 
@@ -278,8 +279,8 @@ def spans(folder: Path, shards: Sequence[Shard], dtype: np.dtype[Any], verify: s
 
 @lru_cache(maxsize=4096)  # operating systems allow some ten thousand mapped files per process
 def memory_map(path: Path, dtype: np.dtype[Any], sha256: str) -> np.ndarray:
-    """Map a file into memory as an array. The checksum `sha256` is part of the cache's key, since a file can be
-    replaced. Raises a UserError if it cannot be read."""
+    """Map a file into memory as an array of `dtype`. `sha256`, the file's checksum, is part of the key of the cache of
+    maps, since a file can be replaced. Raises a UserError if the file cannot be read."""
     try:
         return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
     except OSError as error:

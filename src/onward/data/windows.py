@@ -58,7 +58,7 @@ class Batch:
         return self.changed(**{name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)})
 
     def changed(self, **fields: Any) -> Self:
-        """Return a copy of the batch with new values of some fields; the number of targets must stay the same."""
+        """Return a copy of the batch with `fields` replaced, by name; the number of targets must stay the same."""
         batch = replace(self, **fields)
         vars(batch)["num_targets"] = self.num_targets
         return batch
@@ -162,7 +162,8 @@ class ValidationWindows:
 
     @checked
     def batches(self, size: Size) -> Iterator[Batch]:
-        """Yield all windows in order, `size` at a time; each batch is read when it is requested."""
+        """Yield batches of all windows in order, of as many windows as `size` says; each batch is read when it is
+        requested."""
         return (self.read(range(first, min(first + size, len(self)))) for first in range(0, len(self), size))
 
 
