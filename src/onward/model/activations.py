@@ -29,8 +29,9 @@ class Where:
 
 @dataclass(frozen=True)
 class Output(Where):
-    """The location of an activation that is the output of the submodule `of`; "" is the module itself. `heads` > 0
-    splits the last dimension into heads. `flat`: the output is (B * T, ...), not (B, T, ...)."""
+    """The location of an activation that is the output of the submodule with the attribute path `of`; "" is the module
+    itself. `heads` > 0 splits the last dimension into that many heads, 0 leaves it. `flat`: the output is (B * T, ...),
+    not (B, T, ...)."""
 
     of: str = ""
     heads: int = 0
@@ -39,14 +40,15 @@ class Output(Where):
 
 @dataclass(frozen=True)
 class Input(Output):
-    """The location of an activation that is the input of the submodule `of`; the fields are those of `Output`."""
+    """The location of an activation that is the input of the submodule `of`; the fields have the meaning of those of
+    `Output`."""
 
 
 @dataclass(frozen=True)
 class Mid(Where):
-    """The location of the residual stream between attention and feed-forward of a block. `reader` is the submodule that
-    reads the stream, `sum_at` the submodule whose input is the stream plus the output of the feed-forward ("": the
-    block's output is this sum)."""
+    """The location of the residual stream between the attention and the feed-forward of a block. `reader` is the name
+    of the submodule whose input is this stream, `sum_at` that of the submodule whose input is the stream plus the
+    output of the feed-forward ("": this sum is the block's output)."""
 
     reader: str
     sum_at: str
@@ -55,11 +57,12 @@ class Mid(Where):
 @dataclass(frozen=True)
 class Steps(Where):
     """Base class of the locations of several intermediate results of a module's forward, which one set of hooks
-    intercepts together. Each result is declared under its own name."""
+    intercepts together, for tracing. Each result is declared as an Activation under its own name."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the intermediate results at this location."""
+        """The names of the intermediate results at this location, in the order in which they are listed as
+        activations."""
         raise NotImplementedError
 
 
@@ -77,9 +80,9 @@ class NormScale(Steps):
 
 @dataclass(frozen=True)
 class ContextVectors(Steps):
-    """The location of the vectors that an attention module passes to its AttentionContext, such as queries, keys and
-    values. `rotated` names the vectors passed to `rotate`, in the order of the calls; `cached` maps each cache entry to
-    the name of the vectors written to it."""
+    """The location of the vectors that an attention module passes to the methods of its AttentionContext, such as
+    queries, keys and values. `rotated` has the activation names of the vectors passed to `rotate`, one per call in
+    order; `cached` maps the keywords passed to `update` (the entries of the KV cache) to activation names."""
 
     rotated: tuple[str, ...]
     cached: Mapping[str, str]
@@ -91,7 +94,8 @@ class ContextVectors(Steps):
 
 @dataclass(frozen=True)
 class Queries(Steps):
-    """The location of the queries that the submodule `attend`, of class `Attend`, receives."""
+    """The location of the queries that an attention module passes to its submodule `attend`, of class `Attend` (the
+    softmax attention)."""
 
     attend: str = "attend"
 
@@ -134,8 +138,8 @@ class ExpertSteps(Steps):
 
 @dataclass(frozen=True)
 class Activation:
-    """The declaration of one activation of a module, which can then be traced and edited by name: where hooks reach it,
-    and its shape."""
+    """The declaration of one activation of a module, which makes it available for tracing and editing by name: the
+    location at which hooks reach it, and its shape."""
 
     where: Where
     shape: Shape
@@ -147,7 +151,8 @@ class Activation:
 
 @dataclass(frozen=True)
 class Child:
-    """The declaration of a submodule, whose activations are traced and edited under the submodule's name."""
+    """The declaration of a submodule, whose own activations can then be traced and edited under the submodule's
+    name."""
 
     of: str
     leading: tuple[int, ...] = ()  # dimensions of the vectors between T and the last
@@ -160,17 +165,17 @@ Declarations = dict[str, Activation | Child]
 
 
 def declared(module: nn.Module, child: Child) -> Declarations:
-    """Return the declared activations of a submodule by name, with the shapes that they have inside its parent: their
-    vectors may have the parent's dimensions in front. Without an `activations` method of its own, `child.default`
-    declares them."""
+    """Return the declared activations of a submodule, `module`, by name, with the shapes that they have inside its
+    parent, which declares it as `child` and may add dimensions in front of their vectors. They come from the method
+    `activations` of the submodule or, if it has none, from the function `child.default`."""
     method = getattr(type(module), "activations", child.default)
     own = {name: placed(one, child) for name, one in method(module).items()}
     return {name: one for name, one in own.items() if child.rotary or not one.rotary or isinstance(one, Child)}
 
 
 def placed(one: Activation | Child, child: Child) -> Activation | Child:
-    """Return one declaration of a submodule (`one`), changed to the shape and layout that the activation has inside the
-    submodule's parent."""
+    """Return a declaration made by a submodule, `one`, changed to the shape and layout that the activation has inside
+    the submodule's parent, which declares the submodule as `child`."""
     if isinstance(one, Child):
         return replace(one, flat=one.flat or child.flat, rotary=one.rotary and child.rotary)
     where = replace(one.where, flat=True) if child.flat and isinstance(one.where, Output) else one.where
@@ -178,7 +183,7 @@ def placed(one: Activation | Child, child: Child) -> Activation | Child:
 
 
 def output(width: str | int, module: nn.Module) -> Declarations:
-    """Declare the output (B, T, width) of a module as an activation named ""; declare nothing for the identity."""
+    """Declare the output (B, T, width) of a module as an activation named ""; declare nothing for an `nn.Identity`."""
     return {} if isinstance(module, nn.Identity) else {"": Activation(Output(), ("B", "T", width))}
 
 
@@ -186,8 +191,8 @@ NORM = partial(output, "D")  # of a norm of the residual stream without declarat
 
 
 def norm(width: int, *, centered: bool) -> Declarations:
-    """Declare the activations of a norm over vectors of `width`: its output, and the number by which it divides each
-    vector. `centered`: the norm subtracts the mean first."""
+    """Declare the activations of a norm over vectors of size `width`: its output, and the number by which it divides
+    each vector. `centered`: the norm subtracts the mean first, as LayerNorm does."""
     scale = Activation(NormScale(centered), ("B", "T", 1), editable=False)
     return {"": Activation(Output(), ("B", "T", width)), "scale": scale}
 

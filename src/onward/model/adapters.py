@@ -34,14 +34,14 @@ class Selection:
         self.below: dict[str, str] = {}
 
     def chain(self, name: str) -> list[str]:
-        """Return the names of the adapters that apply if `name` is selected: the adapter below it, if it was trained on
-        top of one, and itself."""
+        """Return the names of the adapters that apply if `name` is selected, in the order in which they apply: first
+        the adapter on top of which `name` was trained, if any, then `name`."""
         return [*([self.below[name]] if name in self.below else []), name]
 
     @contextmanager
     def use(self, names: str | Sequence[str]) -> Iterator[None]:
-        """Apply one adapter to all rows, or the adapter names[i] to row i of the batch, inside the `with` block; "" is
-        no adapter."""
+        """Apply LoRA adapters inside the `with` block: `names` is one adapter for all rows, or a list with the adapter
+        of each row of the batch; "" is the base model without an adapter."""
         before = self.name, self.count, self.groups
         different = {names} if isinstance(names, str) else set(names)
         if len(different) == 1:
@@ -89,8 +89,8 @@ class Adapter(nn.Module):
         self.register_buffer("start_b", None)
 
     def begin(self, a: Tensor, b: Tensor) -> None:
-        """Set the first values of A and B to `a` and `b`, whose product is a part of the weight and is subtracted from
-        it, so that the adapter changes nothing at first."""
+        """Set the first values of A and B to `a` (..., R, I) and `b` (..., O, R), whose product is a part of the
+        weight. Their product is subtracted from the adapter's change, which is therefore 0 at first."""
         self.a.data.copy_(a)
         self.b.data.copy_(b)
         self.start_a, self.start_b = self.a.detach().clone(), self.b.detach().clone()
@@ -103,7 +103,8 @@ class Adapter(nn.Module):
         return torch.cat([self.a, self.start_a], -2), torch.cat([self.b, -self.start_b], -1)
 
     def change(self) -> Tensor:
-        """Return the change that the adapter adds to the weight, (..., O, I)."""
+        """Return the change scaling B A that the adapter adds to the weight, (..., O, I), before any scaling of rows by
+        DoRA."""
         a, b = self.factors()
         return self.scaling * (b @ a)
 
@@ -156,7 +157,8 @@ class TokenRows(nn.Module):
         self.rows = rows
 
     def merged(self, weight: Tensor) -> Tensor:
-        """Return `weight` (V, D), an embedding, with the trained rows in place of its own."""
+        """Return the embedding weight `weight` (V, D) with the rows of the tokens `ids` replaced by the trained
+        rows."""
         return weight.index_copy(0, self.ids, self.rows.to(weight))
 
     def forward(self, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -183,8 +185,8 @@ class WeightAdapters(nn.ModuleDict):
         return cast(Adapter | TokenRows, super().__getitem__(name))
 
     def hook(self, layer: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> Tensor:
-        """Return the output of a linear layer or an embedding with the selected adapters applied; a forward hook,
-        called with the layer's inputs and its output y."""
+        """Return the output of a linear layer or an embedding with the selected adapters applied. This is a forward
+        hook, called with the layer, its inputs and its output y without adapters."""
         [x], chosen = inputs, self.selection
         if chosen.groups is None:
             return self.applied(chosen.name, layer, x, y)
@@ -212,14 +214,15 @@ class WeightAdapters(nn.ModuleDict):
 
 
 def adapted(module: nn.Module, name: str) -> Tensor:
-    """Return the weight of a module whose attribute is `name`, with its LoRA adapter merged in if all rows use the same
-    one."""
+    """Return the weight that `module` stores in the attribute `name`, with its LoRA adapter merged in if all rows use
+    the same adapter; for code that multiplies with a weight without calling a layer."""
     weight, adapters = getattr(module, name), module._modules.get(f"{name}_lora")
     return adapters.weight(weight) if isinstance(adapters, WeightAdapters) else weight
 
 
 def rows_differ(module: nn.Module) -> bool:
-    """Return whether the rows of the current batch use different LoRA adapters for a module's `weight`."""
+    """Return whether the rows of the current batch use different LoRA adapters for the attribute `weight` of a module,
+    so that no single merged weight exists."""
     adapters = module._modules.get("weight_lora")
     return isinstance(adapters, WeightAdapters) and adapters.selection.groups is not None
 

@@ -20,7 +20,8 @@ from onward.model.norms import HeadNorms, NewNorm
 
 
 class Attend(nn.Module):
-    """Softmax attention (`backends.attend`), as a module so that forward hooks see queries, keys and values.
+    """Softmax attention, the function `backends.attend` as a module, so that forward hooks can reach its queries, keys
+    and values.
 
     `scale` multiplies the scores, `dropout` is the rate for the attention weights in training, `softcap` caps the
     scores (None: no cap), and `sinks` is the number of learned sink scores: one per head, or 0 for none.
@@ -44,7 +45,8 @@ class Attend(nn.Module):
 class SelfAttentionModule(nn.Module):
     """Self-attention, x (B, T, D) -> (B, T, D): project to queries, keys and values, attend, project back.
 
-    `norm` is the function that makes the norms of queries and keys, given their width.
+    `part` is the attention part of the config; `norm` is a function from a width to a new norm, for norms of queries
+    and keys.
     """
 
     def __init__(self, part: SelfAttention, config: DecoderConfig, norm: NewNorm) -> None:

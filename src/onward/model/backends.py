@@ -38,8 +38,8 @@ def attention_scores(q: Tensor, k: Tensor, *, scale: float, softcap: float | Non
 
 
 def masked_scores(scores: Tensor, bias: Tensor | None) -> Tensor:
-    """Add `bias` (B or 1, 1 or H, T, S), which is -inf for masked keys, to attention scores (B, H, T, S); None stands
-    for the causal mask."""
+    """Add a `bias`, (B or 1, 1 or H, T, S) with -inf for keys that a query does not attend to, to attention scores (B,
+    H, T, S). None stands for a causal mask."""
     if bias is None:
         bias = scores.new_full(scores.shape[2:], -math.inf).triu(1)
     return scores + bias.type_as(scores)
@@ -88,8 +88,9 @@ def reference(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Compute attention in plain PyTorch: weights (see `attention_weights`), dropout of weights at the rate `dropout`,
-    weighted sum of the values. Supports every option; the faster backends must agree with this one."""
+    """Compute attention in plain PyTorch, q (B, T, H, E), k (B, S, K, E), v (B, S, K, F) -> (B, T, H, F): attention
+    weights (see `attention_weights`), dropout of weights at the rate `dropout`, weighted sum of the values. Supports
+    every option; the faster backends must agree with this one."""
     with torch.autocast(q.device.type, enabled=False):
         k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
         bias = None if mask.causal_only else mask.dense(q.dtype)
@@ -152,8 +153,9 @@ def sdpa_blocks(
 def without_gathering(
     q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor | None:
-    """Compute attention by the CPU kernel that reads keys and values where they lie in the cache or, without a cache,
-    in their tensors; None if the kernel cannot do this, or is not faster."""
+    """Compute attention by the CPU kernel, which reads keys and values where they are stored in the KV cache, without a
+    copy, or in tensors. Returns (B, T, H, F), or None if the kernel does not support the arguments or is not faster;
+    arguments as in `reference`."""
     if isinstance(k, CacheEntry) and isinstance(v, CacheEntry):
         return k.attend(q, v, mask, scale=scale, softcap=softcap, sinks=sinks)
     if isinstance(k, CacheEntry) or isinstance(v, CacheEntry) or not mask.plain or not mask.linear:

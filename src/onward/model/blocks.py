@@ -14,7 +14,8 @@ from onward.model.norms import NewNorm
 class PreNormModule(nn.Module):
     """A pre-norm block: x + attn(norm(x)), then x + mlp(norm(x)).
 
-    `attn` and `mlp` are the modules of the layer; `norm` is a function that makes a norm of the layer.
+    `attn` and `mlp` are the attention and feed-forward modules of the layer; `norm` is a function that returns a new
+    norm.
 
     The class attribute `mid` tells tracing how to reach the activation `mid`, the residual stream between attention and
     feed-forward: the name of the submodule that reads it, and of the submodule whose input is its sum with the

@@ -24,9 +24,9 @@ from onward.model.positions import LearnedPositionModule, SinusoidalPositionModu
 
 
 def build_position(part: Position, config: DecoderConfig, layer: int = 0) -> nn.Module | None:
-    """Build the module from positions (B, T) and a dtype to the vectors (B, T, D) that are added to the embeddings.
-    `part` is the position part of the config, such as Learned; None for parts that add no vectors. Raises a UserError
-    for a part that adds vectors and has no module."""
+    """Build the module that adds position vectors to the embeddings: it maps positions (B, T) and a dtype to vectors
+    (B, T, D). `part` is the position part of the config, such as Learned; returns None for parts that add no vectors,
+    such as Rotary. Raises a UserError for a part that adds vectors and has no module."""
     if part.build is not None:
         return part.build(config, layer)
     match part:
@@ -124,20 +124,20 @@ def build_block(part: Block, config: DecoderConfig, layer: int = 0) -> nn.Module
 
 
 def build_branches(config: DecoderConfig, layer: int) -> tuple[nn.Module, nn.Module, NewNorm]:
-    """Build the arguments of a block's module for a layer: the attention module, the feed-forward module, and a
-    function that makes norms."""
+    """Build the arguments of the constructor of a layer's block: the attention module, the feed-forward module, and a
+    function that returns a new norm, given its width (by default d_model)."""
     attn = build_attention(at(config.attention, layer), config, layer)
     return attn, build_mlp(at(config.mlp, layer), config, layer), layer_norms(config, layer)
 
 
 def layer_norms(config: DecoderConfig, layer: int) -> NewNorm:
-    """Return a function that makes norms of a layer, as the config describes them; its argument is the width, by
-    default d_model."""
+    """Return a function that makes the norms of layer number `layer`, of the kind that the config gives for it; its
+    argument is the width, by default d_model."""
     return partial(build_norm, at(config.norm, layer), config, layer)
 
 
 def no_module(part: Part, arguments: str = "config, layer") -> UserError:
-    """Return the error for a part of a config that has neither a module in Onward nor a `build` method. `arguments` are
-    those of the missing method, for the message."""
+    """Return the error for a part of a config, such as a norm class of a user, that has neither a module in Onward nor
+    a `build` method. `arguments` are the arguments that a `build` method of this part would take, for the message."""
     name = type(part).__name__
     return UserError(f"the part {name} has no module: give the class a method build({arguments}) that returns one")

@@ -24,8 +24,8 @@ SCALE = ".scale"  # suffix of the name of the entry with the scales of a quantiz
 
 @dataclass(frozen=True, eq=False)
 class SlotIndices:
-    """The indices of the KV cache slots that one call of the model writes and reads, shared by all layers with the same
-    window and number of slots."""
+    """The indices of the KV cache slots that one call of the model writes and reads; all layers with the same window
+    and number of slots share one SlotIndices."""
 
     write: tuple[Tensor, Tensor]  # the first two indices into the entries for each token, each (B, T)
     key_positions: Tensor  # (B or 1, S): position stored in each slot after the write; < 0: the slot is empty
@@ -38,7 +38,8 @@ class LayerCache:
     of a row is in slot p % S.
 
     While a growing cache has fewer slots than its final number, `wraps` is False: positions from S on, which are
-    padding, are all written to the last slot, which no real token reads. `window` is that of the layer, 0 for none.
+    padding, are all written to the last slot, which no real token reads. `window` is the attention window of the layer,
+    in positions, 0 for none.
     """
 
     entries: dict[str, Tensor]
@@ -76,8 +77,9 @@ class LayerCache:
 
 @dataclass(frozen=True, eq=False)
 class CacheEntry:
-    """One named tensor of a layer's KV cache, such as its keys, as a backend of attention receives it. `read` gathers
-    and dequantizes it. `tail` names the tensor with the last elements of each vector, if these are stored apart."""
+    """One named tensor of a layer's KV cache, such as its keys, in the form in which attention backends receive it. The
+    method `read` gathers and dequantizes the tensor. `tail` names a second tensor with the last elements of each
+    vector, if they are stored apart."""
 
     cache: LayerCache
     name: str
@@ -106,8 +108,9 @@ class CacheEntry:
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor | None:
-        """Compute attention with queries q (B, T, H, E), this entry as the keys and `v` as the values, where they lie
-        in the cache, without a copy; returns (B, T, H, F).
+        """Compute attention with queries q (B, T, H, E), this entry as the keys and `v` as the values, read from the
+        cache memory without a copy; returns (B, T, H, F). `scale` multiplies the scores, `softcap` caps them (None: no
+        cap), `sinks` (H,) are learned sink scores.
 
         Returns None if the kernel cannot do this, for example for quantized entries or a biased mask; the caller then
         computes attention from the result of `read`.
@@ -162,8 +165,8 @@ def quantize(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def slot_positions(slots: int, last: Tensor) -> Tensor:
-    """Return the position in each of a row's `slots` cache slots, (B, S), if the last position of the row is `last`
-    (B, 1); < 0: the slot is empty."""
+    """Return which position each of a row's `slots` cache slots holds, (B, S), if the greatest position written to the
+    row is `last` (B, 1). A negative number means an empty slot."""
     return last - (last - torch.arange(slots, device=last.device)) % slots
 
 
@@ -189,7 +192,7 @@ def empty_entries(
 class CacheView:
     """The rows of a KV cache that one call of the model uses, limited to the slots for positions below `end`.
 
-    A view shares the memory of the cache and cannot grow.
+    A view shares the memory of the cache and cannot grow; `KVCache.view` makes it.
     """
 
     layers: list[LayerCache]
@@ -276,7 +279,8 @@ class KVCache:
         return CacheView(layers, self.rope_length[start:end], min(self.length, self.capacity, last), last, self.chunk)
 
     def narrow(self, cache: LayerCache, rows: slice, slots: int) -> LayerCache:
-        """Return a layer's cache restricted to some rows and its first `slots` slots; it shares the memory."""
+        """Return `cache`, the cache of one layer, restricted to the rows `rows` and their first `slots` slots; it
+        shares the memory."""
         return LayerCache({n: t[rows, :slots] for n, t in cache.entries.items()}, cache.window, cache.wraps)
 
     def nbytes(self) -> int:

@@ -19,7 +19,8 @@ from onward.model.positions import rotation, score_bias
 
 @dataclass(frozen=True, eq=False)
 class AttentionContext:
-    """The inputs of one layer's attention besides x, for one call of the model: positions, mask, rotation and cache."""
+    """The inputs of one layer's attention besides x, for one call of the model: positions, mask, rotary cosines and
+    sines, and the layer's KV cache."""
 
     mask: AttentionMask
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines, each (B, T, 1, rope_dim / 2)
@@ -42,9 +43,10 @@ class AttentionContext:
 def attention_contexts(
     config: DecoderConfig, dtype: torch.dtype, positions: Tensor, cache: CacheView | None, *, plain: bool
 ) -> list[AttentionContext]:
-    """Return one AttentionContext per layer, for tokens at positions (B, T). Layers with equal attention and position
-    parts of the config share masks and rotations. `plain` says that positions are 0, 1, 2, ... in all rows, without a
-    cache. Rotary angles are computed in at least fp32; vectors are in `dtype`."""
+    """Return one AttentionContext per layer, for tokens at positions (B, T) and, if not None, a KV cache. Layers with
+    equal attention and position parts of the config share masks and rotations. `plain` says that positions are 0, 1, 2,
+    ... in all rows, without a cache. Rotary angles are computed in at least fp32; `dtype` is that of the hidden
+    states."""
     angle_positions = positions.to(torch.promote_types(dtype, torch.float32))
     rope_length = (cache.rope_length.to(angle_positions) if cache else angle_positions.amax(1) + 1)[:, None, None]
     segments = None if plain or cache else Segments.of(positions)

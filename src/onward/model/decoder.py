@@ -129,8 +129,8 @@ class Decoder(Shown, nn.Module):
         return self.hidden_of_checked(tokens, positions, view)
 
     def hidden_of_checked(self, tokens: Tensor, positions: Tensor | None, view: CacheView | None) -> Tensor:
-        """Compute `hidden` without checking the arguments. Reads no value of a tensor on the host, so that it forces no
-        sync and can be compiled."""
+        """Compute `hidden` without checking the arguments; `view` holds the cache rows to use, None for none. Reads no
+        value of a tensor on the host, so that it forces no sync and can be compiled."""
         x = tokens if tokens.is_floating_point() else self.embed(tokens)
         x = self.embed_norm(self.embed_scale(self.embed_in(x)))
         plain = positions is None
@@ -177,8 +177,9 @@ def described(value: object) -> str:
 
 
 def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: CacheView | None) -> None:
-    """Raise a UserError if `positions` are outside the model or the cache, or if `tokens`, the number of tokens per
-    row, exceeds the cache's chunk."""
+    """Raise a UserError if `positions` are not integers (B, `tokens`), are negative, or are beyond the positions of the
+    model or of its cache, or if `tokens`, the number of tokens per row, exceeds the number that one call may add to the
+    cache."""
     limit = at(config.position, 0).limit(config)
     if not isinstance(cache, CacheView | None):
         raise UserError(f"cache is {type(cache).__name__}: give a KVCache, a view of one, or None")
@@ -230,7 +231,8 @@ def check_tokens(tokens: Tensor, config: DecoderConfig) -> None:
 
 
 def check_ids(least: int, greatest: int, config: DecoderConfig) -> None:
-    """Raise a UserError if token ids, from the least to the greatest, are outside the vocabulary."""
+    """Raise a UserError if the token ids of a batch, of which `least` and `greatest` are the extremes, are outside the
+    vocabulary."""
     for token in least, greatest:
         if not 0 <= token < config.vocab_size:
             raise UserError(

@@ -54,8 +54,9 @@ class SoftmaxRoutingModule(nn.Module):
             return weights * self.part.scale, experts
 
     def selection_scores(self, scores: Tensor) -> Tensor:
-        """Return the scores (N, X) by which experts are selected, given the router's scores (N, X), which weight their
-        outputs; equal here, a subclass adds a bias."""
+        """Return the scores (N, X) by which each token's experts are selected, given the router's scores (N, X), from
+        which the weights of the experts' outputs are computed. Both are equal here; a subclass adds a bias for the
+        selection."""
         return scores
 
     def mask_groups(self, scores: Tensor) -> Tensor:
@@ -156,8 +157,8 @@ class ExpertsModule(nn.Module):
         return torch.zeros_like(tokens, dtype=dtype).index_add(0, token, outputs)
 
     def mix_by_kernel(self, tokens: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        """Compute `mix` for tokens (N, D), given the weights and ids (N, K) of their experts, by a kernel, or by an
-        operation that a decoding step records."""
+        """Compute `mix` for tokens (N, D), given the weights and ids (N, K) of their experts, by the operation
+        `onward::chosen_linear`, which runs a CPU kernel and which compiled decoding steps can repeat."""
         ids, dtype = experts.flatten(), tokens.dtype
 
         def project(x: Tensor, name: str) -> Tensor:
@@ -183,8 +184,8 @@ class ExpertsModule(nn.Module):
         return names
 
     def stack(self, name: str, dtype: torch.dtype) -> Stack:
-        """Return the weights (X, O, I) of one projection (`name`: gate, up or down) of all experts and their biases, or
-        None, in this dtype."""
+        """Return the weights (X, O, I) of one projection of all experts and their biases (X, O), or None without
+        biases, in this dtype; `name` is the projection: "gate", "up" or "down"."""
         bias = getattr(self, f"{name}_bias")
         return adapted(self, name).to(dtype), None if bias is None else bias.to(dtype)
 
@@ -194,10 +195,10 @@ Combine = Callable[[Tensor, Tensor], Tensor]
 
 
 def loop(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> Tensor:
-    """Compute the experts' outputs with one matmul per expert and projection. `gate`, `up` and `down` are the experts'
-    weights and biases, and `combine` the function between them.
+    """Compute the experts' outputs with one matmul per expert and projection. `gate`, `up` and `down` are pairs of the
+    experts' weights and biases; `combine` computes the input of the down projection from the outputs of gate and up.
 
-    `assignments` (N K, D) are the tokens' vectors, once for each of their experts, sorted by expert; `counts` (X,) is
+    `assignments` (N K, D) are the tokens' vectors, once for each of their K experts, sorted by expert; `counts` (X,) is
     the number of vectors of each expert. Returns (N K, D).
     """
 

@@ -9,7 +9,8 @@ from onward.model.linear import Linear
 
 
 class PlainFeedForwardModule(nn.Module):
-    """A feed-forward without a gate: down(act(up(x))), x (..., D) -> (..., D)."""
+    """A feed-forward without a gate, x (..., D) -> (..., D): down(act(up(x))), where `act` is the activation
+    function."""
 
     def __init__(self, width: int, d_ff: int, act: parts.Activation, bias: bool, dropout: float) -> None:
         super().__init__()
@@ -27,7 +28,8 @@ class PlainFeedForwardModule(nn.Module):
 
 
 class GatedFeedForwardModule(PlainFeedForwardModule):
-    """A feed-forward with a gate: down(act(gate(x)) * up(x)), x (..., D) -> (..., D)."""
+    """A feed-forward with a gate, x (..., D) -> (..., D): down(act(gate(x)) * up(x)), where `act` is the activation
+    function."""
 
     def __init__(self, width: int, d_ff: int, act: parts.Activation, bias: bool, dropout: float) -> None:
         super().__init__(width, d_ff, act, bias, dropout)

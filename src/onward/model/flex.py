@@ -16,8 +16,8 @@ from onward.model.mask import AttentionMask, visible
 
 
 def flex(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float) -> Tensor:
-    """Compute attention by PyTorch's FlexAttention, which makes no (T, S) bias: q (B, T, H, E), k (B, S, K, E), v
-    (B, S, K, F) -> (B, T, H, F)."""
+    """Compute attention by PyTorch's FlexAttention, which never holds the (T, S) bias of the scores in memory: q (B, T,
+    H, E), k (B, S, K, E), v (B, S, K, F) -> (B, T, H, F). `scale` multiplies the scores."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     k, v = (to_tensor(t, q.dtype).transpose(1, 2) for t in (k, v))

@@ -65,8 +65,8 @@ def yarn(part: YaRNScaling, plain: Tensor, theta: float) -> Tensor:
 
 
 def llama3(part: Llama3Scaling, plain: Tensor) -> Tensor:
-    """Return the rotary frequencies (P,) of Llama 3.1: those of long wavelengths in `plain` (P,) divided by the factor,
-    those of short ones unchanged, with a blend between."""
+    """Return the rotary frequencies (P,) of Llama 3.1: in `plain` (P,), the unscaled frequencies, low ones (of long
+    wavelengths) are divided by the factor of `part`, high ones are unchanged, with a blend between."""
     rotations = plain * (part.original / (2 * math.pi))  # in the original context
     share = ((rotations - part.low_frequency) / (part.high_frequency - part.low_frequency)).clamp(0, 1)
     return plain * (share + (1 - share) / part.factor)

@@ -20,8 +20,8 @@ class Linear(nn.Linear):
 
 
 def outputs_of(layers: Sequence[nn.Module], x: Tensor) -> Sequence[Tensor]:
-    """Return the outputs of layers for the same x (..., I). With gradients on a CPU, linear layers without hooks are
-    computed as one product, since three small ones take 1.3 times as long."""
+    """Return the outputs of several layers for the same input x (..., I), one per layer. With gradients on a CPU,
+    linear layers without hooks are computed as one product, since three small products take 1.3 times as long."""
     plain = [layer for layer in layers if is_plain(layer)]
     if len(plain) == len(layers) and torch.is_grad_enabled() and is_worth("outputs_of", x):
         weights, biases = [layer.weight for layer in plain], [layer.bias for layer in plain if layer.bias is not None]
@@ -32,7 +32,8 @@ def outputs_of(layers: Sequence[nn.Module], x: Tensor) -> Sequence[Tensor]:
 
 
 def is_plain(layer: nn.Module) -> TypeGuard[Linear]:
-    """Return whether a layer is a Linear, not a subclass, whose calls nothing watches or replaces."""
+    """Return whether a layer is a Linear, not a subclass, without hooks or replaced methods, so that its weight may be
+    used directly instead of calling it."""
     hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
     unchanged = type(layer) is Linear and "forward" not in vars(layer) and not any(hooks)
     return unchanged and not torch_module._has_any_global_hook()

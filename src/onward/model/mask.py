@@ -44,7 +44,8 @@ class Segments:
 
     @staticmethod
     def of(positions: Tensor) -> Segments:
-        """Return the segments of rows of tokens at positions (B, T)."""
+        """Return the segments of rows of tokens at positions (B, T), from the places where a position is not the
+        previous one plus one."""
         begins = torch.nn.functional.pad(positions[:, 1:] != positions[:, :-1] + 1, (1, 0), value=True)
         ids = begins.cumsum(1) - 1
         indices = torch.arange(positions.size(1), device=positions.device)
@@ -63,8 +64,9 @@ class Segments:
 class AttentionMask:
     """The attention mask of one call of the model: which queries attend to which keys, and the bias of their scores.
 
-    Layers with the same window, position part and number of slots share a mask. A mask holds positions, the window,
-    segments and slopes; a backend that needs a dense bias calls `dense`, which keeps the bias for the other layers.
+    Layers with the same window, position part of the config and number of slots share a mask. A mask holds positions,
+    the window, segments (packed documents and branches) and slopes (of ALiBi); a backend that needs a dense bias calls
+    `dense`, which keeps the bias for the other layers.
 
     `plain`: positions are 0, 1, 2, ... in all rows, without a cache.
     """
@@ -92,11 +94,13 @@ class AttentionMask:
 
     @property
     def linear(self) -> bool:
-        """Whether the scores have no bias, or one that is linear in the distance, as attention kernels can add it."""
+        """Whether the scores have no bias, or one that is linear in the distance of query and key (ALiBi), which
+        attention kernels can compute."""
         return self.slopes is None or self.bias_of is linear_bias
 
     def with_slopes(self, slopes: Tensor) -> AttentionMask:
-        """Return this mask with other slopes of the score bias (H,), such as those of some heads."""
+        """Return this mask with `slopes` (H,) as the slopes of the score bias, for attention over some of the heads
+        only."""
         other = copy(self)
         other.slopes, other._biases = slopes, {}
         return other
@@ -123,7 +127,8 @@ class AttentionMask:
         return bias.masked_fill(~seen, -math.inf).to(dtype)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """Return `score_bias` of all queries and keys, computed once per dtype."""
+        """Return `score_bias` of all queries and keys, (B or 1, H or 1, T, S) in `dtype`; it is computed once per dtype
+        and kept."""
         if dtype not in self._biases:
             self._biases[dtype] = self.score_bias(dtype)
         return self._biases[dtype]

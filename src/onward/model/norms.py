@@ -47,7 +47,7 @@ class RMSNormModule(nn.Module):
 
 
 class HeadNorms(nn.ModuleList):
-    """A norm per head, each applied to its head of x (B, T, H, E), queries or keys."""
+    """A list of norms, one per head: norm h is applied to head h of x (B, T, H, E), queries or keys."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([norm(head) for norm, head in zip(self, x.unbind(-2))], -2)

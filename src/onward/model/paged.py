@@ -25,7 +25,7 @@ NULL_BLOCK = 0  # the entry of a block table where a row has no block; the null 
 @dataclass(frozen=True, eq=False)
 class PagedLayerCache(LayerCache):
     """The paged KV cache of one layer: entries (blocks, block size, ...), and the block table (B, P), which lists the
-    blocks of each row.
+    numbers of the blocks of each row.
 
     Padding beyond the blocks of a row is written to the last block, which is in no table and thus never read.
     """
@@ -55,14 +55,15 @@ class PagedLayerCache(LayerCache):
 
 
 def block_span(positions: int, size: int) -> int:
-    """Return the greatest number of blocks of `size` positions that `positions` consecutive positions can lie in."""
+    """Return the greatest number of blocks of `size` positions over which a range of `positions` consecutive positions
+    can extend."""
     return (positions - 2) // size + 2
 
 
 def max_blocks(window: int, size: int, chunk: int, columns: int) -> int:
     """Return the most blocks of `size` positions that a row of a paged cache can use at once: all `columns` of the
-    block table or, with a `window`, the blocks that the first query of a block attends to plus those of `chunk` tokens
-    from there on."""
+    block table if `window` is 0, else the blocks that one query attends to, plus those of up to `chunk` tokens added by
+    a call."""
     return min(columns, -(-(window - 1) // size) - (-(size - 1 + chunk) // size)) if window else columns
 
 

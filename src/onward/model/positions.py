@@ -49,9 +49,9 @@ def angles_at(
     positions: Tensor, theta: float, rope_dim: int, scaling: Scaling | None = None, rope_length: Tensor | None = None
 ) -> Tensor:
     """Return the rotation angle of each pair i of elements at positions (B, T): position * theta ** (-2 i / rope_dim),
-    (B, T, rope_dim / 2).
+    as (B, T, rope_dim / 2). `rope_dim` is the number of rotated elements of a head.
 
-    A `scaling` changes the frequencies, for rows of the lengths `rope_length` (B, 1, 1).
+    A `scaling` (such as YaRN) changes the frequencies, for rows of the lengths `rope_length` (B, 1, 1).
     """
     pairs = torch.arange(0, rope_dim, 2, device=positions.device, dtype=positions.dtype)
     frequencies = theta ** (-pairs / rope_dim)
@@ -78,8 +78,8 @@ def rotation(part: Position, width: int, positions: Tensor, rope_length: Tensor)
 
 
 def rotary(part: Rotary, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the cosines and sines of rotary positions, (B, T, 1, rope_dim / 2) each; the arguments are those of
-    `rotation`."""
+    """Compute the cosines and sines of rotary positions, each (B, T, 1, rope_dim / 2), for the position part `part`;
+    the other arguments are those of `rotation`."""
     angles = angles_at(positions, part.theta, part.rope_dim(width), part.scaling, rope_length)[:, :, None]
     magnitude = part.scaling.magnitude if part.scaling else 1.0
     return angles.cos() * magnitude, angles.sin() * magnitude
@@ -115,5 +115,6 @@ def alibi_slopes(n_heads: int, steepness: float = 8.0) -> Tensor:
 
 
 def linear_bias(slope: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Return slope * (key - query), the bias of a score: 0 or less, in proportion to the distance of the positions."""
+    """Return the ALiBi bias slope * (key - query) of an attention score, for the positions `query` and `key`: 0 or
+    less, in proportion to their distance."""
     return slope.to(query) * (key - query)
