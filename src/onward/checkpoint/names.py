@@ -26,11 +26,11 @@ same: Change = lambda t: t
 def rows(
     family: Names, config: DecoderConfig, ours: Mapping[str, Any]
 ) -> Iterator[tuple[str | list[str], list[str], Change, Change]]:
-    """Yield the rows of a family's table of tensor names: (name or names in the files, Decoder's names, function that
-    changes the files' tensor to Decoder's, function that changes it back). `ours` are the model's tensors by Decoder's
-    names.
+    """Yield a row for each tensor of a model: (name or names in the files, Decoder's names, function that changes the
+    files' tensor to Decoder's, function that changes it back). `family` has the table of names of a family of published
+    models; `ours` are the model's tensors by Decoder's names.
 
-    A tensor without a row keeps its name.
+    A tensor that is not in the table keeps its name.
     """
     named = set()
     for their, our, *fix in family.names(config):
@@ -78,8 +78,8 @@ def packable(family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | Q
 def layers_of(
     family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
 ) -> tuple[dict[str, Precision], list[str]]:
-    """Return the precisions of the quantized layers among `ours` (tensors by Decoder's names), by their names in a
-    family's files, and the names there of the other linear layers."""
+    """Return the precisions of the quantized layers among `ours` (tensors by Decoder's names), as {name in the family's
+    files: precision}, and the names in these files of the linear layers that are not quantized."""
     quantized, plain = dict[str, Precision](), list[str]()
     for their, names, _, _ in rows(family, config, ours):
         first, layers = (
@@ -167,8 +167,9 @@ def to_ours(
 def stored_codes(
     stored: Callable[[int, int], tuple[Tensor, Tensor]], into: Change, outputs: int, device: torch.device
 ) -> Callable[[int, int], tuple[Tensor, Tensor]]:
-    """Return a function that reads the codes and scales of rows (start, end) of a weight that is stored quantized.
-    `stored` reads integers and scales of rows, `outputs` is the number of rows, and `into` reorders them."""
+    """Return a function that reads the codes and scales of the rows from `start` to `end` of a weight that is stored
+    quantized. `stored` reads integers and scales of these rows from the files, `into` reorders all rows as Decoder has
+    them, `outputs` is the number of rows, and `device` that of the results."""
     moved = None if into is same else [into(tensor) for tensor in stored(0, outputs)]
 
     def read(start: int, end: int) -> tuple[Tensor, Tensor]:
@@ -263,7 +264,7 @@ def head_differs(family: Names, config: DecoderConfig, stored: Mapping[str, Stor
 
 
 def equal(one: StoredTensor, other: StoredTensor) -> bool:
-    """Return whether two stored matrices have the same shape and elements, compared in pieces."""
+    """Return whether two stored matrices have the same shape and equal elements, compared in pieces to save memory."""
     if one.shape != other.shape or len(one.shape) != 2 or not {one.dtype, other.dtype} <= FLOATS.keys():
         return False
     dtype = torch.promote_types(FLOATS[one.dtype], FLOATS[other.dtype])
@@ -273,7 +274,8 @@ def equal(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def mapped(source: StoredTensor, dtype: torch.dtype) -> Tensor | None:
-    """Return a stored tensor memory-mapped if it has the requested dtype and torch's alignment; else None."""
+    """Return a stored tensor as a memory-mapped tensor if it has the requested dtype and torch's alignment; None if it
+    must be copied."""
     if source.mapped is None or dtype != FLOATS[source.dtype]:
         return None
     tensor = source.mapped()
@@ -287,8 +289,8 @@ def copied(
     device: torch.device,
     allow_nonfinite: bool,
 ) -> Tensor:
-    """Copy stored tensors of the same shape, given by name, in pieces into one stack, allocated by `make` (such as
-    torch.empty). Raises a UserError if an element is not finite, unless `allow_nonfinite`."""
+    """Copy stored tensors of one shape, given by name, in pieces into a new tensor (number of tensors, ...) that
+    `make`, such as torch.empty, allocates. Raises a UserError if an element is not finite, unless `allow_nonfinite`."""
     stack = make(len(sources), *next(iter(sources.values())).shape, dtype=dtype, device=device)
     for (name, source), tensor in zip(sources.items(), stack):
         step = max(1, COPY_BYTES // tensor[0].nbytes)
@@ -301,9 +303,9 @@ def copied(
 def find(
     family: Names, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """Return the stored tensors by the names in `wanted`, the expected tensors of the files on the meta device; files
-    may leave out the family's prefix of names. Raises a UserError for a tensor that is missing, unexpected, or of
-    another shape or dtype."""
+    """Return the stored tensors, {name: tensor}, for the names in `wanted`, the tensors that the files should have by
+    `config`, on the meta device; files may leave out the family's prefix of names. Raises a UserError for a tensor that
+    is missing, unexpected, or of another shape or dtype."""
     left, matched = dict(stored), {}
     for name, shape in ((name, list(tensor.shape)) for name, tensor in wanted.items()):
         short = name if name in left else name.removeprefix(family.BASE)

@@ -25,9 +25,9 @@ BITS: dict[Precision, int] = {"int8": 8, "int4": 4}
 def packed_integers(
     name: str, packed: StoredTensor, scales: StoredTensor, shape: StoredTensor, config: Mapping[str, Any]
 ) -> StoredTensor:
-    """Return the weight `name` (O, I), stored as packed integers (O, words), scales (O, G) and its shape (2,). Its rows
-    can be read dequantized, and also as integers and scales if Onward computes with this precision. `config` is the
-    quantization_config. Raises a UserError for unexpected shapes or dtypes."""
+    """Return the weight `name` (O, I), stored as integers packed into int32 words (O, words), scales (O, G) of groups
+    of inputs, and its shape (2,). Its rows can be read dequantized, and also as integers and scales if Onward computes
+    with this precision. `config` is the quantization_config. Raises a UserError for unexpected shapes or dtypes."""
     check_format(config)
     size = shape.rows(0, 2).tolist() if (shape.dtype, shape.shape) == ("I64", [2]) else []
     outputs, inputs = size if len(size) == 2 and min(size) > 0 else (0, 0)

@@ -72,9 +72,9 @@ ALLOCATIONS = torch.empty, torch.full, torch.ones, torch.zeros
 
 
 class SizeLimit(TorchFunctionMode):
-    """A context that limits the elements that modules allocate on the meta device, against absurd sizes in a
-    config.json. Raises a UserError if they allocate far more than `elements`, the number in a checkpoint, or a tensor
-    of an impossible size.
+    """A context that limits how many elements modules may allocate on the meta device, as protection against absurd
+    sizes in a config.json. Raises a UserError if modules allocate far more than `elements`, the number in a checkpoint,
+    or a tensor of an impossible size.
 
     It also skips the initialization of weights, whose imports take a second.
     """

@@ -132,8 +132,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def fill(
     path: Path, outlines: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]], *, new: bool = True
 ) -> None:
-    """Write tensors one by one as a safetensors file; `outlines` has the shapes and dtypes of all tensors, for the
-    header.
+    """Write tensors, given as pairs (name, tensor) one by one, to a safetensors file; `outlines` has the shapes and
+    dtypes of all tensors, for the header.
 
     Tensors start at multiples of 64 bytes as far as their sizes allow, so that a reader can memory-map them. Without
     `new` the file exists with its header, and these tensors are written into it: several processes may do so.

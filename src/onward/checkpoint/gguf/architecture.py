@@ -49,8 +49,9 @@ LAYER = {  # their name of each linear layer and norm -> ours
 class Architecture:
     """An architecture of llama.cpp: translates between the metadata keys and tensors of a GGUF file and a decoder.
 
-    `parts` reads the fields of DecoderConfig that are not sizes from the keys of a file; `keys` returns these keys for
-    a decoder. The other fields describe how tensors are stored.
+    `parts`, called with the metadata keys of a file and the sizes read from them, returns the fields of DecoderConfig
+    that are not sizes; `keys` returns the metadata keys for a decoder. The other fields describe how tensors are
+    stored.
     """
 
     name: str
@@ -86,8 +87,9 @@ class Architecture:
             raise UserError(f"{header.path} has keys that do not fit together ({error}): get the file again") from None
 
     def names(self, c: DecoderConfig) -> Iterator[Row]:
-        """Yield rows (name in the GGUF file, name of Decoder's parameter, ...) for the tensors of a decoder with the
-        configuration `c`, in the form of `onward.families.Names`."""
+        """Yield rows (name in the GGUF file, name of Decoder's parameter, and optionally a pair of functions that
+        convert the tensor to Decoder's form and back) for the tensors of a decoder with the configuration `c`, in the
+        form of `onward.families.Names`."""
         yield "token_embd.weight", "embed.weight"
         yield "position_embd.weight", "position.weight"
         yield from linear("token_embd_norm", "embed_norm")
@@ -117,8 +119,8 @@ class Architecture:
         yield from to_theirs(self, c, ours)
 
     def stored(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-        """Return the tensors of a GGUF file under the names and in the shapes that `names` expects; a subclass may join
-        tensors."""
+        """Return `tensors`, those of a GGUF file by name, under the names and in the shapes that `names` expects; a
+        subclass may join tensors."""
         return dict(tensors)
 
     def projections(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
@@ -136,7 +138,7 @@ class Architecture:
 
     def head_norms(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
         """Yield the rows of `names` for the norms of queries and keys of a layer that have separate weights for each
-        head, which a file stores as one tensor (H, E)."""
+        head, which a GGUF file stores as one tensor (H, E), with E elements for each of the H heads."""
         position = at(c.position, layer)
         into, back = same, same
         if self.interleaved and isinstance(position, Rotary):

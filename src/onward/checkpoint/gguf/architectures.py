@@ -63,7 +63,8 @@ def llama(keys: Keys, sizes: Parts) -> Parts:
 
 def plain(keys: Keys, sizes: Parts) -> Parts:
     """Read the fields of DecoderConfig that every Llama decoder sets, from the metadata keys of a GGUF file; the
-    architectures that resemble Llama change some of them. `sizes` are the sizes read already."""
+    architectures that resemble Llama change some of them. `sizes` are the fields that are sizes, such as d_model, by
+    name."""
     return rms(keys) | {"position": rotary(keys, sizes), "attention": self_attention(keys), "mlp": Gated()}
 
 
@@ -155,8 +156,8 @@ def falcon_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def falcon_layer(c: DecoderConfig) -> dict[str, str]:
-    """Return the tensor names of a Falcon layer that differ from LAYER: with two norms, the norm before attention is
-    the second."""
+    """Return the tensor names of a Falcon layer that differ from LAYER, the usual {name in the file: Decoder's name}:
+    in a layer with two norms, the file's second norm is the one before attention."""
     two = {"attn_norm": "mlp_norm", "attn_norm_2": "attn_norm", "ffn_norm": ""}
     return two if isinstance(c.block, Parallel) else {}
 

@@ -120,7 +120,8 @@ def mxfp4(b: Bytes) -> Numbers:
 
 
 def over(x: Numbers, d: Numbers) -> Numbers:
-    """Compute x / d by multiplication with the reciprocal, which rounds as llama.cpp does; 0 where d is 0."""
+    """Compute x / d, numbers by the scales of their blocks, by multiplication with the reciprocal, which rounds as
+    llama.cpp does; 0 where d is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return x * np.where(d == 0, 0, 1 / d)
 

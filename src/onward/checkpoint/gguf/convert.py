@@ -101,9 +101,9 @@ def plan(
 def matching(
     c: DecoderConfig, ours: Mapping[str, Tensor], name: str, family: str, accept: Collection[Accept] = ()
 ) -> Plan:
-    """Return the plan, in fp32, for the first architecture of llama.cpp that computes the same as a decoder `c` with
-    the parameters `ours`, except for accepted differences. The architecture of `family`, a model_type, is tried first.
-    `name` is the model's name in the file.
+    """Return the plan, in fp32, for the first architecture of llama.cpp that computes the same as a decoder with the
+    configuration `c` and the parameters `ours` (tensors by name), except for the differences named in `accept`. The
+    architecture of `family`, a model_type, is tried first. `name` is the model's name in the file.
 
     Raises a UserError that names the fields of the decoder that differ from the nearest architecture.
     """
@@ -135,13 +135,15 @@ def matching(
 
 
 def accepted(difference: str) -> set[str]:
-    """Return, as a set, the name in ACCEPTABLE of `difference`, a line of `differences`; empty if it has none."""
+    """Return, as a set, the name in ACCEPTABLE (the differences that a user may accept) of `difference`, a sentence of
+    `differences`; empty if the difference has no name."""
     return {name for name, known in ACCEPTABLE.items() if known.fullmatch(difference)}
 
 
 def outlined(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor], name: str) -> Plan:
-    """Return the plan of the GGUF file of a decoder `c` with the parameters `ours`, as architecture `kind`, without a
-    check that both compute the same. `name` is the model's name in the file."""
+    """Return the plan of the GGUF file of a decoder `c` with the parameters `ours` (tensors by name), as architecture
+    `kind`, with all tensors in fp32 and without a check that llama.cpp computes the same. `name` is the model's name in
+    the file."""
     constants = rope_tensors(c)
     tensors = {**constants, **dict(kind.tensors(c, parameters(kind, c, ours)))}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -150,8 +152,8 @@ def outlined(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor], n
 
 
 def parameters(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters that a GGUF file holds: those of the decoder (`ours`), and a copy of the embedding as head
-    if the architecture needs one."""
+    """Return, by Decoder's names, the parameters that a GGUF file of architecture `kind` holds: those of the decoder
+    (`ours`), and a copy of the embedding as output head if the architecture requires a separate one."""
     copied = {"head.weight": ours["embed.weight"]} if c.tied and kind.head == "required" else {}
     return {**ours, **copied}
 

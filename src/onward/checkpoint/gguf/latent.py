@@ -76,14 +76,14 @@ def joined(keys: StoredTensor, values: StoredTensor) -> StoredTensor:
 
 
 def latent_layer(c: DecoderConfig) -> dict[str, str]:
-    """Return the tensor names of a layer with latent attention that differ from LAYER, {name in the file: Decoder's
-    name}; "": no such tensor."""
+    """Return the tensor names of a layer with latent attention that differ from LAYER, the usual {name in the file:
+    Decoder's name}; the name "" means that Decoder has no such tensor."""
     return {"attn_q_norm": "", "attn_q_a_norm": "attn.q_norm"}
 
 
 def deepseek2(keys: Keys, sizes: Parts) -> Parts:
     """Read the fields of DecoderConfig of a DeepSeek-V2 or V3 decoder from the metadata keys of a GGUF file; `sizes`
-    are those read already."""
+    are the fields that are sizes, such as d_model, by name."""
     layers, rope_dim = sizes["n_layers"], keys.number("rope.dimension_count")
     lite = layers in (26, 27) or (layers == 48 and sizes["vocab_size"] == 128_256)
     part = LatentAttention(

@@ -32,8 +32,8 @@ class GGUFFile(ModelSource):
         return architecture(self.header)
 
     def outline(self) -> Outline:
-        """Return the decoder, without weights, and its tensors on disk. The outline's `hf`, the equivalent of
-        config.json, has the ids of the control tokens."""
+        """Return the decoder on the meta device, without weights, and the tensors on disk, as an Outline. Its `hf`, in
+        place of a config.json, holds the ids of the beginning and end tokens."""
         config, keys, stored = self.architecture.config(self.header), self.header.keys, self.stored()
         ids = {name: keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
         hf = {f"{name}_token_id": i for name, i in ids.items() if type(i) is int and i < config.vocab_size}

@@ -230,7 +230,8 @@ def general_name(name: str, tokenizer: Tokenizer) -> str:
 
 @dataclass(frozen=True)
 class Spelling:
-    """The metadata keys of a GGUF file for a vocabulary, and the function that spells its tokens as GGUF does."""
+    """The metadata keys of a GGUF file for a vocabulary; the function `own` that spells a token's text as GGUF does;
+    and the text of the unknown token, None without one."""
 
     keys: dict[str, Any]
     own: Callable[[str], str] = lambda text: text

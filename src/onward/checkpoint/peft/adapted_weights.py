@@ -49,9 +49,9 @@ class AdaptedWeight:
 
 
 def adapted_weights(kind: Family, model: Decoder, targets: Mapping[str, Target]) -> Iterator[AdaptedWeight]:
-    """Yield the weights in a family's files that hold the adaptable weights of a model, by the family's table of names;
-    weights without a row keep Decoder's names. Parameters of one module keep the order of the module. `targets` are the
-    model's adaptable weights by name."""
+    """Yield the weights in the files of the family `kind` that hold the adaptable weights of a model, by the family's
+    table of names; weights that are not in the table keep Decoder's names. Parameters of one module keep the order of
+    the module. `targets` are the model's adaptable weights by name."""
     known = {name if target.weight.ndim == 3 else f"{name}.weight": name for name, target in targets.items()}
     named, table = set(), list(kind.names(model.config))
     mixtures = any(isinstance(their, list) for their, *_ in table)
@@ -92,8 +92,9 @@ def adapted_weights(kind: Family, model: Decoder, targets: Mapping[str, Target])
 
 
 def tensor_names(chosen: Sequence[AdaptedWeight]) -> dict[str, AdaptedWeight]:
-    """Return the adapted weights by the module name in their tensors in PEFT's file. PEFT wraps adapted parameters of
-    the same module around each other, so each wrapping adds `.base_layer` to the name."""
+    """Return the weights in `chosen` by the module names under which PEFT's file has the tensors of their adapters.
+    PEFT wraps adapted parameters of the same module around each other, so each wrapping adds `.base_layer` to the
+    name."""
     adapted, around = dict[str, AdaptedWeight](), Counter[str]()
     for stored in reversed(chosen):
         adapted[stored.module + ".base_layer" * around[stored.module]] = stored
@@ -103,8 +104,8 @@ def tensor_names(chosen: Sequence[AdaptedWeight]) -> dict[str, AdaptedWeight]:
 
 @dataclass(frozen=True)
 class Joined:
-    """The adapter of a weight in the family's files as PEFT stores it, joined from the adapters of Decoder's
-    weights."""
+    """The adapter of a weight in the family's files as PEFT stores it (A, B, DoRA's magnitude and the rank), joined
+    from the adapters of Decoder's weights."""
 
     a: Tensor
     b: Tensor
@@ -146,9 +147,10 @@ def split(
     targets: Mapping[str, Target],
     subtracted: bool,
 ) -> list[Adapter]:
-    """Split a PEFT adapter of the weight `stored` in the family's files, with the tensors `given`, into adapters of the
-    weights of Decoder that it joins. With `subtracted`, the second half of the rank is the part subtracted from the
-    base; a weight that joins no others keeps it apart. Raises a ValueError for a tensor that does not fit."""
+    """Split a PEFT adapter of the weight `stored` in the family's files, with the tensors `given` (by their names in
+    PEFT), into one adapter for each of the weights of Decoder that it joins. `targets` are the model's adaptable
+    weights by name. With `subtracted`, the second half of the rank subtracts the initial values of A and B, as for
+    PiSSA; the adapter of a single weight keeps these separately. Raises a ValueError for a tensor that does not fit."""
     first = targets[stored.ours[0]]
     leaves = EMBEDDING if isinstance(first.module, nn.Embedding) else LAYER
     a, b = (given[leaf.removesuffix(".weight")] for leaf in leaves)
@@ -212,8 +214,9 @@ def initial_factors(
 
 
 def stacked(weight: Tensor, by_expert: Mapping[int, Adapter]) -> Adapter:
-    """Build the adapter of a stack of experts' matrices (X, O, I) from the adapters of single matrices, by expert;
-    matrices without an adapter get zeros. Raises a ValueError if their ranks or scalings differ, and for DoRA."""
+    """Build the adapter of `weight`, a stack of experts' matrices (X, O, I), from the adapters of single matrices,
+    {index of the expert: adapter}; matrices without an adapter get zeros. Raises a ValueError if their ranks or
+    scalings differ, and for DoRA."""
     first = next(iter(by_expert.values()))
     if any((a.a.shape, a.scaling) != (first.a.shape, first.scaling) for a in by_expert.values()):
         raise ValueError("their ranks or factors differ, and a stack needs equal ones")

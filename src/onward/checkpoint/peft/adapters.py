@@ -77,11 +77,11 @@ def load_with_adapters(
     allow_nonfinite: bool = False,
     quantize: str | None = None,
 ) -> tuple[Decoder, dict[str, Any], ModelSource]:
-    """Load the decoder in a folder with adapters, each named after its folder; the first adapter is in use. If the
-    folder itself holds an adapter, its base is loaded with it. Also returns the base's config.json, and the source of
-    the tokenizer.
+    """Load the decoder in `folder` with the adapters in `adapter_folders`, each named after its folder; the first
+    adapter is in use. If `folder` itself holds an adapter, its base model is loaded with it. Returns (decoder,
+    config.json of the base model, source of the tokenizer).
 
-    Arguments as for `load_model`. Raises a UserError for an adapter of another base.
+    Other arguments as for `load_model`. Raises a UserError for an adapter of another base.
     """
     if is_adapter(folder):
         adapter_folders, folder = [folder, *adapter_folders], base_folder(folder)

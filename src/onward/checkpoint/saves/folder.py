@@ -54,9 +54,9 @@ def write_save(
 def by_file(
     tensors: Mapping[str, Tensor], frozen: Mapping[str, Tensor], average: torch.dtype | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Divide the tensors of a TrainerState and the frozen parameters into those of the model's file and those of the
-    state's file, by the names there. `average` is the dtype of weight averages, None without them: frozen parameters
-    are converted to it, since the model's file has one dtype."""
+    """Divide the tensors of a TrainerState and the frozen parameters into (tensors of the model's file, tensors of the
+    state's file), by their names there. `average` is the dtype of weight averages, None without averages: frozen
+    parameters are converted to it, since the model's file has one dtype."""
     own, averages = ({n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)} for kind in KINDS)
     weights = {**{name: t.to(average or t.dtype) for name, t in frozen.items()}, **own, **averages}
     in_model = {f"average/{name}" for name in averages} | {f"weight/{name}" for name in own if name not in averages}

@@ -36,7 +36,7 @@ from onward.parallel.parts import gathered_parameters
 
 @dataclass(frozen=True)
 class Best:
-    """The content of best.json: the step and validation loss of the best checkpoint."""
+    """The content of best.json: the step of the checkpoint with the lowest validation loss, and this loss."""
 
     step: int
     validation_loss: float
@@ -134,8 +134,8 @@ class Saver:
         return self.run / "checkpoints" / f"step-{step:07d}"
 
     def submit(self, task: Callable[[], None], what: str) -> None:
-        """Run a task, such as writing a checkpoint, in the thread, and then delete old checkpoints. `what` describes
-        the task in an error, such as "saving step 100"."""
+        """Run `task`, such as writing a checkpoint, in the Saver's thread, and then delete old checkpoints. `what`
+        describes the task in the message of an error, such as "saving step 100"."""
 
         def attempt() -> None:
             failed = f"{what} in {self.run} failed"

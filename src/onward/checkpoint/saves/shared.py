@@ -39,8 +39,8 @@ class Writers(Protocol):
 
 
 def agree(writers: Writers, folder: Path) -> bool:
-    """Return in all processes the first one's answer: whether the folder of the checkpoint does not exist yet, so that
-    it has to be written."""
+    """Return, in all processes, whether the checkpoint has to be written since its folder does not exist yet; the first
+    process looks and tells the others."""
     key, store = f"needed/{next(NUMBERS)}", writers.store
     assert store is not None
     if not writers.rank:
