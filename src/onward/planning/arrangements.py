@@ -18,9 +18,9 @@ SAFE = 0.9  # the share of a device's memory that a training may plan to use
 
 
 def arrangements(count: int, neighbors: int = MACHINE, tensor: Sequence[int] = (1,)) -> list[Mesh]:
-    """List meshes (arrangements of processes that replicate or divide a model) of `count` devices, of which `neighbors`
-    are in one machine, in the order in which they divide more and send more: replicas, shards within a machine, shards
-    over all; then the last two for each size in `tensor` of the tensor axis."""
+    """List the meshes (ways in which `count` devices replicate or divide a model in training) that are worth comparing,
+    with `neighbors` devices per machine. First replicas on all devices; then, for each size in `tensor` of tensor
+    parallelism, shards (FSDP) within a machine and shards over all devices."""
     meshes = [Mesh(replicate=count)]
     for n in tensor:
         for shards in (neighbors // n, count // n):
@@ -30,16 +30,17 @@ def arrangements(count: int, neighbors: int = MACHINE, tensor: Sequence[int] = (
 
 
 def tensor_sizes(config: DecoderConfig, count: int, neighbors: int = MACHINE) -> list[int]:
-    """List the sizes of a tensor axis that can divide a decoder and the devices of a machine: divisors of `count`, the
-    number of devices, and of `neighbors`, those of a machine."""
+    """List the possible sizes of tensor parallelism for a decoder: numbers of devices that divide its layers evenly,
+    and that are divisors both of `count`, the number of devices, and of `neighbors`, the number of devices in a
+    machine."""
     common = math.gcd(count, neighbors)
     return [n for n in range(1, common + 1) if common % n == 0 and not undivided(config, n)]
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The expected seconds of a training step: of arithmetic, of communication that runs meanwhile (of shards and
-    replicas), and of communication that arithmetic waits for."""
+    """The expected duration of a training step, in seconds: of the arithmetic, of communication that runs at the same
+    time (of shards and replicas), and of communication for which the arithmetic waits (of tensor parallelism)."""
 
     arithmetic: float
     meanwhile: float
@@ -47,7 +48,8 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """The expected duration of the step."""
+        """The expected duration of the step: the longer of arithmetic and simultaneous communication, plus the
+        communication that arithmetic waits for."""
         return max(self.arithmetic, self.meanwhile) + self.waiting
 
 
@@ -62,8 +64,9 @@ def step_time(
     recompute: bool = False,
     **options: Any,
 ) -> StepTime:
-    """Estimate the time of a step in which each device trains on one batch of `rows` windows of `length` tokens;
-    options as of `collectives`. Communication takes no time on a machine whose links are not known."""
+    """Estimate the time of a training step in which each device of `mesh` trains on one batch of `rows` windows of
+    `length` tokens. `machine` gives the speeds; the other options are those of `collectives`. Communication counts as 0
+    seconds if the speed of the machine's links is unknown."""
     meanwhile = waiting = 0.0
     options = {**options, "precision": precision, "recompute": recompute}
     for one in collectives(config, mesh, rows, length, **options) if machine.link else ():

@@ -30,8 +30,8 @@ LABELS = {
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """One value of a configuration: its name, the value, its meaning from the code, and whether descriptions leave it
-    out."""
+    """One value of a decoder's configuration, such as the number of heads: its name, the value, its meaning (the
+    comment of the field in the code), and whether descriptions leave it out."""
 
     what: str  # name of the field: d_model, position, position.theta
     value: int | float | str  # if layers differ, each value and its number of layers, as text
@@ -41,8 +41,8 @@ class Fact:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A value that differs between two configurations, with its meaning; None where a configuration has no such
-    value."""
+    """A value that differs between two configurations, with its meaning; the value is None for a configuration that
+    does not have it."""
 
     what: str
     before: int | float | str | None
@@ -51,7 +51,8 @@ class Change:
 
 
 def describe(config: DecoderConfig) -> list[Fact]:
-    """List the values of a decoder's configuration, without the defaults that need no mention (see `neutral`)."""
+    """List the values of a decoder's configuration as facts, without values that need no mention, such as defaults of 0
+    (see `neutral`)."""
     return [fact for fact in facts(config) if not fact.silent]
 
 
@@ -74,7 +75,7 @@ def describe_parts(config: DecoderConfig) -> list[tuple[str, str]]:
 
 
 def differences(before: DecoderConfig, after: DecoderConfig) -> list[Change]:
-    """List the values that differ between the configurations of two decoders."""
+    """List the values that differ between two decoders' configurations, `before` and `after`, sizes first."""
     old, new = ({fact.what: fact for fact in facts(config)} for config in (before, after))
     order = {what: i for i, what in enumerate(new)}
     changes = []
@@ -113,9 +114,10 @@ def facts(config: DecoderConfig) -> Iterator[Fact]:
 
 
 def facts_of_part(what: str, meaning: str, parts: Sequence[Part | None], silent: bool = False) -> Iterator[Fact]:
-    """Yield the kind of one component of a decoder, such as "attention", over all layers, and its fields. `what` and
-    `meaning` are the component's name and meaning, `parts` has an element per layer, and a `silent` kind is left out of
-    descriptions. Biases are left out here, since `facts` lists all of them together."""
+    """Yield facts about one component of a decoder over all layers: its kind, then the fields of the kind. `what` and
+    `meaning` are the component's name (such as "attention") and its meaning, `parts` has the configuration of each
+    layer; a `silent` kind is left out of descriptions. Biases are left out here, since `facts` lists all of them
+    together."""
     yield Fact(what, over_layers([part and titled(part) for part in parts], meaning), SPECIAL.sub("", meaning), silent)
     owned = [(part, field) for part in parts if part is not None for field in dataclasses.fields(part) if field.init]  # type: ignore[arg-type]
     for name in dict.fromkeys(field.name for _, field in owned if not field.name.endswith("bias")):
@@ -159,14 +161,15 @@ def sentence(documented: Any) -> str:
 
 
 def formula(part: Part) -> str:
-    """Return the formula in the docstring of a component, such as a norm, without the names of models in
-    parentheses."""
+    """Return the formula in the docstring of a component's configuration class, such as that of a norm, without the
+    names of models in parentheses."""
     return re.sub(r" \([^()]*\)$", "", sentence(type(part)))
 
 
 def over_layers(values: Sequence[Any], meaning: str = "") -> int | float | str:
-    """Return the value that all layers share or, if layers differ, a text that lists each value with its number of
-    layers. `values` has an element per layer; `meaning` is the comment of the field, see `shown`."""
+    """Return the value that all layers share or, if layers differ, a text with each value and the number of its layers.
+    `values` has one element per layer; `meaning` is the comment of the field, which explains special values (see
+    `shown`)."""
     counts = Counter(shown(value, meaning) for value in values).most_common()
     if len(counts) == 1:
         return counts[0][0]

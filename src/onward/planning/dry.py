@@ -31,14 +31,15 @@ LAYERED = "block", "attention", "mlp", "norm", "position"
 
 @dataclass(frozen=True)
 class Segment:
-    """The change of memory during a section of a step, in bytes relative to its beginning."""
+    """The change of the memory in use during a section of a step (such as the forward of one block), at its end and at
+    its peak, in bytes relative to its beginning."""
 
     kept: int  # bytes in use at the end minus bytes in use at the beginning
     peak: int  # largest number of bytes in use minus bytes in use at the beginning
 
 
 def replay(segments: Iterable[Segment]) -> Segment:
-    """Combine the memory changes of consecutive sections of a step into one."""
+    """Combine the memory changes of consecutive sections of a step into the change over all of them."""
     now = peak = 0
     for segment in segments:
         peak, now = max(peak, now + segment.peak), now + segment.kept
@@ -46,7 +47,8 @@ def replay(segments: Iterable[Segment]) -> Segment:
 
 
 class LiveBytes(TorchDispatchMode):
-    """A context that counts the bytes of the tensors in use, and their peak."""
+    """A context that counts the bytes of all tensors in use inside the `with` block, and their peak; used to measure
+    the memory of a step on fake tensors, which have no data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +63,7 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def add(self, tensor: Tensor) -> None:
-        """Count the storage of a tensor until it is freed, unless it is counted already."""
+        """Count the storage of a tensor until the storage is freed, unless it is counted already."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self.known:
@@ -71,12 +73,12 @@ class LiveBytes(TorchDispatchMode):
             weakref.finalize(storage, self.drop, key, size)
 
     def drop(self, key: int, size: int) -> None:
-        """Subtract the storage `key` of `size` bytes, which was freed."""
+        """Subtract a storage of `size` bytes that was freed; `key` identifies it."""
         self.known.discard(key)
         self.now -= size
 
     def cut(self) -> Segment:
-        """End a section: return the change of memory since the last call."""
+        """End a section of a step: return the change of memory since the last call of `cut`."""
         segment = Segment(self.now - self.start, self.peak - self.start)
         self.start = self.peak = self.now
         return segment
@@ -84,8 +86,8 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class EvenSplit:
-    """Stands for the numbers of tokens that a router assigns to experts in a dry run: `assignments` spread evenly over
-    `experts`."""
+    """The numbers of tokens per expert in a dry run, where a router has no real scores: `assignments` (tokens times
+    experts per token) are spread evenly over `experts`. It stands for the tensor of these numbers."""
 
     assignments: int
     experts: int
@@ -112,13 +114,15 @@ class Shortened(TorchFunctionMode):
 
 
 def kinds_of_layers(config: DecoderConfig) -> list[int]:
-    """Return, for each layer of a decoder, the number of the first layer that has the same components."""
+    """Return, for each layer of a decoder, the number of the first layer with the same components, so that equal layers
+    are measured once."""
     parts = [tuple(at(getattr(config, name), layer) for name in LAYERED) for layer in range(config.n_layers)]
     return [parts.index(layer) for layer in parts]
 
 
 def reduced(config: DecoderConfig, layers: list[int]) -> DecoderConfig:
-    """Return a decoder with only the layers of these numbers. Its experts are computed one after the other."""
+    """Return the configuration of a decoder that has only the layers with the numbers in `layers`, for dry runs of one
+    layer of each kind. Its experts are computed one after the other."""
 
     def part_at(name: str, layer: int) -> Any:
         part = at(getattr(config, name), layer)
@@ -137,8 +141,8 @@ def computing_in(dtype: torch.dtype | None, keep_casts: bool = True) -> Abstract
 
 @dataclass(frozen=True)
 class DryStep:
-    """The memory that a step uses in addition to the weights, section by section. Without a loss there are only
-    `embedding` and `blocks`."""
+    """The memory that a step uses in addition to the weights, section by section. A step without a loss (a forward
+    only) has only `embedding` and `blocks`."""
 
     embedding: Segment
     blocks: list[Segment]  # the forward of each layer
@@ -148,13 +152,14 @@ class DryStep:
 
     @property
     def forward(self) -> Segment:
-        """The change of memory from the start of the step to the hidden states, computed from the recorded allocations:
-        at the end of this part and at its peak."""
+        """The change of memory from the start of the step to the hidden states, at the end of this part and at its
+        peak."""
         return replay([self.embedding, *self.blocks])
 
     @property
     def loss(self) -> Segment:
-        """The change of memory from the start of the step to the backward of the head, inclusive."""
+        """The change of memory from the start of the step to the end of the head's backward: the forward, the loss, and
+        the backward of the head."""
         return replay([self.forward, self.head])
 
     @property
@@ -174,10 +179,11 @@ def dry_step(
     low_blocks: bool = False,
     keep_casts: bool = True,
 ) -> DryStep:
-    """Measure the memory of a step on `rows` texts of `length` tokens in a dry run: the forward or, with a `loss`, the
-    forward and backward of a Trainer. Weights are in fp32, matrix products in the dtype `autocast`, if given; with
-    `low_blocks`, the weights of blocks are in that dtype, too. With `recompute`, only the inputs of blocks are kept for
-    the backward. Without `keep_casts`, weights are cast each time that they are used, as parts of weights are."""
+    """Measure the memory of a step on `rows` texts of `length` tokens in a dry run, without data or computation: the
+    forward or, with a `loss` (a function of model and batch), the forward and backward of a Trainer. Weights are in
+    fp32, matrix products in the dtype `autocast`, if given; with `low_blocks`, the weights of blocks are in that dtype,
+    too. With `recompute`, only the inputs of blocks are kept for the backward. Without `keep_casts`, weights are cast
+    each time that they are used, as parts of sharded weights are."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)

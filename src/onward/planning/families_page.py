@@ -14,13 +14,13 @@ LADDER = ("gpt", "gpt2", "gpt3-175b", "palm-540b", "llama-7b", "mistral-7b", "ge
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table with a header and rows of cells."""
+    """Return a Markdown table with the column titles `header` and the given rows of cells."""
     lines = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def families() -> str:
-    """Return a Markdown table of every family with its releases."""
+    """Return a Markdown table of every family of published models with its releases, for docs/families.md."""
 
     def code(names: Iterable[str]) -> str:
         return ", ".join(f"`{name}`" for name in names)
@@ -34,7 +34,8 @@ def families() -> str:
 
 
 def ladder() -> str:
-    """Return Markdown with a table of differences for each two consecutive releases of LADDER, from GPT to Gemma."""
+    """Return Markdown for docs/families.md: for each two consecutive releases of the list LADDER, from GPT to Gemma, a
+    table of the differences of their designs."""
     known = [name for name in LADDER if name in presets()]
     steps = [step(before, after) for before, after in pairwise(known)]
     return "\n\n".join(

@@ -29,7 +29,8 @@ SAME = 0.1  # budgets whose logarithms differ by less are the same
 
 
 class Unreliable(UserWarning):
-    """Warning: the runs are not sufficient to determine the constants of a law; the message says why."""
+    """The warning that training runs are not sufficient to determine the constants of a scaling law; the message says
+    why."""
 
 
 class Run(NamedTuple):
@@ -47,9 +48,9 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class LossFit:
-    """A law of the loss L(N, D), of N parameters and D tokens, fitted to runs. `intervals` are the 2.5th and 97.5th
-    percentiles, over resampled runs, of each constant and of "a", the exponent of the best N as a power of the
-    operations C."""
+    """A scaling law of the loss L(N, D), for N parameters and D training tokens, fitted to runs. `intervals` has, for
+    each constant by name and for "a" (the best N is proportional to C ** a for C operations), the 2.5th and 97.5th
+    percentiles over fits to resampled runs."""
 
     law: Loss
     objective: float  # sum of the Huber losses
@@ -59,14 +60,14 @@ class LossFit:
 
     @property
     def determined(self) -> bool:
-        """Whether the runs determine the law: by it the loss falls with size and with tokens, but no faster than in any
-        measured law."""
+        """Whether the runs determine the law: in the fitted law the loss falls with more parameters and with more
+        tokens, but not faster than in any published law."""
         return 0 < self.law.alpha < 2 and 0 < self.law.beta < 2
 
     def forecast(self, parameters: float, tokens: float, seed: int = 0) -> Forecast:
-        """Predict the loss of a new run of a size (`parameters`) on this many tokens. The 95 % interval comes from the
-        laws of resampled runs, each with the residual of a random run added, since a new run scatters about its law
-        too."""
+        """Predict the loss of a new run of a model with `parameters` parameters on `tokens` tokens. The 95 % interval
+        comes from the laws of resampled runs, each with the residual of a random run (drawn with `seed`) added, since a
+        new run also deviates from its law."""
         noise = np.random.default_rng(seed).choice(self.residuals, len(self.resampled))
         n, d = np.float64(parameters), np.float64(tokens)
         with np.errstate(over="ignore", invalid="ignore"):  # of resampled laws that their runs do not determine
@@ -89,8 +90,8 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Parabola:
-    """A parabola of the loss over the log of the parameters, fitted to the runs with one number of operations
-    (`flops`); the best size is at its minimum."""
+    """A parabola of the loss over the log of the number of parameters, fitted to runs with about equally many training
+    operations (`flops`); the best size is at its minimum (Chinchilla's IsoFLOP profiles)."""
 
     flops: float
     sizes: list[float]
@@ -101,8 +102,8 @@ class Parabola:
 
 @dataclass(frozen=True)
 class PowerFit:
-    """A law L(C) = scale * C ** -exponent + floor, fitted to the best run of each budget of C operations, with 95 %
-    intervals over resampled budgets."""
+    """A law L(C) = scale * C ** -exponent + floor of the loss of the best run with C training operations, with 95 %
+    intervals of its constants from resampled data."""
 
     scale: float
     exponent: float
@@ -115,8 +116,8 @@ class PowerFit:
 
 
 def checked(runs: Sequence[Run]) -> None:
-    """Raise a UserError for fewer than four runs or for values that are not positive numbers; warn if a model has a
-    higher loss after more tokens."""
+    """Raise a UserError for fewer than four runs or for values that are not positive numbers; warn if a model of the
+    same size has a higher loss after more tokens."""
     if len(runs) < LEAST:
         raise UserError(
             f"{len(runs)} runs determine no law: give at least {LEAST}, of different sizes and numbers of tokens"
@@ -179,11 +180,11 @@ def minima(x: Array, counts: Array, rounds: int, *numbers: Array) -> tuple[Array
 
 
 def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFit:
-    """Fit L(N, D) from all starting points of the grid in Chinchilla's appendix. The sum of the Huber losses is
-    minimized; with their mean the search would stop too early (arXiv:2404.10102).
+    """Fit L(N, D) to runs, by minimizing from each starting point of the grid in Chinchilla's appendix. The sum of the
+    Huber losses is minimized; with their mean the search would stop too early (arXiv:2404.10102).
 
-    The intervals come from `resamples` resamplings of the runs, fitted from the best law on. Raises a UserError for
-    fewer than four runs and for losses that are not numbers.
+    The intervals come from `resamples` random resamplings of the runs (drawn with `seed`), each fitted from the best
+    law on. Raises a UserError for fewer than four runs and for losses that are not numbers.
     """
     checked(runs)
     for what, given in (("size", {r.parameters for r in runs}), ("number of tokens", {r.tokens for r in runs})):
@@ -215,20 +216,20 @@ def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFi
 
 
 def law_of(x: Array) -> Loss:
-    """Return the law of a candidate x (5,), see `objective`."""
+    """Return the law of the loss with the constants x (5,) = (log A, log B, log E, alpha, beta)."""
     with np.errstate(over="ignore"):  # as in `forecast`
         return Loss(*np.exp(x[[2, 0, 1]]).tolist(), *x[3:].tolist())
 
 
 def constants(x: Array) -> dict[str, float]:
-    """Return the constants of the law of a candidate x (5,), see `objective`, and "a", the exponent of its best N as a
-    power of the operations C."""
+    """Return the constants of a law, given as x (5,) (see `law_of`), by name, and "a": the best number of parameters is
+    proportional to C ** a for C operations."""
     law = law_of(x)
     return {**vars(law), "a": law.beta / (law.alpha + law.beta)}
 
 
 def intervals(samples: Sequence[dict[str, float]]) -> dict[str, tuple[float, float]]:
-    """Compute the 2.5th and 97.5th percentile of each named number over samples."""
+    """Compute the 2.5th and 97.5th percentiles of each number over `samples`, dicts with the same names."""
     if not samples:
         return {}
     ends = {name: np.percentile([sample[name] for sample in samples], [2.5, 97.5]) for name in samples[0]}
@@ -264,8 +265,9 @@ def parabolas(runs: Sequence[Run]) -> list[Parabola]:
 
 
 def fit_frontier(curves: Sequence[Parabola]) -> Frontier:
-    """Fit the best size as a power of the operations to the minima of `curves`, by least squares of the logarithms.
-    Raises a UserError unless two parabolas have their minimum within the sizes of their runs."""
+    """Fit the best size as a power of the training operations to the minima of `curves`, one parabola per budget of
+    operations, by least squares of the logarithms. Raises a UserError unless two parabolas have their minimum within
+    the sizes of their runs."""
     inside = [curve for curve in curves if curve.best is not None and curve.inside]
     if len(inside) < 2:
         raise UserError("the best sizes of at least two budgets are needed, each between sizes that were trained")
@@ -276,9 +278,9 @@ def fit_frontier(curves: Sequence[Parabola]) -> Frontier:
 
 
 def fit_power(flops: Sequence[float], losses: Sequence[float], resamples: int = 50, seed: int = 0) -> PowerFit:
-    """Fit the loss L(C) = scale * C ** -exponent + floor by least squares of relative errors; C are the operations
-    `flops`, and `losses` the losses of the best runs. The intervals come from `resamples` resamplings. Raises a
-    UserError for fewer than four values."""
+    """Fit the loss L(C) = scale * C ** -exponent + floor by least squares of relative errors: `flops` are the budgets
+    C, `losses` the losses of the best run of each. The intervals come from `resamples` random resamplings of these
+    pairs, drawn with `seed`. Raises a UserError for fewer than four values."""
     if len(flops) < LEAST:
         raise UserError(f"{len(flops)} budgets determine no curve of three constants: give at least {LEAST}")
     c, wanted = np.array(flops, float), np.array(losses, float)

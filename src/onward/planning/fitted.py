@@ -27,8 +27,8 @@ LARGER = 10.0  # operations of the run that is forecast, by those of the largest
 
 @dataclass(frozen=True)
 class FittedLaw:
-    """All scaling laws fitted to `runs`: the loss L(N, D), the parabolas of each budget, their best sizes, and the
-    power law of the loss; with the warnings about them."""
+    """All scaling laws fitted to `runs`: the loss L(N, D), a parabola of the loss for each budget of operations, the
+    best size and the best loss as powers of the budget; and the warnings of the fits."""
 
     runs: Sequence[Run]
     loss: LossFit
@@ -43,7 +43,8 @@ class FittedLaw:
         return LARGER * max(run.flops for run in self.runs)
 
     def forecast(self) -> Forecast | None:
-        """Predict the loss of the best model for `larger_flops`; None if the runs determine no law."""
+        """Predict the loss of the best model for `larger_flops` operations; None if the runs do not determine the law
+        L(N, D)."""
         return self.loss.forecast(*self.loss.law.optimum(self.larger_flops)) if self.loss.determined else None
 
     def plain(self) -> dict[str, Any]:

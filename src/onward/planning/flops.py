@@ -43,8 +43,9 @@ def part_sizes(config: DecoderConfig) -> list[PartSize]:
 
 
 def sized(module: nn.Module) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """Yield, for each parameter of a block or of a decoder without blocks, the kind of component it belongs to, such as
-    "attention", with (elements, elements that one token uses, operations per token)."""
+    """Yield, for each parameter tensor of a block or of a decoder without blocks, the kind of component it belongs to,
+    such as "attention", and (elements, elements that one token uses, operations per token). The first two are 0 for
+    weights that are shared and counted before, or not trained."""
     experts = {
         id(stack): m.part for m in module.modules() if isinstance(m, ExpertsModule) for stack in m.parameters(False)
     }
@@ -60,8 +61,8 @@ def sized(module: nn.Module) -> Iterator[tuple[str, tuple[int, int, int]]]:
 
 
 def part_of(name: str, in_stack: bool) -> str:
-    """Return the kind of component, such as "attention", that a parameter belongs to, by its name in a block or in a
-    decoder without blocks. `in_stack` says that it belongs to a stack of experts."""
+    """Return the kind of component, such as "attention", that a parameter belongs to, given its name in a block or in a
+    decoder without blocks. `in_stack` says whether it is a stack of the weights of experts."""
     path = name.split(".")
     if any(word.endswith("norm") for word in path):
         return "norms"
@@ -73,13 +74,14 @@ def part_of(name: str, in_stack: bool) -> str:
 
 
 def weight_flops(config: DecoderConfig) -> int:
-    """Count the operations per token of all products with weights, logits included."""
+    """Count the operations per token of the forward's products with weights, the output head included."""
     return sum(part.flops for part in part_sizes(config))
 
 
 def attention_flops(config: DecoderConfig, keys: float, decoding: bool = False) -> float:
-    """Count the operations per token of attention over `keys` keys and values in all layers; a layer with a window
-    attends to at most its window. `decoding` says that the keys are in a cache."""
+    """Count the operations per token, summed over layers, of attention to `keys` keys and values; a layer with a window
+    attends to at most its window. `decoding` says that the keys are in a cache, so that latent attention works on its
+    latents."""
     parts = [at(config.attention, layer) for layer in range(config.n_layers)]
     return sum(part.key_flops(config, decoding) * min(keys, part.window or keys) for part in parts)
 
@@ -104,8 +106,8 @@ def mean_keys(length: int, window: int = 0) -> float:
 
 
 def training_flops(config: DecoderConfig, length: int, recompute: bool = False) -> float:
-    """Count the operations per token of a training step on texts of `length` tokens: three times the forward, since the
-    backward computes a gradient for both factors of each product. With `recompute`, blocks have a second forward."""
+    """Count the operations per token of a training step on texts of `length` tokens: three times those of the forward,
+    since the backward computes two gradients for each product. With `recompute`, blocks have a second forward."""
     head = sum(part.flops for part in part_sizes(config) if part.name == "head")
     forward = weight_flops(config) + causal_attention_flops(config, length)
     return 3 * forward + (forward - head if recompute else 0)

@@ -18,7 +18,8 @@ PF_DAY = 8.64e19  # FLOPs of 10 ** 15 a second for a day
 
 @dataclass(frozen=True)
 class Loss:
-    """A law of the loss: L(N, D) = E + A / N ** alpha + B / D ** beta, in nats per token (Chinchilla, equation 2)."""
+    """A scaling law of the loss: L(N, D) = E + A / N ** alpha + B / D ** beta in nats per token, for N parameters and D
+    training tokens (Chinchilla, equation 2)."""
 
     E: float
     A: float
@@ -38,22 +39,22 @@ class Loss:
         return g * (flops / 6) ** (self.beta / total), (flops / 6) ** (self.alpha / total) / g
 
     def tokens_for(self, parameters: float, loss: float) -> float:
-        """Compute the tokens after which a model of `parameters` parameters reaches `loss`; infinity if it never
-        does."""
+        """Compute the number of training tokens after which a model of `parameters` parameters reaches `loss`; infinity
+        if it never does."""
         left = loss - self.E - self.A / parameters**self.alpha
         return (self.B / left) ** (1 / self.beta) if left > 0 else math.inf
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """A law of the best size for C training operations: N = scale * C ** exponent parameters on D = C / (6 N)
-    tokens."""
+    """A scaling law of the best model size: N = scale * C ** exponent parameters for C training operations, on D = C /
+    (6 N) tokens."""
 
     scale: float
     exponent: float
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """Compute the best (parameters, tokens) for `flops` operations."""
+        """Compute the best (parameters, training tokens) for a budget of `flops` operations."""
         parameters = self.scale * flops**self.exponent
         return parameters, flops / (6 * parameters)
 
@@ -74,9 +75,9 @@ class Law:
         return self.law.optimum(flops)
 
     def range(self, flops: float) -> tuple[float, float] | None:
-        """Compute the range of the best size for `flops` operations, (smallest, largest): the exponent takes the ends
-        of its published interval, and the law still passes through the best size at the middle of the fitted runs. None
-        if no interval was published."""
+        """Compute the range of the best size for `flops` operations, (smallest, largest) in parameters: the exponent
+        takes both ends of its published interval, while the law still passes through the best size at the middle of the
+        runs to which it was fitted. None if no interval was published."""
         if self.exponents is None:
             return None
         middle = self.optimum(MIDDLE)[0]
@@ -138,8 +139,8 @@ def optimum(law: Law, flops: float) -> Optimum:
 
 @dataclass(frozen=True)
 class Smaller:
-    """A model smaller than the best size for its loss, trained on more tokens to the same loss, so that using it is
-    cheaper."""
+    """A model at most as large as the compute-optimal one for its loss, trained on enough more tokens to reach this
+    loss, so that generating with it is cheaper."""
 
     parameters: float
     tokens: float
@@ -148,7 +149,7 @@ class Smaller:
 
     @property
     def total(self) -> float:
-        """The operations of training and of later use, FLOPs."""
+        """The operations (FLOPs) of the training and of all later use."""
         return self.training + self.answering
 
 
@@ -156,8 +157,9 @@ SHARES = 1.0, 0.7, 0.5, 0.35, 0.25
 
 
 def smaller_models(law: Loss, flops: float, answered: float) -> list[Smaller]:
-    """List models smaller than the best size for `flops`, trained to the same loss, with the operations of using them
-    for `answered` tokens (read or generated)."""
+    """List models of the best size for `flops` training operations by `law`, and of smaller sizes that reach the same
+    loss with more tokens, with the operations of training and of later use for `answered` tokens (read or
+    generated)."""
     best, tokens = law.optimum(flops)
     loss = law.loss(best, tokens)
     sizes = [(share * best, law.tokens_for(share * best, loss)) for share in SHARES]

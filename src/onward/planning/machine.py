@@ -36,15 +36,15 @@ def best_seconds(run: Callable[[], object], device: torch.device, rounds: int = 
 
 
 def wait(device: torch.device) -> None:
-    """Wait for all work on a device to finish, before or after a timing."""
+    """Wait until all work on a device is finished, so that a timing includes it; does nothing on a CPU."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 @torch.inference_mode()
 def read_bandwidth(device: torch.device | None = None, size: int = 0) -> float:
-    """Measure the bytes per second at which all CPU threads, or a device, read an array of `size` bytes (0: too large
-    for any cache).
+    """Measure the bytes per second at which all CPU threads, or `device`, read memory: an array of `size` bytes (0: one
+    too large for any cache).
 
     The result is the best of several passes of a reduction and of a matrix-vector product. Other work on the machine
     lowers it.
@@ -78,7 +78,8 @@ NAMES = DTYPES | {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.f
 
 @dataclass(frozen=True)
 class Machine:
-    """The limits of a machine, and the shares of them that training, prefill and decoding are expected to reach."""
+    """The limits of a machine, such as its memory bandwidth and operations per second, and the shares of these limits
+    that training, prefill and decoding are expected to reach; estimates of speed start from them."""
 
     name: str
     source: str  # where the figures come from
@@ -99,8 +100,8 @@ class Machine:
 
 
 def same_flops(bf16: float, fp32: float) -> dict[str, float]:
-    """Return the operations per second by name of dtype or precision, given `bf16` for all 16-bit ones and `fp32` for
-    fp32."""
+    """Return the operations per second by name of dtype or precision: `bf16` for all 16-bit names, `fp32` for the fp32
+    ones; for devices whose published limits give only these two."""
     return {name: fp32 if dtype == torch.float32 else bf16 for name, dtype in NAMES.items()}
 
 
