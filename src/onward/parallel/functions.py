@@ -38,8 +38,8 @@ class Sum(torch.autograd.Function):
 
 
 class Join(torch.autograd.Function):
-    """The autograd function that joins the parts `x` of all processes along a dimension; each process keeps its part of
-    the gradient."""
+    """The autograd function that concatenates the parts `x` of a tensor, one per process, along a dimension in all
+    processes; in the backward each process keeps its part of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
@@ -52,5 +52,6 @@ class Join(torch.autograd.Function):
 
 
 def reduced(x: Tensor, operation: str, group: Any) -> Tensor:
-    """Return the sum ("sum") or the maximum ("max") of a tensor over the processes, without gradient."""
+    """Return the sum (`operation` "sum") or the elementwise maximum ("max") of a tensor over the processes of a group,
+    without gradient."""
     return collectives.wait_tensor(collectives.all_reduce(x.contiguous(), operation, group))

@@ -96,22 +96,22 @@ def shard(model: Any, mesh: DeviceMesh, precision: str) -> None:
 
 
 def shard_dim(shape: Sequence[int], count: int) -> int:
-    """Return the dimension along which `count` processes divide a tensor: the first one, padded if necessary. A stack
-    with fewer experts than processes is divided along the first dimension that they divide evenly, so that each process
-    holds a part of every expert."""
+    """Return the dimension along which `count` processes divide a tensor of this shape: the first one, padded if
+    necessary. A stack with fewer experts than processes is divided along the first dimension that `count` divides
+    evenly, so that each process holds a part of every expert."""
     return next((dim for dim, size in enumerate(shape) if size >= count and not (dim and size % count)), 0)
 
 
 def call(_: nn.Module, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-    """Call a function with these arguments. As a method of a sharded model, it is registered with FSDP as a forward, so
-    that the weights are gathered during the call."""
+    """Call a function with these arguments and return its result. FSDP knows it as a forward method of a sharded model
+    (the first argument), so that the weights are gathered during the call."""
     return function(*inputs, **options)
 
 
 class OneForward:
-    """Calls functions as a forward of a sharded model, so that its weights are gathered. A call inside another one is
-    part of the same forward, in the precision of the gathered weights. Without gradients the gathered weights are freed
-    at the end."""
+    """Calls functions as one forward of a sharded model, so that its weights are gathered meanwhile. A call inside
+    another call is part of the same forward, in the precision of the gathered weights. Without gradients the gathered
+    weights are freed at the end of the outer call."""
 
     def __init__(
         self, model: nn.Module, begin: Callable[..., Any], precision: Callable[[], AbstractContextManager[object]]
@@ -189,8 +189,8 @@ def sum_of_bucket(_: object, bucket: distributed.GradBucket) -> torch.futures.Fu
 
 
 def accumulating(module: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-    """Return a context for the backward of one batch of a step; replicas sum their gradients only in the backward of
-    the `last` batch."""
+    """Return a context for the backward of one batch of a step with gradient accumulation; replicas sum their gradients
+    over the processes only in the backward of the `last` batch."""
     if isinstance(module, Inside):
         sharded: Any = module.model
         sharded.set_requires_all_reduce(last)

@@ -35,8 +35,8 @@ def splits(tensor: Tensor) -> list[tuple[int, int, int, distributed.ProcessGroup
 
 
 def piece(tensor: Tensor, dim: int, parts: int, part: int) -> Tensor:
-    """Return part number `part` of `parts` equal parts of a tensor along a dimension; the last parts may be smaller or
-    empty."""
+    """Return the piece with the index `part` of a tensor that is divided into `parts` equal pieces along a dimension;
+    the last pieces may be smaller or empty."""
     size = -(-tensor.size(dim) // parts)
     start = min(part * size, tensor.size(dim))
     return tensor.narrow(dim, start, min(size, tensor.size(dim) - start))
@@ -99,8 +99,8 @@ def full_tensor(part: Tensor, like: Tensor) -> Tensor:
 
 
 def all_gathered(tensor: Tensor, count: int, group: distributed.ProcessGroup | None = None) -> list[Tensor]:
-    """Return the tensors that the `count` processes of a group pass to this function, all of one shape; None is the
-    group of all processes."""
+    """Return the tensors, all of one shape, that the `count` processes of `group` pass to this function, by rank; the
+    group None is that of all processes."""
     if count == 1:
         return [tensor]
     tensors = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(count)]

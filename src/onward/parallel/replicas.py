@@ -40,8 +40,9 @@ class Replicas:
         return islice(items, self.rank, None, self.count)
 
     def together(self, name: str, work: Callable[[], T]) -> list[T]:
-        """Call `work` in all processes, and return its results by rank. `name` is the name of the work in all processes
-        and in messages. Raises a SharedError if a process raises a UserError or does other work."""
+        """Call `work` in all processes at the same time, and return the results of all, by rank. `name` is the name of
+        the work, equal in all processes, for the check and for messages. Raises a SharedError if a process raises a
+        UserError or does other work."""
         if self.count == 1:
             return [work()]
         outcome: T | UserError

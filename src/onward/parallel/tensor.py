@@ -44,9 +44,10 @@ class Rule:
     """How the processes of the tensor axis hold a parameter of a branch (the attention or the feed-forward of a block):
     by default each has all of it, and its gradient is summed over the processes.
 
-    `split` is the dimension that is divided. With `inputs` that is the dimension of a layer's inputs, and the
-    processes' outputs must be summed. With `heads` > 0 dimension 0 consists of so many heads, fewer than processes:
-    each process holds all and uses one. With `once` one process uses the parameter; for the others it is 0.
+    `split` is the dimension of the parameter that is divided, None for none. `inputs`: this dimension is that of a
+    layer's inputs, so that the processes' outputs must be summed. `heads` > 0: dimension 0 consists of so many heads,
+    fewer than processes; each process holds all heads and uses one. `once`: only one process uses the parameter; for
+    the others it is 0.
     """
 
     split: int | None = None
@@ -118,7 +119,7 @@ def rule_of(branch: nn.Module, name: str, n: int) -> Rule:
 
 @dataclass(frozen=True)
 class Shown:
-    """A divided parameter of a module, and the rule by which this process uses its part."""
+    """A parameter of a module as a DTensor, and the rule by which this process computes with its part of it."""
 
     owner: nn.Module
     name: str

@@ -28,7 +28,8 @@ def rows_at_once(columns: int) -> int:
 
 
 class Scores:
-    """The results of a softmax over logits (N, V), in at least fp32, as losses read them."""
+    """The logits (N, V) of N tokens, and the numbers that losses compute from them in at least fp32, such as
+    log-probabilities."""
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
@@ -49,17 +50,18 @@ class Scores:
         return self.exact.mean(-1)
 
     def logprobs(self, targets: Tensor) -> Tensor:
-        """Return the log-probabilities of targets (N,)."""
+        """Return the log-probabilities (N,) of the token ids `targets` (N,)."""
         return self.exact.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
 
     def cross_entropy(self, targets: Tensor, ignored: int) -> Tensor:
-        """Return the sum of the cross-entropies for targets (N,), without those equal to `ignored`."""
+        """Return the sum of the cross-entropies of the logits for the token ids `targets` (N,), without targets equal
+        to `ignored`."""
         return cross_entropy(self.logits, targets, ignored)
 
 
 class DividedScores(Scores):
-    """Scores of which this process has the logits (N, V / n) of its part of the vocabulary. Numbers for each token are
-    reduced over the processes; all must ask for the same."""
+    """Scores of logits over a vocabulary that n processes divide: this process has those of its part, (N, V / n). Each
+    result is reduced over the processes, which must all ask for the same results in the same order."""
 
     def __init__(self, logits: Tensor, vocabulary: Vocabulary) -> None:
         super().__init__(logits)
@@ -87,9 +89,10 @@ class DividedScores(Scores):
 
 
 class Vocabulary:
-    """A vocabulary of V tokens of which this process of a mesh of one axis has V / n. It replaces the forward of the
-    decoder's embedding, whose rows are looked up where they are, and `logits`, which gathers those of all processes;
-    `scores` gathers none."""
+    """The vocabulary of V tokens of a decoder, divided over the n processes of a mesh with one axis: this process has V
+    / n rows of the embedding and of the head. It replaces the forward of the decoder's embedding, which then looks up
+    each token in the process that has it, and the decoder's `logits`, which then gathers the logits of all processes;
+    `scores` does not gather them."""
 
     def __init__(self, model: Decoder, mesh: DeviceMesh) -> None:
         self.group, self.part = mesh.get_group(), mesh.get_local_rank()
@@ -103,24 +106,27 @@ class Vocabulary:
         model.head.register_forward_pre_hook(lambda _, inputs: (Copy.apply(inputs[0], self.group),))
 
     def vectors(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings of tokens (..., D), from the processes that have them."""
+        """Return the embeddings (..., D) of token ids (...), summed over the processes, of which each has some rows."""
         rows, foreign = self.rows_of(tokens)
         vectors = F.embedding(rows, self.embed.weight)
         return Sum.apply(vectors.masked_fill(foreign[..., None], 0), self.group)  # type: ignore[no-any-return]
 
     def scores(self, hidden: Tensor) -> DividedScores:
-        """Return the scores of hidden states (N, D)."""
+        """Return the DividedScores of hidden states (N, D), of which this process computes the logits of its part of
+        the vocabulary."""
         return DividedScores(self.logits(hidden), self)
 
     def rows_of(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return this process's rows of tokens, 0 for tokens of other processes, and which are of others. An id outside
-        the vocabulary stays outside of the rows, so that looking it up is an error."""
+        """Return, for token ids of any shape, the row of each among this process's rows, 0 for a token of another
+        process; and whether the token is of another process. An id outside the vocabulary stays outside of the rows, so
+        that looking it up is an error."""
         rows = tokens - self.part * self.own
         foreign = (tokens >= 0) & (tokens < self.size) & ((rows < 0) | (rows >= self.own))
         return rows.masked_fill(foreign, 0), foreign
 
 
 def scores(model: Any, hidden: Tensor) -> Scores:
-    """Return the scores of hidden states (N, D) of a decoder."""
+    """Return the Scores of a decoder for hidden states (N, D): the logits that its head computes, with methods for the
+    numbers that losses need."""
     vocabulary: Vocabulary | None = getattr(model, "vocabulary", None)
     return vocabulary.scores(hidden) if vocabulary else Scores(model.logits(hidden))

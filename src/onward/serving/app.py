@@ -40,8 +40,9 @@ ABOUT = "Models in the API of OpenAI. The fields of a request have the names of 
 def make_app(
     service: Service, *, keys: Sequence[str] = (), hosts: Sequence[str] = (), origins: Sequence[str] = ()
 ) -> FastAPI:
-    """Return the FastAPI application that answers requests with a Service. `keys` are accepted API keys (none: no key
-    is needed), `hosts` names of this server, and `origins` the web sites that may call it from a browser."""
+    """Return the FastAPI application that answers requests with a Service. `keys` are the accepted API keys (empty: no
+    key is needed), `hosts` the names of this server that a Host header may have, and `origins` the web sites that may
+    call it from a browser."""
     app = FastAPI(title="Onward", description=ABOUT, docs_url=None, redoc_url=None)
     app.state.service, app.state.metrics = service, Metrics(service)
     app.state.logits, app.state.roles = inside.Logits(), {}

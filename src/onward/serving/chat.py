@@ -109,8 +109,9 @@ def texts_of(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def form_of(response_format: Mapping[str, Any] | None, tools: Tools) -> dict[str, Any]:
-    """Return the constraint on the answer, a JSON schema from `response_format` or the tools, as fields of
-    GenerationOptions; {} for a free answer. Raises an ApiError for another response_format."""
+    """Return the constraint on the answer, a JSON schema from the tools or else from `response_format`, as fields of
+    GenerationOptions, such as {"json_schema": schema}; {} for a free answer. Raises an ApiError for an unsupported
+    response_format."""
     schema = tools.schema()
     if schema is not None:
         return {"json_schema": schema}
@@ -153,8 +154,8 @@ def message_of(message: Mapping[str, Any], number: int, field: str = "messages")
 
 
 def with_table(call: Any) -> Any:
-    """Return a tool call of a message with the JSON text of its arguments parsed to a dict; unchanged if the text is
-    not JSON."""
+    """Return a tool call of a message, in which the arguments are a JSON text, with this text parsed to a dict, as chat
+    templates expect; unchanged if the text is not JSON."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
@@ -226,7 +227,8 @@ class Reply:
         return {**self.head, "object": "chat.completion", "choices": choices, "usage": usage_of(self.job)}
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
-        """Return the text of a server-sent event of this reply with these `choices`; `more` are further fields."""
+        """Return the text of a server-sent event of this reply with `choices`, the new pieces of its answers in the
+        form of OpenAI's API; `more` are further fields of the event."""
         return event({**self.head, "object": "chat.completion.chunk", "choices": choices, **more})
 
     async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[str]:

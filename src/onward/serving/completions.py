@@ -79,7 +79,8 @@ def truncated(tokens: list[int], body: SamplingFields, served: Served) -> list[i
 
 
 class Choice:
-    """One answer of a reply: its prompt, and the number of characters that were sent."""
+    """One answer of a reply of /v1/completions: its prompt, and the number of its characters that were already sent to
+    the client."""
 
     def __init__(self, body: CompletionRequest, served: Served, prompt: list[int]) -> None:
         self.body, self.tokenizer, self.prompt = body, served.lm.text(), prompt

@@ -20,7 +20,8 @@ MOST_OFF = 4096  # heads and layers of a request
 
 
 class Edits(BaseModel):
-    """The heads, as [layer, head], and the layers that are switched off: what they add to the residual stream is 0."""
+    """The attention heads, as [layer, head], and the layers that are switched off for a request: what they add to the
+    residual stream is 0."""
 
     heads: list[tuple[int, int]] = Field(default_factory=list, max_length=MOST_OFF)
     layers: list[int] = Field(default_factory=list, max_length=MOST_OFF)
@@ -42,8 +43,8 @@ class Edits(BaseModel):
 
 
 def edited_for(model: Decoder, names: Collection[str], requests: Collection[Request]) -> AbstractContextManager[None]:
-    """Return a context in which the activations `names` of a model are 0 in the rows of these requests; other rows are
-    not touched."""
+    """Return a context in which the activations `names` of a model are 0 in the batch rows of `requests` (the
+    engine's); the rows of other requests are computed as usual."""
 
     def zeroed(x: Tensor, _: Location) -> Tensor:
         rows = ROWS.get()

@@ -31,8 +31,8 @@ class ApiError(UserError):
 
 
 def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """Return the JSON of an error response in the form of OpenAI's API, with this message, field at fault (`param`) and
-    code; its type follows from the HTTP status."""
+    """Return the JSON of an error response in the form of OpenAI's API, with this message, the request's field at fault
+    (`param`) and the error's `code` (None: not stated); its type follows from the HTTP status `status`."""
     kind = TYPES.get(status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 

@@ -151,8 +151,8 @@ class SamplingFields(BaseModel):
     truncate_prompt_tokens: int | None = Field(None, description="Keep this many tokens at the end of the prompt.")
 
     def given(self) -> dict[str, Any]:
-        """Return the fields of the request that GenerationOptions has, by the names there. Raises an ApiError for
-        fields that contradict each other or are refused, and for more stop texts than the limit."""
+        """Return the fields that the request sets and that GenerationOptions has, by their names there. Raises an
+        ApiError for fields that contradict each other or are refused, and for more stop texts than the limit."""
         check_others(self.model_extra or {})
         values = {name: value for name in SAME if (value := getattr(self, name)) is not None}
         for name, own in OTHER_NAMES.items():
@@ -207,8 +207,8 @@ def check_others(extra: Mapping[str, Any]) -> None:
 
 
 def form_of(form: Structured) -> dict[str, Any]:
-    """Return the field structured_outputs as fields of GenerationOptions, such as a regular expression. Raises an
-    ApiError unless exactly one constraint is given."""
+    """Return the constraint in the field structured_outputs (`form`) as fields of GenerationOptions, such as a regular
+    expression. Raises an ApiError unless exactly one constraint is given."""
     kinds = [name for name in ("json_schema", "regex", "choice", "grammar", "json_object") if getattr(form, name)]
     if len(kinds) != 1:
         raise ApiError(

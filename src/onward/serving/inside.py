@@ -46,8 +46,9 @@ class Inside(SamplingFields):
 
 
 def text_of(body: Inside, http: Request) -> tuple[Service, Served, list[int], int]:
-    """Return (service, model, tokens of the request's text, position in it). Raises an ApiError for a position, token
-    or target out of range, and for a text longer than the context."""
+    """Read the text of a request to look inside the model: return (service, model, the text's token ids, index of the
+    position in it). Raises an ApiError for a position, token or target out of range, and for a text longer than the
+    context."""
     service = service_of(http)
     served = service.model(body.model)
     position = len(body.tokens) - 1 if body.position is None else body.position
@@ -64,8 +65,8 @@ def text_of(body: Inside, http: Request) -> tuple[Service, Served, list[int], in
 
 
 async def looked(service: Service, served: Served, function: Callable[[], T]) -> T:
-    """Call a function that runs a model, in the engine's thread between two steps and with the model's adapter; return
-    its result."""
+    """Call `function`, which runs a model, in the engine's thread between two decoding steps, with the adapter of
+    `served`, without gradients and dropout; return its result."""
 
     def run() -> T:
         with use_adapter(served.lm.model, served.adapter), torch.no_grad(), without_dropout(served.lm.model):
@@ -75,15 +76,15 @@ async def looked(service: Service, served: Served, function: Callable[[], T]) ->
 
 
 class Logits:
-    """A cache of the logits (V,) after recently requested texts, so that changing a sampling option does not run the
-    model again."""
+    """A cache of the logits (V,) of the next token after recently requested texts, so that changing a sampling option
+    does not run the model again."""
 
     def __init__(self) -> None:
         self.kept: OrderedDict[tuple[str, tuple[int, ...]], Tensor] = OrderedDict()
 
     def of(self, served: Served, tokens: list[int]) -> Tensor:
-        """Return the logits (V,) after a text, given by its tokens, from the cache or, if they are not there, by
-        running the model."""
+        """Return the logits (V,) of the next token after a text, given by its token ids, from the cache or, if they are
+        not there, by running the model."""
         key = served.name, tuple(tokens)
         if key not in self.kept:
             model = served.lm.model

@@ -43,9 +43,10 @@ class Job:
     """The answers to one request of a client while they are generated. The engine's thread makes updates; the event
     loop receives them.
 
-    `answers` maps each request of the engine to its text; `label` is the name of the job in the log and in the page's
-    picture of the engine. `context` is open in the engine's thread while the answers grow. `on_close` is called once,
-    when all answers are done or the job is cancelled. Times are in seconds, of `perf_counter`.
+    `answers` maps each request of the engine to the answer that grows from it; `label` is the name of the job in the
+    log and in the page's picture of the engine. `context`, such as one that edits the model, is open in the engine's
+    thread while the answers grow. `on_close` is called once, when all answers are done or the job is cancelled. Times
+    are in seconds, of `perf_counter`.
     """
 
     def __init__(

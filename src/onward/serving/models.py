@@ -108,9 +108,9 @@ def check_weights(folders: Sequence[Path], dtype: torch.dtype | None, quantize: 
 
 
 def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel | None, room: int) -> Engine:
-    """Make an engine for a model with a paged cache, whose blocks requests with a common prefix share. `draft` is a
-    smaller model that drafts tokens, or None; `room` is the most bytes of the cache if the options give no size. Raises
-    a UserError if the options ask for a longer context than the model's."""
+    """Make an engine for a model with a paged cache, in which requests with a common prefix share blocks. `draft` is a
+    smaller model that drafts tokens for speculative decoding, or None; `room` is the maximum number of bytes of the
+    cache if the options give no size. Raises a UserError if the options ask for a longer context than the model's."""
     length = options.context or lm.config.context_length
     if length > lm.config.context_length:
         raise UserError(f"context is {length:,}, and the model's is {lm.config.context_length:,} tokens: lower it")
@@ -149,7 +149,8 @@ def row_counts(engine: Engine) -> range:
 
 def num_blocks(config: DecoderConfig, rows: int, length: int, chunk: int, dtype: torch.dtype, room: int) -> int:
     """Return the number of blocks of an engine's paged cache: those that fit in `room` bytes, at most as many as all
-    rows can use. Raises a UserError if one text of `length` tokens does not fit."""
+    `rows` (sequences decoded at once) of `length` tokens can use, when prompts are read in chunks of `chunk` tokens.
+    Raises a UserError if one text of `length` tokens does not fit."""
     block = cache_bytes(config, 1, BLOCK, dtype)
     one_row = -(-(length + chunk) // BLOCK)
     blocks = min(room // block, rows * one_row)

@@ -117,8 +117,8 @@ class Reply:
         self.number = -1  # of the last event
 
     def response(self, status: str, finish_reason: str = "") -> dict[str, Any]:
-        """Return the whole response so far as a JSON object with this status; `finish_reason` "length" makes it
-        incomplete."""
+        """Return the whole response so far as a JSON object with this `status`, such as in_progress; the
+        `finish_reason` "length" makes it incomplete, "" is for an answer that still grows."""
         body, cut = self.body, finish_reason == "length"
         result: dict[str, Any] = {
             "id": self.id,
@@ -160,7 +160,8 @@ class Reply:
         return {"id": self.message_id, "type": "message", "status": status, "role": "assistant", "content": parts}
 
     def part(self) -> dict[str, Any]:
-        """Return the text of the message as a part of its content, a JSON object of the Responses API."""
+        """Return the text of the message as a content part, the JSON object of the Responses API for a piece of a
+        message."""
         return {"type": "output_text", "text": self.content, "annotations": [], "logprobs": [*self.logprobs]}
 
     def add_logprobs(self, update: Update) -> None:

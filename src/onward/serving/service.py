@@ -108,9 +108,9 @@ class Service:
         label: str,
         edits: Edits | None = None,
     ) -> Job:
-        """Start the answers to `prompts`, with `edits` of the model for these prompts alone; return their Job, which
-        the log calls `label`. Raises an ApiError or UserError for prompts or options that can never be answered, and an
-        ApiError with status 429 if too many answers wait already."""
+        """Start the answers to `prompts` with the model `served`; `edits` switches off parts of the model for these
+        prompts alone. Returns their Job, which the log calls `label`. Raises an ApiError or UserError for prompts or
+        options that can never be answered, and an ApiError with status 429 if too many answers wait already."""
         engine, rows = served.engine, served.engine.scheduler.rows
         if not prompts:
             raise ApiError("there is no prompt: give at least one", param="prompt")
@@ -202,7 +202,8 @@ async def checked(job: Job) -> AsyncIterator[list[Update]]:
 
 
 async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T | None:
-    """Wait for `work` and return its result; None as soon as the client has closed its connection."""
+    """Wait for `work`, which answers the request `http`, and return its result; None as soon as the client has closed
+    its connection."""
 
     async def gone() -> None:
         while (await http.receive())["type"] != "http.disconnect":

@@ -131,7 +131,8 @@ class ToolText:
     """Divides the text of an answer into content and tool calls while it grows; text that may belong to a call is
     delayed.
 
-    If `forced`, the entire answer is JSON of calls or, for a `named` tool, of its arguments.
+    If `forced`, since the request requires a call, the entire answer is JSON of calls or, for a `named` tool, of its
+    arguments.
     """
 
     def __init__(self, tools: Tools, markers: Markers) -> None:
@@ -189,7 +190,8 @@ class ToolText:
         return text, []
 
     def read(self, text: str) -> list[ToolCall]:
-        """Return the tool calls in a JSON text; none if the text is not JSON of calls, or names an unknown tool."""
+        """Return the tool calls in `text`, the JSON of one call or of a list of calls; [] if the text is not JSON of
+        calls, or names an unknown tool."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):

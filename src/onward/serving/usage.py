@@ -28,9 +28,9 @@ def usage_of(job: Job) -> dict[str, Any]:
 
 
 def of_completion(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob | int], offset: int, top: int) -> dict[str, Any]:
-    """Return log-probabilities in the form of /v1/completions: four lists with an item per token. A token without
-    log-probability, such as the first of a prompt, is given as its id. `offset` is the index of the first token's text
-    in the answer; `top` is the number of alternatives."""
+    """Return log-probabilities in the form of /v1/completions: the lists tokens, token_logprobs, top_logprobs and
+    text_offset with an item per token. A token without log-probability, such as the first of a prompt, is given as its
+    id. `offset` is the index of the first token's text in the answer; `top` is the number of alternatives."""
     result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for one in tokens:
         token = one if isinstance(one, int) else one.token

@@ -130,7 +130,8 @@ class Worker(threading.Thread):
                 self.forget(request)
 
     def forget(self, request: Request) -> None:
-        """Stop following a request that is done, and close the context of its job after the job's last request."""
+        """Stop following an engine's request that is done, and close the context of its job after the job's last
+        request."""
         job = self.jobs.pop(request)
         if not any(other in self.jobs for other in job.answers):
             job.opened.close()

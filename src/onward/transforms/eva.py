@@ -24,8 +24,8 @@ Rows = tuple[Tensor, Tensor | None, Tensor]  # tokens (B, T), positions (B, T), 
 
 
 class Components:
-    """The first `count` principal components of vectors (N, I) that come in batches (Ross et al. 2008): each batch is
-    joined with the components so far, and the mean is corrected."""
+    """The first `count` principal components of vectors with I elements that come in batches (N, I) (Ross et al. 2008):
+    each batch is joined with the components of the earlier ones, and their mean is corrected."""
 
     def __init__(self, count: int) -> None:
         self.count, self.seen, self.squares = count, 0, 0.0
@@ -62,8 +62,8 @@ class Components:
         return (self.values.double().square() / self.squares).tolist()
 
     def converged(self, rank: int, tau: float) -> bool:
-        """Return whether the first `rank` components hardly moved with the last batch: their cosine similarity with
-        those before is at least `tau`."""
+        """Return whether the last batch hardly changed the first `rank` components: their cosine similarity with the
+        components before it is at least `tau`."""
         return self.seen > 0 and bool((self.same[:rank] >= tau).all())
 
 
@@ -94,9 +94,9 @@ class LayerInputs:
             self.components[name].add(x.reshape(*self.counted.shape, -1)[self.counted].float())
 
     def distribute(self) -> None:
-        """Distribute the ranks over the layers, `budget` in all: a layer's rank is the number of its components among
-        those of all layers that explain the largest shares of variance. Of layers with the same inputs, the first gets
-        the highest rank."""
+        """Distribute `budget`, the sum of all ranks, over the layers: the components of all layers are sorted by the
+        share of variance that they explain, and a layer's rank is the number of its components among the first
+        `budget`. Of layers with the same inputs, the first gets the highest rank."""
         known = [(share, n) for n in self.first for share in self.components[self.first[n]].shares()[: self.most[n]]]
         best = Counter(name for _, name in sorted(known, key=lambda one: -one[0])[: self.budget])
         self.ranks = {name: best[name] for name in self.first}

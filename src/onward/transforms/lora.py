@@ -83,8 +83,8 @@ def add_lora(model: Decoder, lora: LoRA, name: str = "default") -> None:
 
 
 def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
-    """Add LoRA adapters as `add_lora` does, but with B = 0 whatever `lora.init` says, for values that are loaded or
-    computed later."""
+    """Add LoRA adapters as `add_lora` does, but with B = 0 for every `lora.init`: their values are loaded or computed
+    later."""
     targets = weights(model)
     chosen = dict.fromkeys(one for target in lora.targets for one in matching(list(targets), target, "target"))
     ranks = dict.fromkeys(chosen, lora.rank)
@@ -138,8 +138,8 @@ def add_token_rows(model: Decoder, name: str, ids: Tensor, rows: Tensor) -> None
 
 @torch.no_grad()
 def initialize(model: Decoder, lora: LoRA, name: str = "default") -> None:
-    """Initialize the new LoRA adapters called `name` from the model's weights, as `lora.init` says (such as PiSSA);
-    None keeps their values, B = 0. Adapters of embeddings are not changed."""
+    """Initialize the new LoRA adapters called `name` from the model's weights by the method `lora.init`, such as PiSSA;
+    the method None leaves them unchanged, with B = 0. Adapters of embeddings are not changed."""
     if lora.init is None:
         return
     for _, target, adapter in adapters_of(model, name):
@@ -191,7 +191,8 @@ def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | To
 
 
 def selection(model: nn.Module) -> Selection:
-    """Return the Selection of a model, which decides which of its LoRA adapters apply; a new one if it has none."""
+    """Return the Selection of a model, which stores which of its LoRA adapters apply; a new one if the model has no
+    adapters."""
     return next((one.selection for one in model.modules() if isinstance(one, WeightAdapters)), None) or Selection()
 
 
@@ -204,8 +205,8 @@ def adapters_of(model: nn.Module, name: str) -> Iterator[tuple[str, Target, Adap
 
 
 def token_rows(model: Decoder, name: str) -> TokenRows | None:
-    """Return the trained embeddings of the LoRA adapters called `name` and of those below them, joined; None if there
-    are none."""
+    """Return, in one TokenRows, the trained token embeddings of the LoRA adapters called `name` and of the adapters on
+    top of which they were added; None if there are none."""
     adapters = Target(model.embed, "weight").adapters
     known = [adapters[one] for one in selection(model).chain(name) if adapters is not None and one in adapters]
     rows = [one for one in known if isinstance(one, TokenRows)]
@@ -217,8 +218,8 @@ def token_rows(model: Decoder, name: str) -> TokenRows | None:
 
 
 def raised(model: nn.Module) -> list[str]:
-    """Return the names of the trained parameters whose learning rate LoRA+ raises (Hayou et al. 2024): vectors, and the
-    matrices B of all adapters except those of embeddings."""
+    """Return the names of the trained parameters that LoRA+ trains with a raised learning rate (Hayou et al. 2024):
+    vectors, and the matrices B of all adapters except those of embeddings."""
     embeddings = {name for name, target in weights(model).items() if isinstance(target.module, nn.Embedding)}
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     of_b = lambda name: (

@@ -26,7 +26,7 @@ def same_context() -> tuple[AbstractContextManager[None], AbstractContextManager
 
 
 class Variables:
-    """A copy of the context variables at a forward, which are set again for its recomputation: a backward may run in
+    """A context that sets again, for the recomputation, the context variables of the forward: a backward may run in
     another thread, and after other calls of the model."""
 
     def __init__(self, context: Context) -> None:
