@@ -30,7 +30,8 @@ ORTHOGONAL = 12  # bytes per element of the matrices that are made orthogonal to
 
 
 def weight_bytes(config: DecoderConfig, dtype: torch.dtype = torch.float32, quantize: str | None = None) -> int:
-    """Compute the bytes of the weights; `quantize` is "int8" or "int4", as in `quantize_model`."""
+    """Compute the bytes of a decoder's weights in `dtype`; `quantize` is "int8" or "int4" for quantized weights, as in
+    `quantize_model`, None for unquantized ones."""
     total = 0
     for module, count in modules(config):
         numbers = sum(parameter.numel() for parameter in module.parameters()) * dtype.itemsize
@@ -47,9 +48,9 @@ def weight_bytes(config: DecoderConfig, dtype: torch.dtype = torch.float32, quan
 def cache_bytes(
     config: DecoderConfig, rows: int, length: int, dtype: torch.dtype, *, quantized: bool = False, chunk: int = 0
 ) -> int:
-    """Compute the bytes of a KVCache for `rows` rows of `length` tokens, read in chunks of `chunk`. Layers with a
-    window keep that many tokens, latent attention keeps one latent per token, a quantized cache keeps int8 with one
-    scale per vector."""
+    """Compute the bytes of a KVCache for `rows` rows of `length` tokens, with prompts read in chunks of `chunk` tokens.
+    Layers with a window keep about as many tokens as the window, latent attention keeps one latent per token, and a
+    `quantized` cache keeps int8 with one scale per vector."""
     total = 0
     for layer in range(config.n_layers):
         part = at(config.attention, layer)
@@ -62,7 +63,7 @@ def cache_bytes(
 
 @dataclass(frozen=True)
 class GenerationMemory:
-    """The memory of generation, in bytes. `activations` are those of one chunk of the prompt."""
+    """The memory of generation, in bytes. `activations` are those of reading one chunk of the prompt."""
 
     weights: int
     cache: int
@@ -105,9 +106,10 @@ def generation_memory(
     quantized_cache: bool = False,
     holes: float = HOLES,
 ) -> GenerationMemory:
-    """Compute the memory of `rows` texts of `length` tokens, as an Engine allocates it: prompts are read in chunks, and
-    each row of the cache has capacity for an additional chunk of the prompt. `quantize` is that of the weights ("int8",
-    "int4" or None), `quantized_cache` keeps the cache as int8, and `holes` is the share of memory lost to gaps."""
+    """Compute the memory of generating `rows` texts of `length` tokens, prompts included, as an Engine allocates it:
+    prompts are read in chunks, for which each row of the cache has extra capacity. `quantize` is that of the weights
+    ("int8", "int4" or None), `quantized_cache` keeps the cache as int8, and `holes` is the memory lost to
+    fragmentation, as a share of the activations."""
     chunk = min(CHUNK, length)
     cache = cache_bytes(config, rows, length, dtype, quantized=quantized_cache, chunk=chunk)
     activations = dry_step(config, 1, chunk).forward.peak * dtype.itemsize / 4
@@ -115,8 +117,8 @@ def generation_memory(
 
 
 def hidden_matrices(config: DecoderConfig) -> Counter[tuple[int, ...]]:
-    """Count, by shape, the elements of the matrices inside a decoder's blocks, which the optimizer Muon trains; a shape
-    and its transpose count as the same."""
+    """Count the elements of the matrices inside a decoder's blocks, which the optimizer Muon trains, by matrix shape
+    (smaller size, larger size); a shape and its transpose count as the same."""
     elements: Counter[tuple[int, ...]] = Counter()
     *blocks, _ = modules(config)
     for block, count in blocks:
@@ -143,9 +145,10 @@ def training_memory(
     recompute: bool = False,
     holes: float = HOLES,
 ) -> TrainingMemory:
-    """Compute the memory of training with `loss` on batches of `rows` windows of `length` tokens, as a Trainer
-    allocates it in a precision and with an optimizer ("adamw" or "muon"). With `recompute`, only the inputs of blocks
-    are kept for the backward; `holes` is the share of memory lost to gaps."""
+    """Compute the memory of training on batches of `rows` windows of `length` tokens, as a Trainer allocates it; `loss`
+    is the function of model and batch that it minimizes, `precision` such as "fp32" or "bf16", `optimizer` "adamw" or
+    "muon". With `recompute`, only the inputs of blocks are kept for the backward; `holes` is the memory lost to
+    fragmentation, as a share of activations, gradients and temporary tensors."""
     dry = dry_step(config, rows, length, loss=loss, autocast=AUTOCAST[precision], recompute=recompute)
     gradients, transient = 4 * parameters(config), dry.step.peak
     if optimizer == "muon":
@@ -157,8 +160,8 @@ def training_memory(
 
 
 def most(needed: Callable[[int], float], memory: float, limit: int) -> int:
-    """Find the greatest number from 0 to `limit`, such as a batch size, for which `needed(number)` is at most `memory`.
-    `needed` must not decrease."""
+    """Find the greatest number from 0 to `limit`, such as a batch size, whose memory `needed(number)` is at most
+    `memory` bytes; a larger number must not need less."""
     low, high = 0, limit + 1
     while high - low > 1:
         middle = (low + high) // 2

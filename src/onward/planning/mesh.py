@@ -20,9 +20,9 @@ LOOKUP = 9  # bytes that a divided embedding keeps of a token: its row, and whet
 
 
 def narrowed(config: DecoderConfig, tensor: int) -> DecoderConfig:
-    """Return a decoder with the activations of one of `tensor` processes that divide the layers: it has one process's
-    heads and feed-forward units, and its part of the vocabulary if that is divided. Key/value heads are repeated if
-    there are fewer than processes."""
+    """Return the configuration of a decoder whose activations are those of one process of tensor parallelism over
+    `tensor` processes: it has one process's heads and feed-forward units, and its part of the vocabulary if that is
+    divided. Key/value heads are repeated if there are fewer than processes."""
 
     def experts(part: Any) -> Any:
         if not isinstance(part, Experts):
@@ -52,9 +52,9 @@ def device_memory(
     recompute: bool = False,
     holes: float = HOLES,
 ) -> TrainingMemory:
-    """Compute the memory of training on the device that needs the most in a mesh of devices, with batches of `rows`
-    windows of `length` tokens per device; options as in `training_memory`. Raises a UserError for a decoder that the
-    mesh cannot divide."""
+    """Compute the memory of training on a mesh of devices, for the device that needs the most, with batches of `rows`
+    windows of `length` tokens per device; the other arguments are those of `training_memory`. Raises a UserError for a
+    decoder that the mesh cannot divide."""
     options: dict[str, Any] = {"precision": precision, "optimizer": optimizer, "recompute": recompute, "holes": holes}
     if mesh.count == 1:
         return training_memory(config, rows, length, loss, **options)
@@ -98,8 +98,9 @@ def device_memory(
 
 
 def with_norms(dry: DryStep, config: DecoderConfig, tensor: int, tokens: int) -> DryStep:
-    """Add the queries and keys of other processes to a step, which the norms that see all heads keep, before and after,
-    until the backward of their layer."""
+    """Return the memory of a dry step of tensor parallelism over `tensor` processes with the gathered queries and keys
+    of other processes added. Norms of queries or keys that see all heads keep them, for `tokens` tokens, until the
+    backward of their layer."""
     heads = config.n_heads + config.n_kv_heads - config.n_heads // tensor - max(1, config.n_kv_heads // tensor)
     attention = (at(config.attention, layer) for layer in range(config.n_layers))
     norms = [part.qk_norm if isinstance(part, SelfAttention) else "none" for part in attention]
@@ -114,8 +115,9 @@ def with_norms(dry: DryStep, config: DecoderConfig, tensor: int, tokens: int) ->
 
 
 def orthogonalizing(of_decoder: list[Group], count: int) -> int:
-    """Compute the most bytes that Muon needs to orthogonalize the matrices of one shape: those that one of `count`
-    processes orthogonalizes, and one result of each process. `of_decoder` are the decoder's parameters."""
+    """Compute the most bytes that the optimizer Muon needs at one time to orthogonalize the matrices of one shape,
+    which `count` processes divide: those of one process, and one result from each process. `of_decoder` are the
+    decoder's parameters."""
     return max(
         ORTHOGONAL * -(-number // count) * math.prod(shape) + 2 * count * math.prod(shape)
         for shape, number in matrices_by_shape(of_decoder).items()
@@ -123,8 +125,8 @@ def orthogonalizing(of_decoder: list[Group], count: int) -> int:
 
 
 def with_buckets(dry: DryStep, config: DecoderConfig) -> DryStep:
-    """Return the memory of a dry step changed to that of a replica, whose gradients are allocated, in buckets, when the
-    step begins instead of during the backward."""
+    """Return the memory of a dry step changed to that of a replica in data parallelism (DDP): its gradients are
+    allocated when the step begins, in buckets (joined tensors), not during the backward."""
     made, total, order = (
         [4 * size(module) for module, _ in modules(config)],
         4 * parameters(config),
@@ -139,15 +141,15 @@ def with_buckets(dry: DryStep, config: DecoderConfig) -> DryStep:
 
 
 def kind_of_layers(config: DecoderConfig) -> list[int]:
-    """Return for each layer the index in `modules(config)` of the block that stands for it."""
+    """Return, for each layer, the index in the list `modules(config)` of the block with the same components."""
     numbers = {layer: i for i, layers in enumerate(kinds(config)) for layer in layers}
     return [numbers[layer] for layer in range(config.n_layers)]
 
 
 def with_gathers(dry: DryStep, part: DecoderConfig, of_decoder: list[Group], width: int) -> DryStep:
-    """Return the memory of a dry step of the decoder `part` changed to that of a shard: with the weights that it
-    gathers and the gradients that it reduces. `of_decoder` are the decoder's parameters, `width` the bytes of a
-    gathered element of a block.
+    """Return the memory of a dry step of the decoder `part` changed to that of a process with shards of the weights
+    (FSDP): with the weights that it gathers and the gradients that it reduces. `of_decoder` are the decoder's
+    parameters, `width` is the number of bytes of a gathered element of a block.
 
     The embedding, the last norm and the head are gathered in fp32 for the whole step. Of the blocks, two are gathered
     at a time, and in the backward there are the fp32 gradients of one more, until they are summed.

@@ -26,8 +26,8 @@ def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
 
 
 def kinds(config: DecoderConfig) -> list[list[int]]:
-    """Group the layer numbers of a decoder by kind of block (layers with the same components), in the order of first
-    appearance."""
+    """Group the layer numbers of a decoder by kind of block (layers with the same components), as lists, in the order
+    of first appearance."""
     slots, layers_of = (
         (config.block, config.attention, config.mlp, config.norm, config.position),
         dict[object, list[int]](),
@@ -60,7 +60,8 @@ def idle(module: nn.Module) -> int:
 
 
 def biases(config: DecoderConfig) -> str:
-    """List the layers of a decoder that have a bias, such as `q, k, v, out, mlp, norms`; "none" without any."""
+    """Return the layers of a decoder that have a bias, as a text such as `q, k, v, out, mlp, norms`; "none" if there
+    are none."""
     trained = [name for module, _ in modules(config) for name, p in module.named_parameters() if p.requires_grad]
     names = [name.split(".") for name in trained]
     owners = dict.fromkeys(owner(path) for *path, leaf in names if leaf.endswith("bias"))
@@ -68,15 +69,15 @@ def biases(config: DecoderConfig) -> str:
 
 
 def owner(path: list[str]) -> str:
-    """Return the name under which `biases` lists a bias, from the names on the path to its module: all norms share a
-    name, and so do the projections of a feed-forward."""
+    """Return the name under which `biases` lists a bias, given the names on the path to its module in the decoder: all
+    norms share one name, and so do the projections of a feed-forward."""
     if any(name.endswith("norm") for name in path):
         return "norms"
     return "mlp" if path[0] == "mlp" and path[-1] != "router" else path[-1]
 
 
 def cache_bytes_per_token(config: DecoderConfig, bytes_per_number: int = 2, length: float = 0) -> int:
-    """Compute the bytes that the cache needs for the next token of a row of `length` tokens.
+    """Compute the bytes that the KV cache needs for one more token of a row that has `length` tokens.
 
     For self-attention, 2 * n_layers * n_kv_heads * d_head * bytes_per_number. A layer with a window needs none once the
     row is as long as the window.

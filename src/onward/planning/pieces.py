@@ -19,8 +19,8 @@ from onward.planning.parameters import modules
 
 @dataclass(frozen=True)
 class Piece:
-    """A parameter as the processes of a mesh divide it: its part in a process of the tensor axis, which is divided
-    again along the shard axis."""
+    """A parameter as the processes of a mesh divide it: each process of tensor parallelism has a part of it (`shape`),
+    which is divided again into shards (FSDP)."""
 
     full_shape: tuple[int, ...]  # shape of the parameter
     shape: tuple[int, ...]  # shape of the part that is sharded
@@ -31,47 +31,51 @@ class Piece:
 
     @property
     def full_size(self) -> int:
-        """The number of elements of the parameter."""
+        """The number of elements of the whole parameter."""
         return math.prod(self.full_shape)
 
     @property
     def size(self) -> int:
-        """The number of elements that all shards together have."""
+        """The number of elements of one process's part in tensor parallelism, over all its shards."""
         return math.prod(self.shape)
 
     @property
     def local(self) -> int:
-        """The number of elements of the first shard, which holds the most."""
+        """The number of elements of the first shard, which is the largest."""
         dim = shard_dim(self.shape, self.shards)
         return self.size // max(1, self.shape[dim]) * -(-self.shape[dim] // self.shards)
 
     @property
     def gathered(self) -> int:
-        """The number of elements of a gather of all shards, with those that pad unequal shards."""
+        """The number of elements of a gather of all shards, including the padding that makes unequal shards equally
+        long."""
         return self.local * self.shards
 
 
 @dataclass(frozen=True)
 class Group:
-    """The parameters that FSDP gathers together: those of a block, or those of the rest of a decoder."""
+    """The parameters that FSDP gathers together: those of a block (with the number of blocks of this kind, `count`), or
+    those of the rest of a decoder."""
 
     pieces: tuple[Piece, ...]
     count: int  # number of modules with these parameters
     is_block: bool
 
     def total(self, attribute: str, trained: bool = False) -> int:
-        """Sum an attribute of Piece, such as "local", over the parameters of one module; with `trained`, over the
-        trained ones."""
+        """Sum an attribute of Piece, given by name such as "local", over the parameters of one module; with `trained`,
+        over its trained parameters only."""
         return sum(getattr(piece, attribute) for piece in self.pieces if piece.trained or not trained)
 
     @property
     def matrices(self) -> int:
-        """The number of elements, of the matrices of one block that Muon trains, that a device holds."""
+        """The number of elements that one device holds of the matrices of one block that the optimizer Muon trains; 0
+        outside of blocks."""
         return sum(piece.local for piece in self.pieces if self.is_block and piece.trained and piece.matrix)
 
 
 def groups(config: DecoderConfig, mesh: Mesh) -> list[Group]:
-    """Return a decoder's parameters as a mesh divides them: a Group for each kind of block, and one for the rest."""
+    """Return a decoder's parameters as the devices of a mesh divide them: a Group for each kind of block, and last a
+    Group for the embedding, final norm and head."""
     all_modules = modules(config)
     rest, _ = all_modules[-1]
     return [Group(tuple(pieces_of(module, mesh)), count, module is not rest) for module, count in all_modules]
@@ -98,8 +102,8 @@ def pieces_of(module: nn.Module, mesh: Mesh) -> Iterator[Piece]:
 
 
 def matrices_by_shape(of_decoder: list[Group]) -> Counter[tuple[int, ...]]:
-    """Count the matrices that Muon trains in a decoder by shape, (O, I) or, for stacks, (X, O, I); a shape and its
-    transpose count as the same."""
+    """Count the matrices that the optimizer Muon trains in a decoder by shape, (O, I) or, for stacks of experts, (X, O,
+    I); a shape and its transpose count as the same. `of_decoder` are the decoder's parameters."""
     alike = Counter[tuple[int, ...]]()
     for group in of_decoder:
         for piece in group.pieces if group.is_block else ():

@@ -39,8 +39,8 @@ def decoder_of(name: str, others: Iterable[str] = ()) -> DecoderConfig:
 
 
 def lineage(name: str) -> list[str]:
-    """List a published release, the release that its design derives from, and so on to the first one. A folder stands
-    alone."""
+    """List a published release, the release from which its design derives, and so on to the first one, by name. A
+    folder with a model has no ancestors."""
     chain = [name]
     while chain[-1] in presets() and presets()[chain[-1]].ancestor:
         chain.append(presets()[chain[-1]].ancestor)
@@ -48,7 +48,8 @@ def lineage(name: str) -> list[str]:
 
 
 def step(before: str, after: str) -> dict[str, Any]:
-    """Return the differences between two releases or folders as a JSON object."""
+    """Return the differences between two releases or model folders, `before` and `after`, as a JSON object with the
+    keys "before", "after" and "changes"."""
     changes = differences(find(before)[1], find(after)[1])
     return {"before": before, "after": after, "changes": [asdict(change) for change in changes]}
 
@@ -59,7 +60,7 @@ def steps(name: str) -> list[dict[str, Any]]:
 
 
 def catalog() -> Iterator[dict[str, Any]]:
-    """Yield every family of published models, as a JSON object with its releases and their sizes."""
+    """Yield every family of published models as a JSON object with its releases and their sizes."""
     for name, module in sorted(modules().items()):
         entries = [
             {

@@ -39,7 +39,7 @@ MOST = 1 << 26  # weights of a layer that calibrates, which no cache of a proces
 
 @dataclass(frozen=True)
 class Generation:
-    """The result of one measured generation: for each prompt, the new tokens, and the seconds from the start of the
+    """The result of one timed generation: for each prompt, the new token ids, and the seconds from the start of the
     call to each of them."""
 
     tokens: list[list[int]]
@@ -47,12 +47,12 @@ class Generation:
 
     @property
     def first(self) -> float:
-        """The seconds until every prompt has its first token."""
+        """The seconds from the start until every prompt has its first new token (prefill)."""
         return max(times[0] for times in self.seconds)
 
     @property
     def total(self) -> float:
-        """The seconds until the last token."""
+        """The seconds from the start until the last token of all prompts."""
         return max(times[-1] for times in self.seconds)
 
     @property
@@ -64,8 +64,8 @@ class Generation:
 
 
 def serve(engine: Engine, requests: Sequence[Request], limit: float = float("inf")) -> Generation:
-    """Run requests in an engine at the same time, and return their tokens with times. After `limit` seconds they are
-    canceled, once each has four tokens after its first. Raises the error of a request that failed."""
+    """Run requests in an engine at the same time, and return their tokens with times. After `limit` seconds the
+    requests are canceled, once each has more than `LEAST` tokens. Raises the error of a request that failed."""
     start, times = perf_counter(), {request: list[float]() for request in requests}
     for request in requests:
         engine.add(request)
@@ -85,8 +85,8 @@ def weights(model: nn.Module) -> list[Tensor]:
 
 
 def read_bytes(model: nn.Module, embed: nn.Module) -> int:
-    """Count the bytes of the weights that a decoding step reads: all but the embedding `embed`, of which it reads one
-    row per token, unless it is also the head."""
+    """Count the bytes of a model's weights that a decoding step reads: all but those of the embedding `embed`, of which
+    a step reads one row per token, unless the embedding is also the output head."""
     tables = {id(p) for p in embed.parameters()}
     shared = sum(id(p) in tables for _, p in model.named_parameters(remove_duplicate=False)) > len(tables)
     return sum(tensor.nbytes for tensor in weights(model) if shared or id(tensor) not in tables)
@@ -94,8 +94,8 @@ def read_bytes(model: nn.Module, embed: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """The measured limits of the machine: bytes per second of memory, and floating-point operations per second by
-    dtype."""
+    """The measured limits of the machine: bytes that it reads from memory per second, and floating-point operations per
+    second by dtype."""
 
     bandwidth: float
     flops: Mapping[torch.dtype, float]
@@ -103,8 +103,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class Speed:
-    """The measured speed of a model in one precision and batch size: tokens per second, and the shares of the machine's
-    limits."""
+    """The measured speed of a model in one precision and batch size: tokens per second in prefill and decoding, and the
+    shares of the machine's limits that they reach."""
 
     precision: Precision
     batch: int
@@ -121,8 +121,8 @@ def measure(
     model: Decoder, precision: Precision, batch: int, *, prompt: int, new: int, seconds: float, limits: Limits
 ) -> Speed:
     """Measure greedy generation of `new` tokens for `batch` random prompts of `prompt` tokens: the median of up to five
-    runs that take about `seconds` seconds in total, after one warm-up run. `precision` names the weights in the result;
-    `limits` are those of the machine, for the shares."""
+    runs that take about `seconds` seconds in total, after one warm-up run. `precision` is the name of the weights'
+    format in the result; `limits` are the machine's, of which the result gives the shares reached."""
     config = model.config
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(config.vocab_size, (batch, prompt), generator=generator).tolist()
@@ -151,10 +151,10 @@ def measure(
 
 
 def step_seconds(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
-    """Measure the seconds of a decoding step of `rows` rows with few keys. `precision` of the weights is a dtype, int8
-    or int4.
+    """Measure the seconds of a decoding step of `rows` rows after short prompts. `precision` is that of the weights:
+    the name of a dtype, "int8" or "int4".
 
-    A large decoder is not run itself: the time is that of its linear layers, plus the time per layer and row of a
+    A large decoder is not run itself: the result is the time of its linear layers, plus the time per layer and row of a
     decoder with tiny linear layers.
     """
     if parameters(config) <= LARGEST:
@@ -166,8 +166,8 @@ def step_seconds(config: DecoderConfig, precision: str, rows: int, device: torch
 
 
 def trial(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
-    """Measure the tokens per second that a decoder with random weights decodes in `rows` rows. `precision` is a dtype,
-    int8 or int4."""
+    """Measure the tokens per second, over all `rows` rows, at which a decoder with random weights decodes. `precision`
+    is that of the weights: the name of a dtype, "int8" or "int4"."""
     dtype = DTYPES.get(precision, torch.bfloat16)
     model = Decoder(config).eval().to(device, dtype)
     if precision not in DTYPES:

@@ -39,8 +39,9 @@ def read_table(path: Path) -> list[Run]:
 
 
 def of_row(row: Mapping[str | None, Any], columns: Mapping[str, str], where: str) -> Run:
-    """Parse a row of a table as a run. `columns` gives the column of each quantity; `where` names the line in errors.
-    Raises a UserError for a missing value, or one that is not a number."""
+    """Return the run that a row of a table describes. `columns` maps each quantity (parameters, tokens or flops, loss)
+    to the name of its column; `where` names the line in errors. Raises a UserError for a missing value, or one that is
+    not a number."""
     if None in row:
         raise UserError(f"{where} has more cells than the first line names columns: write numbers without commas")
     numbers = {}
@@ -62,27 +63,28 @@ BYTES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 1 << 10, "mi": 
 
 
 def amount(text: str, name: str) -> float:
-    """Parse a number such as 1e9, 1.5B or 300M. Raises a UserError, with the option `name`, for other texts."""
+    """Parse a number such as 1e9, 1.5B or 300M. Raises a UserError for other texts; `name` is the option whose value it
+    is, for the message."""
     return number_with(text, UNITS, f"{name} is {text!r}: write a positive number, such as 1e9, 1.5B or 300M")
 
 
 def byte_count(text: str, name: str) -> float:
-    """Parse bytes, or bytes per second, such as 24GiB, 80GB or 3.35TB/s. Raises a UserError, with the option `name`,
-    for other texts."""
+    """Parse a number of bytes, or of bytes per second, such as 24GiB, 80GB or 3.35TB/s. Raises a UserError for other
+    texts; `name` is the option whose value it is, for the message."""
     plain = text.strip().lower().removesuffix("/s").removesuffix("b")
     return number_with(plain, BYTES, f"{name} is {text!r}: write a positive number of bytes, such as 24GiB or 80GB")
 
 
 def operations(text: str, name: str) -> float:
-    """Parse operations per second such as 989T, 989TFLOPS or 9.89e14. Raises a UserError, with the option `name`, for
-    other texts."""
+    """Parse operations per second such as 989T, 989TFLOPS or 9.89e14. Raises a UserError for other texts; `name` is the
+    option whose value it is, for the message."""
     plain = re.sub("flop(s|/s)?$", "", text.strip().lower())
     return number_with(plain, UNITS, f"{name} is {text!r}: write operations per second, such as 989T or 9.89e14")
 
 
 def number_with(text: str, units: Mapping[str, float], message: str) -> float:
-    """Parse a positive number followed by one of `units` (factor by name). Raises a UserError with `message` for any
-    other text."""
+    """Parse a positive number that may be followed by one of `units`, a dict from the unit to its factor. Raises a
+    UserError with `message` for any other text."""
     match = re.fullmatch(r"(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*([a-z]*)", text.strip().lower())
     value = float(match[1]) * units.get(match[2], math.nan) if match else math.nan
     if not (math.isfinite(value) and value > 0):

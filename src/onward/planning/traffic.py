@@ -30,7 +30,8 @@ SUM, GATHER, SCATTER = "all-reduce", "all-gather", "reduce-scatter"
 
 @dataclass(frozen=True)
 class Collective:
-    """The communication of one kind (such as all-reduces) for one purpose in a training step, as one device sees it."""
+    """The communication of one kind (such as all-reduces) for one purpose in a training step of a mesh of devices, as
+    one device takes part in it."""
 
     axis: str  # mesh axis along which the devices communicate; "": all devices
     kind: str
@@ -41,7 +42,7 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """The bytes that a device sends, with the ring algorithm."""
+        """The bytes that one device sends in all calls, if the devices use the ring algorithm."""
         return (2 if self.kind == SUM else 1) * (self.devices - 1) / self.devices * self.bytes
 
 
@@ -89,9 +90,10 @@ def of_replicas(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
 def of_tensor(
     config: DecoderConfig, mesh: Mesh, rows: int, length: int, precision: str, recompute: bool
 ) -> Iterator[Collective]:
-    """Yield the communication of the tensor axis in a step: sums of the outputs of attention and feed-forward, of the
-    gradients of their inputs, and of the gradients of parameters that each device keeps undivided; and the sums of a
-    divided vocabulary."""
+    """Yield the communication of tensor parallelism in a step: sums of the outputs of attention and feed-forward, of
+    the gradients of their inputs, and of the gradients of parameters that each device keeps undivided; gathers of
+    queries and keys for norms over all heads; and the sums of a divided vocabulary. `recompute` repeats the forward of
+    blocks in the backward."""
     make, n = partial(Collective, "tensor", SUM), mesh.tensor
     layers, embedded, before_head = branches_of(config, rows, length, precision)
     outputs = [size for layer in layers for size in layer.outputs]
@@ -120,8 +122,9 @@ def of_tensor(
 
 
 def of_norms(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Iterator[Collective]:
-    """Yield the gathers of queries and keys for norms that see all heads, and the sums of their gradients. `width` is
-    the bytes of one element for each token, `again` the number of forwards in a step."""
+    """Yield the gathers of queries and keys in tensor parallelism, for norms that see all heads, and the sums of their
+    gradients. `width` is the number of bytes that one element takes in all tokens of a batch, `again` the number of
+    forwards in a step."""
     n, calls, numbers = mesh.tensor, 0, 0
     for layer in range(config.n_layers):
         part = at(config.attention, layer)
@@ -134,16 +137,17 @@ def of_norms(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Itera
 
 @dataclass
 class Branches:
-    """The bytes of the outputs and of the inputs of the attention and the feed-forward of a block, in their order.
-    `ends_early` says that a recomputation of the block stops before the last of these outputs, which no backward
-    reads."""
+    """The bytes of the outputs and of the inputs of the attention and the feed-forward of one block, in the order in
+    which they run. `ends_early` says that a recomputation of the block stops before the last of these outputs, which no
+    backward reads."""
 
     outputs: list[int] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     ends_early: bool = False
 
     def note(self, module: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
-        """Record the sizes of an attention or a feed-forward that has run; a forward hook."""
+        """Record the sizes of the input and output of an attention or a feed-forward that has run; a forward hook,
+        whose arguments are the module, its inputs (`given`) and its output."""
         self.outputs.append(output.nbytes)
         self.inputs.append(given[0].nbytes)
         self.ends_early = True
@@ -154,8 +158,9 @@ class Branches:
 
 
 def branches_of(config: DecoderConfig, rows: int, length: int, precision: str) -> tuple[list[Branches], int, int]:
-    """Return the sizes of the attention and the feed-forward of each layer, and the bytes of the embeddings and of the
-    inputs of the head, from a forward in a dry run of two blocks of each kind."""
+    """Return the sizes of the attention and the feed-forward of each layer in a batch of `rows` windows of `length`
+    tokens, the bytes of the embeddings, and the bytes of the inputs of the head. They are measured in a dry run of the
+    forward with two blocks of each kind."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)
@@ -173,8 +178,8 @@ def branches_of(config: DecoderConfig, rows: int, length: int, precision: str) -
 
 
 def of_muon(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
-    """Yield the communication of Muon in a step, in bf16: gathers of each matrix's update from its parts, and of the
-    orthogonalized matrices, each of which one of all devices computes."""
+    """Yield the communication of the optimizer Muon in a step, in bf16: gathers of the parts of each matrix's update,
+    and gathers of the orthogonalized matrices, each of which is computed by one of all devices."""
     of_decoder, parts, calls = groups(config, mesh), Counter[str](), Counter[str]()
     for group in of_decoder:
         for piece in group.pieces if group.is_block else ():
@@ -192,8 +197,8 @@ def of_muon(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
 
 
 def of_numbers(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
-    """Yield the collectives that sum small numbers over the processes in a step: counts of targets, the loss, the norm
-    of the gradient if shards or a tensor axis divide the gradient, and the tokens of each expert."""
+    """Yield the collectives that sum single numbers over the processes in a step: counts of targets, the loss, the norm
+    of the gradient (if shards or tensor parallelism divide the gradient), and the numbers of tokens of each expert."""
     calls = 3 if mesh.divides else 2
     yield Collective("", SUM, "numbers of targets, loss, norm", mesh.count, calls, 8 * (calls + 1))
     counts = [part.count for part in mlps(config) if isinstance(part, Experts)]
