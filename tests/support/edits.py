@@ -17,6 +17,7 @@ from onward.config.lora import LoRA
 from onward.model.attention import Attend, SelfAttentionModule
 from onward.model.decoder import Decoder
 from onward.model.norms import RMSNormModule
+from onward.model.positions import rotary
 from onward.transforms.lora import adapters_of, add_lora, merge_lora
 from onward.transforms.quantize import quantize_model
 
@@ -123,8 +124,12 @@ def attribute(path: str, name: str, value: object) -> Edit:
     return lambda model, stack: setattr(model.get_submodule(path), name, value)
 
 
-def turned(x: Any) -> Any:
-    return x and (x[0], -x[1])
+def turned(model: Decoder, stack: ExitStack) -> None:
+    def rotation(part: Rotary, *inputs: Any) -> Any:
+        cos, sin = rotary(part, *inputs)
+        return cos, -sin
+
+    patched(stack, Rotary, "rotation", rotation)
 
 
 def swapped(model: Decoder, stack: ExitStack) -> None:
@@ -199,7 +204,7 @@ WATCHED: dict[str, Edit] = {  # seen or changed from outside
     "method of a module": own_project,
     "forward of a class": of_class(RMSNormModule, "forward", last),
     "method of a class": of_class(SelfAttentionModule, "project", lambda qkv: (-qkv[0], *qkv[1:])),
-    "function of a part": of_class(Rotary, "rotation", turned),
+    "function of a part": turned,
     "onward.edit": lambda model, stack: stack.enter_context(onward.edit(model, {"blocks.0": last})),
     "autocast": lambda model, stack: stack.enter_context(torch.autocast("cpu", torch.bfloat16)),
     "a function mode": lambda model, stack: stack.enter_context(Function()),
