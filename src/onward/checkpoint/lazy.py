@@ -16,7 +16,8 @@ from onward.model.decoder import Decoder
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """Tensors by name, each read by a function of `reads` whenever it is looked up, and not kept."""
+    """A mapping of tensors by name that are not kept in memory: each lookup calls the function of this name in `reads`,
+    which reads the tensor."""
 
     def __init__(self, reads: Mapping[str, Callable[[], Tensor]]) -> None:
         self.reads = reads

@@ -188,22 +188,22 @@ def checked_rows(
     start: int,
     end: int,
 ) -> Tensor:
-    """Read rows `start` to `end` of a stored tensor. Raises a UserError, which names the tensor by `name`, if an
-    element is not finite, unless `allow_nonfinite`."""
+    """Read the rows from `start` to `end` (excluded) of a stored tensor, converted to `dtype` on `device`. Raises a
+    UserError, which names the tensor by `name`, if an element is not finite, unless `allow_nonfinite`."""
     part = source.rows(start, end).to(device, dtype)
     check(part, name, allow_nonfinite)
     return part
 
 
 def rows_of(tensor: Tensor, start: int, end: int) -> Tensor:
-    """Return rows `start` to `end` of a tensor in memory; the counterpart of `checked_rows`, which reads rows from
-    disk."""
+    """Return the rows from `start` to `end` (excluded) of a tensor in memory; the counterpart of `checked_rows`, which
+    reads rows from disk."""
     return tensor[start:end]
 
 
 class ScratchBuffer:
-    """Memory that is reused for temporary tensors, which are copied to their final place: freed each time, they would
-    fragment the memory between the tensors that are kept."""
+    """Memory that is reused for temporary tensors, whose values are then copied elsewhere: temporary tensors that are
+    freed each time would fragment the memory between the tensors that are kept."""
 
     def __init__(self) -> None:
         self.bytes = torch.empty(0, dtype=torch.uint8)

@@ -81,8 +81,8 @@ def write_array(path: Path, array: np.ndarray) -> None:
 
 
 class Verdicts:
-    """The verdicts on the documents of all units of work, (N,): whether each document is kept, or why it is dropped. An
-    index is the number of a document among those of all units."""
+    """The verdicts on the documents of all units of work, (N,): for each document, a number that says that it is kept,
+    or for which reason it is dropped. An index counts the documents of all units, in order."""
 
     def __init__(self, folder: Path, units: int) -> None:
         self.folder, self.units = folder, range(units)
@@ -98,10 +98,11 @@ class Verdicts:
             return np.asarray(arrays[name])
 
     def drop_duplicates(self, exact: bool, near: float | None) -> None:
-        """Mark the duplicates among the documents that passed the filters; write NUMBER.verdicts.npy of each unit.
+        """Mark the duplicates among the documents that passed the filters; write NUMBER.verdicts.npy of each unit of
+        work.
 
-        With `exact`, equal documents are duplicates. `near` is a MinHash similarity between 0 and 1 from which on
-        documents are duplicates; None keeps near duplicates.
+        With `exact`, documents that equal an earlier one are duplicates. With a `near`, so are documents whose
+        similarity to an earlier one (by MinHash, from 0 to 1) is at least `near`; None keeps near duplicates.
         """
         continued, head, before = np.flatnonzero(self.verdicts == CONTINUED).tolist(), -1, -1
         if exact:

@@ -53,10 +53,10 @@ def columns_of(batch: Batch) -> list[dict[str, Any]]:
 
 
 class PackedExamples:
-    """The rows of examples of a fine-tuning run, epoch after epoch; row i is a pure function of the seed and i.
+    """The rows of examples that a fine-tuning run reads, epoch after epoch; row i is a pure function of the seed and i.
 
-    An epoch has every row once, shuffled, or in the order of the examples if the seed is None. A row has capacity for
-    `length` tokens of each sequence of an example; with `packed` it holds as many examples as fit, else one.
+    An epoch has every row once, shuffled, or in the order of the examples if the seed is None. With `packed`, a row
+    holds as many examples as fit into `length` tokens times the number of sequences per example, else one example.
     `by_example`: the loss is a mean over examples, not over targets.
     """
 

@@ -171,8 +171,8 @@ def parts_of(folder: Path) -> tuple[list[Path], dict[str, Any]]:
 
 
 def collect(part: Path, work: Path, number: int) -> None:
-    """Link or copy the files of the unit of work `number` from the folder `part` to the folder `work`. Raises a
-    UserError if a file is missing or has changed."""
+    """Link or copy the files of the unit of work `number` from `part`, the folder of one machine's share, to `work`,
+    the folder of the joined preparation. Raises a UserError if a file is missing or has changed."""
     record = read_json(part / "parts" / f"{number:05}.json")
     shard = record["shard"]
     files = [(f"parts/{path.name}", "") for path in (part / "parts").glob(f"{number:05}.*")]

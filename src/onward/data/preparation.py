@@ -165,16 +165,17 @@ class Preparation:
         write_json(self.part(unit, ".json"), record)
 
     def encoded(self, unit: Unit, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Encode `texts`, the kept documents of a unit of work: return the token ids, and the index after the last
-        token of each document that ends in the unit."""
+        """Encode `texts`, the kept documents of a unit of work. Returns (token ids, the index after the last token of
+        each document that ends in the unit)."""
         ids, ends = encode(self.tokenizer, texts, self.encoder[1])
         if texts and not unit.ends:
             ids, ends = ids[: len(ids) - (self.tokenizer.eos_id is not None)], ends[:0]
         return ids, ends
 
     def kept_of_encoded(self, unit: Unit, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the result of `encoded` for a unit of work that was encoded before its duplicates were known, cut from
-        its file .whole.npz; `kept` (N,) is whether each of its documents is kept. None without this file."""
+        """Return (token ids, ends of documents), as `encoded` does, for a unit of work that was encoded before
+        duplicates were known: its tokens in the file .whole.npz, without documents that are dropped now. `kept` (N,) is
+        whether each document of the unit is kept. None if there is no such file."""
         path = self.part(unit, ".whole.npz")
         if not path.exists():
             return None

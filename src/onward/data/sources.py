@@ -181,8 +181,8 @@ def stored_streams(sources: Sequence[Source], folder: Path, progress: Progress =
 
 
 def store(source: str, path: Path, progress: Progress, most: int | None = None) -> Stored:
-    """Copy the stream `source` to a file until the writer closes the stream. Raises a UserError if it has more than
-    `most` bytes, by default half of the free space."""
+    """Copy the stream `source` to the file `path` until the writer closes the stream. Raises a UserError if the stream
+    has more than `most` bytes, by default half of the free space."""
     name, done = stream_name(source), 0
     with atomic_write(path) as new, open(new, "wb") as file:
         most = shutil.disk_usage(new.parent).free // 2 if most is None else most

@@ -72,7 +72,7 @@ def parallelize(
 
 def shard(model: Any, mesh: DeviceMesh, precision: str) -> None:
     """Divide the parameters, gradients and optimizer state of a decoder over the last axis of a mesh, block by block
-    (FSDP2). Gradients are summed, not averaged."""
+    (FSDP2); with `precision` "bf16" the weights of blocks are gathered in bf16. Gradients are summed, not averaged."""
     low: Any = torch.bfloat16 if precision == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=model.dtype, cast_forward_inputs=False)
     count = mesh.size(-1)
@@ -209,8 +209,8 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float) -> float:
 
 
 def norm_of(tensors: Sequence[Tensor]) -> float:
-    """Compute the norm of all elements of several tensors. All processes must call this together if the tensors are
-    divided."""
+    """Compute the norm of all elements of several tensors, such as gradients, as one vector. All processes must call
+    this together if the tensors are divided."""
     norms = torch.stack([*map(torch.linalg.vector_norm, map(local, tensors))]).double()
     square = (norms * torch.tensor([is_first_holder(t) for t in tensors], device=norms.device)).square().sum()
     if any(isinstance(tensor, DTensor) for tensor in tensors):

@@ -58,7 +58,7 @@ def divided(full: Tensor, like: Tensor) -> Tensor:
 
 
 def from_part(part: Tensor, like: DTensor) -> DTensor:
-    """Return the DTensor, divided as `like` is, of which `part` is the part of this process."""
+    """Return the DTensor, divided as `like` is and of the same shape, whose part in this process is `part`."""
     shape, stride = like.shape, like.stride()
     return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
 
@@ -85,8 +85,8 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def full_tensor(part: Tensor, like: Tensor) -> Tensor:
-    """Return the full tensor, of which each process has a part, divided as `like` is. All these processes must call
-    this together."""
+    """Return the full tensor that the processes hold divided as `like` is; `part` is the part of this process. All
+    these processes must call this together."""
     divisions, shapes = splits(like), [like.shape]
     for dim, parts, index, _ in divisions:
         shapes.append(piece(torch.empty(shapes[-1], device="meta"), dim, parts, index).shape)

@@ -36,7 +36,7 @@ class Replicas:
         return cls(distributed.get_rank(), distributed.get_world_size())
 
     def share(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yield the items of this process: item i belongs to rank i modulo the number of processes."""
+        """Yield the items that this process computes: item i belongs to the rank i modulo the number of processes."""
         return islice(items, self.rank, None, self.count)
 
     def together(self, name: str, work: Callable[[], T]) -> list[T]:

@@ -205,9 +205,9 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
 
 
 def rules_of(name: str, branch: nn.Module, n: int) -> dict[tuple[nn.Module, str], Rule | None]:
-    """Return how n processes divide each parameter of a branch (attention or feed-forward), by module and name: a Rule,
-    or None if each process keeps the whole parameter. Raises a UserError, with the branch's `name`, for a module or a
-    parameter that is unknown here."""
+    """Return how `n` processes divide each parameter of a branch (attention or feed-forward), as a dict by (module,
+    name of the parameter): a Rule, or None if each process keeps the whole parameter. Raises a UserError, with the
+    branch's `name`, for a module or a parameter that is unknown here."""
     if type(branch) not in TABLE or (isinstance(branch, SelfAttentionModule) and isinstance(branch.out, nn.Identity)):
         raise UserError(f"{name}, a {type(branch).__name__}, has no rule for tensor parallelism: use tensor=1")
     rules: dict[tuple[nn.Module, str], Rule | None] = {}
@@ -221,8 +221,9 @@ def rules_of(name: str, branch: nn.Module, n: int) -> dict[tuple[nn.Module, str]
 
 
 def rules_of_vocabulary(model: Decoder, n: int) -> dict[tuple[nn.Module, str], Rule | None]:
-    """Return how n processes divide the embedding and the head, as `rules_of` does: by rows, or not at all if n does
-    not divide the vocabulary or one of them has adapters."""
+    """Return how `n` processes divide the embedding and the head, as a dict of Rules by (module, name of the
+    parameter): by rows; {} (not at all) if `n` does not divide the size of the vocabulary, or if one of them has
+    adapters."""
     modules = model.embed, model.head
     if not divides_vocabulary(model.config, n) or any(module._modules for module in modules):
         return {}
@@ -230,7 +231,8 @@ def rules_of_vocabulary(model: Decoder, n: int) -> dict[tuple[nn.Module, str], R
 
 
 def as_dtensor(parameter: nn.Parameter, rule: Rule | None, mesh: DeviceMesh) -> nn.Parameter:
-    """Return a parameter as a DTensor on a mesh, divided by a rule; this process keeps its part. None: replicated."""
+    """Return a parameter as a DTensor on a mesh, divided by a rule; this process keeps its part. The rule None
+    replicates the parameter."""
     split = None if rule is None else rule.split
     part = parameter.detach()
     if split is not None:
@@ -242,8 +244,8 @@ def as_dtensor(parameter: nn.Parameter, rule: Rule | None, mesh: DeviceMesh) -> 
 
 
 def narrow(branch: nn.Module, rules: dict[tuple[nn.Module, str], Rule | None], n: int) -> None:
-    """Reduce the sizes that the modules of a branch (attention or feed-forward) keep, such as the number of heads, to
-    those of one of `n` processes."""
+    """Reduce the sizes that the modules of a branch (attention or feed-forward) store as attributes, such as the number
+    of heads, to those of one of `n` processes; `rules` are those of `rules_of`."""
     for module in branch.modules():
         rule = rules.get((module, "weight"))
         if isinstance(module, Linear) and rule is not None:

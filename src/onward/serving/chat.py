@@ -186,8 +186,8 @@ def template_of(served: Served) -> str:
 
 
 class Reply:
-    """The reply to a request of /v1/chat/completions, made from the updates of its answers: one JSON object (`as_json`)
-    or, for a stream, server-sent events (`events`)."""
+    """The reply to a request of /v1/chat/completions, made from the updates of its answers (the tokens and text that
+    each step of the engine adds): one JSON object (`as_json`) or, for a stream, server-sent events (`events`)."""
 
     def __init__(self, body: ChatRequest, served: Served, job: Job, tools: Tools) -> None:
         self.body, self.served, self.job, self.tools = body, served, job, tools
@@ -232,7 +232,8 @@ class Reply:
         return event({**self.head, "object": "chat.completion.chunk", "choices": choices, **more})
 
     async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[str]:
-        """Yield the reply as server-sent events; `batches` are the updates of its answers as they grow."""
+        """Yield the reply as server-sent events while its answers grow; `batches` are the lists of their updates, each
+        the tokens and text that one step of the engine adds."""
         for index in range(len(self.texts)):
             delta = {"role": "assistant", "content": ""}
             yield self.chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])

@@ -59,8 +59,8 @@ class Metrics(Collector):
         ]
 
     def step(self, engine: Engine, new: list[tuple[Answer, int]]) -> None:
-        """Count the new tokens of an engine's step, given as pairs (answer, token id); called in the engine's
-        thread."""
+        """Count the new tokens of an engine's step, given as pairs (request of the engine, token id); called in the
+        engine's thread."""
         if not new:
             return
         now, before = perf_counter(), self.last_step.get(id(engine))

@@ -141,8 +141,8 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
 
 
 def row_counts(engine: Engine) -> range:
-    """Return the numbers of rows for which the server compiles decoding steps before they are needed: on a CPU, where
-    each takes about 0.1 s, up to MOST_COMPILED; else only 1."""
+    """Return the range of batch sizes (rows decoded at once) for which the server compiles decoding steps before they
+    are needed: on a CPU, where each takes about 0.1 s, from 1 to MOST_COMPILED; elsewhere only 1."""
     on_cpu = engine.model.device.type == "cpu"
     return range(1, min(engine.scheduler.rows, MOST_COMPILED if on_cpu else 1) + 1)
 

@@ -233,7 +233,8 @@ class Reply:
         ]
 
     def grown(self, content: str) -> list[str]:
-        """Add text to the message of the reply, which is begun if necessary; return the server-sent events."""
+        """Add `content`, new text, to the message of the reply, which is begun if necessary; return the server-sent
+        events."""
         if not content:
             return []
         events = [] if self.is_open else self.opened()

@@ -193,7 +193,8 @@ class Service:
 
 
 async def checked(job: Job) -> AsyncIterator[list[Update]]:
-    """Yield the updates of a job's answers; raises the exception of an answer that failed."""
+    """Yield lists of the updates of a job's answers; raises the exception of an answer that failed, instead of yielding
+    its update."""
     async for updates in job.updates():
         for update in updates:
             if update.error:

@@ -19,9 +19,9 @@ MOST_TOOLS = 128
 
 @dataclass(frozen=True)
 class Markers:
-    """The texts around the JSON of a tool call, as a family of models writes them. Without an `end`, calls run to the
-    end of the answer; a `begin` that is a control token has no text in the answer, so that a call may also begin at
-    once."""
+    """The texts before and after the JSON of a tool call, as a family of models writes them. Without an `end`, calls
+    run to the end of the answer. A `begin` that is a control token is not in the text of the answer, so that a call may
+    also begin directly with its JSON."""
 
     begin: str
     end: str = ""
@@ -84,8 +84,8 @@ class Tools:
         return "" if self.choice in ("none", "auto", "required") else self.choice
 
     def schema(self) -> dict[str, Any] | None:
-        """Return the JSON schema of an answer that must consist of tool calls, or of the arguments of the named tool;
-        None if the model chooses."""
+        """Return the JSON schema to which the whole answer is constrained: a list of tool calls or, if the request
+        names a tool, the arguments of this tool; None if the model chooses whether to call a tool."""
         if self.named:
             return next(parameters_of(function) for function in self.functions if function["name"] == self.named)
         if self.choice != "required":
@@ -122,8 +122,8 @@ def parameters_of(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def markers_of(template: str) -> Markers:
-    """Return the texts around a tool call that a model with this chat template writes, as found in the template's
-    source."""
+    """Return the texts around a tool call that a model with the chat template `template` writes, as found in the
+    template's source."""
     return next((markers for markers in MARKERS if markers.begin in template), BARE)
 
 

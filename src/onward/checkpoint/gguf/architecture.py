@@ -189,8 +189,8 @@ def layer_norm(keys: Keys, bias: bool = True) -> Parts:
 
 
 def self_attention(keys: Keys, **changes: Any) -> SelfAttention:
-    """Return the attention part for a GGUF file, with biases of queries, keys and values if the file has them;
-    `changes` are other fields of SelfAttention."""
+    """Return the attention part of a decoder's configuration for a GGUF file, with biases of queries, keys and values
+    if the file has them; `changes` are other fields of SelfAttention."""
     return SelfAttention(bias=keys.has("blk.0.attn_q.bias") or keys.has("blk.0.attn_qkv.bias"), **changes)
 
 
@@ -214,9 +214,9 @@ def expert_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def windowed(keys: Keys, part: SelfAttention, period: int, n_layers: int, window: int) -> tuple[SelfAttention, ...]:
-    """Return the attention of each of `n_layers` layers: `part` with a sliding window (`window` tokens unless the file
-    says otherwise), except in the last of each `period` layers, or by the file's own pattern if it has one. Raises a
-    UserError if the pattern lacks layers."""
+    """Return the attention of each of `n_layers` layers: `part` with a sliding window (of `window` tokens unless the
+    file gives a length), except in every `period`-th layer, which attends to the whole context; a pattern of layers in
+    the file replaces `period`. Raises a UserError if the pattern lacks layers."""
     pattern = keys.get("attention.sliding_window_pattern", period)
     window = keys.number("attention.sliding_window", window)
     if isinstance(pattern, int):

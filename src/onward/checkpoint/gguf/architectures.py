@@ -91,9 +91,10 @@ def gemma(keys: Keys, sizes: Parts) -> Parts:
 
 
 def gemma_layers(keys: Keys, sizes: Parts, largest: int, period: int, window: int, **changes: Any) -> Parts:
-    """Read the fields of DecoderConfig for a Gemma with norms after attention and feed-forward, and with windows in all
-    but the last of each `period` layers (`window`: the default length). A model of `largest` layers scales its
-    attention scores by its width; `changes` are other fields of SelfAttention."""
+    """Read the fields of DecoderConfig for a Gemma with norms before and after attention and feed-forward, and with
+    sliding windows in all layers but every `period`-th (`window`: their length in tokens unless the file gives it). A
+    model of `largest` layers scales its attention scores by its width divided by its heads; `changes` are other fields
+    of SelfAttention."""
     plain = sizes["n_layers"] != largest
     part = self_attention(keys, scale=None if plain else (sizes["d_model"] // sizes["n_heads"]) ** -0.5, **changes)
     layers = windowed(keys, part, period, sizes["n_layers"], window)

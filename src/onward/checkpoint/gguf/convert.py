@@ -159,7 +159,8 @@ def parameters(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor])
 
 
 def infos(plan: Plan) -> dict[str, TensorInfo]:
-    """Return a TensorInfo for each tensor of a plan, as if its header had been read from a file."""
+    """Return a TensorInfo for each tensor of a plan, by name, as if read from a header, so that the plan can be checked
+    like a file."""
     return {name: TensorInfo(Path(), 0, outline.type, outline.shape) for name, outline in plan.outlines.items()}
 
 
@@ -246,9 +247,9 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
-    """List in words the fields that differ between the configuration of a decoder (`ours`) and that of an architecture
-    (`theirs`); parts by layer, without repetition. `path` is the name of the compared field; "": both whole
-    configurations."""
+    """List in words the fields in which the configuration of a decoder (`ours`) and the configuration that llama.cpp
+    would compute (`theirs`) differ; parts are compared layer by layer, and equal lines occur once. `path` is the name
+    of the compared field; "": both are whole configurations."""
     if path == "":
         ours, theirs = fields.plain(ours), fields.plain(theirs)
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):

@@ -157,8 +157,8 @@ class Reader:
         return keys, tensors
 
     def outline(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Read the next entry in the file's list of tensors; return the tensor's name, shape, type code and offset.
-        Raises a UserError for an impossible shape."""
+        """Read the next entry in the file's list of tensors: return the tensor's (name, shape in torch's order, type
+        code, offset in the tensor data). Raises a UserError for an impossible shape."""
         name, count = self.text(), self.number("I")
         if count > MOST_DIMENSIONS:
             raise self.broken(f"tensor {name:.60} has {count} dimensions")
@@ -253,8 +253,8 @@ class Reader:
 
 
 class Keys(Mapping[str, Any]):
-    """The metadata keys of a GGUF file that belong to its architecture, without the architecture's name as prefix;
-    `has` looks up a tensor."""
+    """The metadata keys of a GGUF file that belong to its architecture, such as block_count for llama.block_count;
+    `has` tells whether the file has a tensor."""
 
     def __init__(self, header: Header) -> None:
         self.header, self.prefix = header, f"{header.architecture}."
@@ -269,8 +269,9 @@ class Keys(Mapping[str, Any]):
         return sum(1 for _ in self)
 
     def number(self, key: str, default: Any = None) -> Any:
-        """Return the number under a metadata key; a list with a value per layer counts if all its values are equal.
-        Raises a UserError if the key is missing and there is no default, or if the value is not a number."""
+        """Return the number under a metadata key, or `default` if the key is missing; a list of one value per layer
+        counts as a number if all its values are equal. Raises a UserError if the key is missing and there is no
+        default, or if the value is not a number."""
         value = self.get(key, default)
         if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]

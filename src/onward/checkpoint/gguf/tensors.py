@@ -22,11 +22,11 @@ QUANTIZED = torch.bfloat16  # the dtype of dequantized weights, unless another i
 
 
 def stored_tensors(tensors: Mapping[str, TensorInfo], shift: float = 0.0) -> dict[str, StoredTensor]:
-    """Return the tensors of a GGUF file, by name, to be read on request. `shift` is added to the weights of norms, in
-    fp32.
+    """Return the tensors of a GGUF file, by name, to be read on request. `shift` is added to the weights of norms when
+    they are read, in fp32: some architectures store them with an offset.
 
-    All get the dtype of most elements of matrices, since GGUF keeps norms and biases in fp32 in every file. Raises a
-    UserError if a tensor has a type that Onward does not read.
+    All tensors get the dtype that most elements of the file's matrices have, since GGUF keeps norms and biases in fp32
+    in every file. Raises a UserError if a tensor has a type that Onward does not read.
     """
     counts = Counter[torch.dtype]()
     for name, info in tensors.items():
@@ -58,7 +58,8 @@ def open_map(path: Path) -> mmap.mmap:
 
 
 def mapped(info: TensorInfo, map_of: Callable[[Path], mmap.mmap]) -> Tensor:
-    """Return a tensor that is not quantized, as a view of its memory-mapped file; `map_of` maps a file."""
+    """Return a tensor that is not quantized as a view of its memory-mapped file; `map_of` maps a file, given by its
+    path, into memory."""
     assert info.type.plain is not None
     numbers = math.prod(info.shape)
     return torch.frombuffer(map_of(info.path), dtype=info.type.plain, count=numbers, offset=info.offset).view(

@@ -117,9 +117,9 @@ def read_tokenizer(header: Header) -> Tokenizer | None:
 
 
 def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, int]]) -> Any:
-    """Build the byte-level tokenizer of a GGUF file (a `tokenizers.Tokenizer`). `keys` are its metadata keys without
-    "tokenizer.ggml."; `typed` are its tokens with their type codes. Raises a UserError for an unknown name of its split
-    patterns, and without merges."""
+    """Build the byte-level BPE tokenizer of a GGUF file (a `tokenizers.Tokenizer`). `keys` are the metadata keys whose
+    names begin with "tokenizer.ggml.", without this prefix; `typed` are the tokens with their type codes, by id. Raises
+    a UserError if the name of the patterns that split texts is unknown, or if there are no merges."""
     pre, merges = keys.get("pre", "default"), keys.get("merges")
     if pre not in PRE:
         raise UserError(

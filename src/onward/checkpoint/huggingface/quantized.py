@@ -39,9 +39,10 @@ def dequantized(hf: HF, stored: dict[str, StoredTensor]) -> dict[str, StoredTens
 
 
 def mxfp4(name: str, blocks: StoredTensor, scales: StoredTensor, config: Mapping[str, Any]) -> StoredTensor:
-    """Return the tensor `name` (experts, groups * 32, rows), stored as `blocks` (experts, rows, groups, 16) of two
-    elements per byte and `scales` (experts, rows, groups) that are exponents. It is transposed because GPT-OSS computes
-    x @ weight. Raises a UserError for other shapes or dtypes."""
+    """Return the tensor `name` (experts, groups * 32, rows) of GPT-OSS in MXFP4, to be dequantized when read. It is
+    stored as `blocks` (experts, rows, groups, 16), two elements per byte, and `scales` (experts, rows, groups), the
+    exponents of the groups, and is transposed since GPT-OSS computes x @ weight. `config` is the quantization_config.
+    Raises a UserError for other shapes or dtypes."""
     if (blocks.dtype, scales.dtype) != ("U8", "U8") or len(scales.shape) != 3 or blocks.shape != [*scales.shape, 16]:
         raise refusal(name, blocks, scales, "MXFP4")
     experts, rows, groups = scales.shape
@@ -59,9 +60,9 @@ PAIRS = torch.stack([NUMBERS.repeat(16), NUMBERS.repeat_interleave(16)], -1)  # 
 
 
 def fp8(name: str, weight: StoredTensor, scales: StoredTensor, config: Mapping[str, Any]) -> StoredTensor:
-    """Return the matrix `name`, stored as `weight` in float8_e4m3fn and a matrix `scales`, one per block; blocks at the
-    edges may be smaller. `config` is the quantization_config. Raises a UserError for other shapes, dtypes or block
-    sizes."""
+    """Return the matrix `name`, to be dequantized when read. It is stored as `weight` in float8_e4m3fn and `scales`, a
+    matrix with one scale per block of elements; blocks at the edges may be smaller. `config` is the
+    quantization_config. Raises a UserError for other shapes, dtypes or block sizes."""
     match config.get("weight_block_size", [128, 128]):
         case [int(height), int(width)] if height > 0 < width:
             pass

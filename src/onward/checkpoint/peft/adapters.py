@@ -284,9 +284,10 @@ def load_rows(
     name: str,
     folder: Path,
 ) -> None:
-    """Add the trained embeddings of an adapter, `rows` (tensors by name) for the token ids `tokens`, to a model as part
-    of the adapter `name`. `module` is the family's name of the embedding; `folder` is named in errors. Raises a
-    UserError if rows do not belong to the embedding, or do not fit the tokens."""
+    """Add the trained token embeddings of an adapter to a model, as part of the adapter `name`. `rows` are their
+    tensors by name, `tokens` their token ids (a list, or a list for each module), and `module` is the family's name of
+    the embedding; `folder` is named in errors. Raises a UserError if rows do not belong to the embedding, or do not fit
+    the tokens."""
     given = [*tokens.values()] if isinstance(tokens, Mapping) else [tokens or ()]
     tensor = rows.get(f"{module}.{ROWS}")
     if tensor is None or len(rows) > 1 or any(other != given[0] for other in given):
@@ -301,8 +302,9 @@ def load_rows(
 
 
 def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor], dict[str, Tensor]]:
-    """Read the tensors in an adapter's file as three tables: tensors of adapters, by module and kind; tensors of fully
-    trained modules, by name; and weights of the base, which PEFT includes if embeddings are adapted, by name."""
+    """Read the tensors in an adapter's file as three dicts: the tensors of adapters, {module: {kind, such as lora_A:
+    tensor}}; the tensors of fully trained modules, by name; and weights of the base, which PEFT includes if embeddings
+    are adapted, by name."""
     parts: dict[str, dict[str, Tensor]] = {}
     full, bases = {}, {}
     leaves = (*LAYER, *EMBEDDING, MAGNITUDE, f"{MAGNITUDE}.weight")
@@ -323,8 +325,9 @@ def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str
 
 
 def check_alone(model: Decoder, full: Mapping[str, Tensor], folder: Path) -> None:
-    """Raise a UserError, which names `folder`, if a model has adapters already and the new adapter has fully trained
-    tensors (`full`), or the model has some: these would change the base of the other adapter."""
+    """Raise a UserError, which names `folder`, if a model would have two adapters of which one comes with fully trained
+    tensors, since these change the base of the other. `full` are the fully trained tensors of the new adapter, by
+    name."""
     others = [name for name, p in model.named_parameters() if p.requires_grad and "_lora." not in name]
     if adapter_names(model) and (full or others):
         what = f"{folder} has" if full else "the adapter that is loaded has"

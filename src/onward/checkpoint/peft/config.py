@@ -72,6 +72,6 @@ def lora_config(values: Mapping[str, Any], path: Path) -> LoraConfig:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether `pattern`, a target or a key of rank_pattern or alpha_pattern, applies to the module or parameter
-    `name`."""
+    """Return whether `pattern`, a regular expression in adapter_config.json (a target, or a key of rank_pattern or
+    alpha_pattern), matches the dotted name of a module or parameter, or the last components of this name."""
     return re.fullmatch(rf"(.*\.)?({pattern})", name) is not None

@@ -93,9 +93,10 @@ def lazy_state(
     progress: dict[str, Any],
     messages: list[str],
 ) -> SavedState:
-    """Return the state of a checkpoint whose tensors are read when they are looked up, with the model on the meta
-    device. `tensors` are those of the state's file, memory-mapped; `dtype` is that of the weights among them, None
-    without any."""
+    """Return the state of the checkpoint in `folder`, whose tensors are read when they are looked up, with the model on
+    the meta device. `tensors` are those of the state's file, memory-mapped; `frozen` names the frozen parameters;
+    `dtype` is that of the weights in the state's file, None if it has no weights; `progress` are the state's other
+    values, and `messages` those about damaged checkpoints."""
     model, weights, _ = load_outline(folder)
     reads: dict[str, Callable[[], Tensor]] = {name: partial(tensors.__getitem__, name) for name in tensors}
     for name, parameter in model.named_parameters():
