@@ -15,9 +15,10 @@ from onward.model.cache import KVCache, LayerCache
 
 
 class Binding:
-    """The arguments of a compiled step's kernel calls that depend on the memory of a KV cache's layers and on the
-    number of threads. `follow`, called before each step, sets them again if these have changed. `rows` is B; `cache`
-    has the kinds of layers (contiguous or paged) that the calls were compiled for."""
+    """The arguments of a compiled decoding step's kernel calls that depend on the memory of a KV cache and on the
+    number of threads. `follow`, called before each step, sets these arguments again if the memory or the number has
+    changed. `rows` is the number of rows B of the step; `cache` has the kinds of layers (contiguous or paged) for which
+    the calls were compiled."""
 
     def __init__(self, calls: Sequence[Call], cache: KVCache, rows: int) -> None:
         self.calls, self.rows = calls, rows
@@ -34,8 +35,8 @@ class Binding:
                 self.bind(list(cache.layers), torch.get_num_threads())
 
     def bind(self, layers: list[LayerCache], threads: int) -> None:
-        """Set the kernel arguments that depend on the memory of the cache's layers and on the number of threads. Raises
-        Unreadable for a cache entry that the kernels cannot read."""
+        """Set the kernel arguments that depend on the memory of `layers`, the cache of each layer of the model, and on
+        the number of threads. Raises Unreadable for a cache entry that the kernels cannot read."""
         if self.paged != [layer.table is not None for layer in layers]:
             raise Unreadable("a cache of another kind")
         queries = [call.record.q for call in self.calls if isinstance(call.record, Attention)]
@@ -61,8 +62,9 @@ class Binding:
         self.layers, self.threads = layers, threads
 
     def entry(self, layer: LayerCache, name: str, dtype: torch.dtype, shape: Sequence[int]) -> int:
-        """Return the memory address of a layer's cache entry `name`, with `shape` per position: a contiguous tensor of
-        this dtype, (B or more, S, *shape) or, if paged, (blocks, S, *shape). Raises Unreadable for any other tensor."""
+        """Return the memory address of a layer's cache entry `name` (such as the keys), a contiguous tensor of `dtype`
+        with vectors of `shape` for each position: (B or more, S, *shape) or, if paged, (blocks, S, *shape). Raises
+        Unreadable for any other tensor."""
         entry = layer.entries[name]
         if layer.table is None and len(entry) < self.rows:
             raise Unreadable(f"a cache of {len(entry)} rows for a step of {self.rows}")

@@ -20,8 +20,8 @@ DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int64: "in
 
 @dataclass
 class Call:
-    """One call of a kernel in a compiled step: which kernel, and its arguments. `Binding` sets the number of threads
-    and the arguments that depend on a cache."""
+    """One call of a kernel in a compiled decoding step: the kernel and its arguments. `Binding` sets the number of
+    threads and the arguments that depend on the memory of a cache."""
 
     key: tuple[Any, ...]  # equal for calls of the same kernel
     emit: Emit

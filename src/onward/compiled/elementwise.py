@@ -19,14 +19,16 @@ from onward.kernels.memory import strided_address
 
 
 def target_of(operation: Operation) -> Tensor:
-    """Return the tensor that a recorded operation of PyTorch writes its result to."""
+    """Return the tensor to which a recorded operation of PyTorch writes its result: its first argument if it works in
+    place, else a new tensor."""
     result = operation.arguments[0] if operation.function._schema.is_mutable else operation.result
     return result[0] if isinstance(result, tuple) else result  # type: ignore[no-any-return]
 
 
 def each(key: tuple[Any, ...], formula: Formula, out: Tensor, operands: Sequence[Tensor]) -> Call:
-    """Return the call of an elementwise kernel, which writes formula(operands) to `out`. `key` identifies the formula,
-    so that equal kernels are compiled once. Raises NotCompilable for a dtype without a kernel."""
+    """Return the call of an elementwise kernel that writes formula(*operands) to `out`; `formula` emits the LLVM code
+    of one element or vector. `key` identifies the formula, so that equal kernels are compiled once. Raises
+    NotCompilable for a dtype without a kernel."""
     if any(t.dtype not in DTYPES for t in operands):
         raise NotCompilable(f"{key[0]} of {operands[0].dtype}")
     layouts = merged([Layout.of(out), *(Layout.of(t, out.shape) for t in operands)])
@@ -37,9 +39,10 @@ def each(key: tuple[Any, ...], formula: Formula, out: Tensor, operands: Sequence
 
 
 def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], list[Call]]:
-    """Return the function that translates an operation of two operands, one of which may be a number, to kernel calls.
-    `of_floats` and `of_integers` name the methods of `Code` that compute the operation; None if integers are not
-    supported. The function raises NotCompilable for other dtypes."""
+    """Return the function that translates a recorded operation of two operands, one of which may be a number, to kernel
+    calls. `of_floats` and `of_integers` name the methods of `Code` (such as "fadd" and "add") that compute the
+    operation; `of_integers` is None if integers are not supported. The returned function raises NotCompilable for other
+    dtypes."""
 
     def lowered(operation: Operation) -> list[Call]:
         out, pair = target_of(operation), operation.arguments[:2]
@@ -65,9 +68,9 @@ def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], lis
 
 
 def unary(formula: Callable[..., Any], *defaults: Any) -> Callable[[Operation], list[Call]]:
-    """Return the function that translates an operation of one operand to kernel calls. Further arguments of `formula`
-    are the operation's numbers, by default `defaults`. The function raises NotCompilable for parameters that are
-    tensors."""
+    """Return the function that translates a recorded operation of one tensor to kernel calls. `formula` emits the code
+    of one element from the element and from the operation's further arguments, which are numbers, by default
+    `defaults`. The returned function raises NotCompilable if these arguments are tensors."""
 
     def lowered(operation: Operation) -> list[Call]:
         given = [*operation.arguments[1:], *defaults[len(operation.arguments) - 1 :]]
@@ -87,8 +90,8 @@ def power(code: Code, x: Any, exponent: float) -> Any:
 
 
 def convert(operation: Operation) -> list[Call]:
-    """Translate a copy to another dtype or layout to a kernel call. Raises NotCompilable for a conversion to
-    integers."""
+    """Translate a recorded copy of a tensor to another dtype or layout to a kernel call. Raises NotCompilable for a
+    conversion to integers."""
     out = target_of(operation)
     source = operation.arguments[1] if name_of(operation) == "copy_" else operation.arguments[0]
     if out.dtype == torch.int64 and source.dtype != torch.int64:
@@ -99,7 +102,8 @@ def convert(operation: Operation) -> list[Call]:
 
 
 def joined(operation: Operation) -> list[Call]:
-    """Translate `torch.cat` and `torch.stack` to one kernel call per input, each a copy."""
+    """Translate a recorded `torch.cat` or `torch.stack` to one kernel call per input, which copies the input to its
+    part of the result."""
     parts, dim = operation.arguments[0], operation.arguments[1] if len(operation.arguments) > 1 else 0
     if name_of(operation) == "stack":
         targets = operation.result.unbind(dim)

@@ -20,9 +20,8 @@ FOLD = 64  # numbers of 8 bytes in one sum of a checksum
 
 
 class Snapshot:
-    """The state of a model at one moment: structure, tensors, hooks and settings. `holds` tells quickly whether the
-    model has changed since, in about 0.2 us per module, since values, dicts and lists are compared by identity, not
-    described again."""
+    """The state of a model at one moment: structure, tensors, hooks and settings. `holds` tells whether the model has
+    changed since, in about 0.2 us per module, since it compares objects by identity."""
 
     def __init__(self, model: Decoder) -> None:
         self.model, self.inventory = model, Inventory(model)
@@ -34,13 +33,14 @@ class Snapshot:
         self.values = self.values_now()
 
     def hooks_now(self) -> list[tuple[object, ...]]:
-        """Return the current forward hooks of the model's modules, a tuple for each set of hooks that is not empty."""
+        """Return the current forward hooks of the model's modules and the global ones, a tuple of functions for each
+        module with hooks."""
         hooks = self.inventory.hooks
         return [tuple(hooks.values()) for hooks in hooks if hooks] if any(hooks) else []
 
     def values_now(self) -> tuple[list[Any], ...]:
-        """Return the current values of all objects on which the model's forward depends: all but the last list are
-        compared by `==`, the last one by identity."""
+        """Return the current values of all objects on which the model's forward depends, as lists; two such results are
+        compared list by list, the last list by identity, the others by `==`."""
         inventory, tensors = self.inventory, self.inventory.tensors
         return (
             list(map(call, inventory.getters, inventory.dicts)),
@@ -75,8 +75,8 @@ class Snapshot:
         return settings and self.hooks == self.hooks_now() and self.traced == is_traced(self.model)
 
     def versions(self) -> list[int]:
-        """Return PyTorch's version counter of each tensor of the model. It counts changes in place, but not those
-        through `data` and NumPy."""
+        """Return PyTorch's version counter of each tensor of the model, which each in-place operation increases, to
+        detect changed weights. Changes through `data` or NumPy are not counted."""
         return [tensor._version for tensor in self.versioned]
 
     @property

@@ -29,7 +29,7 @@ Replay = Callable[[], Tensor]
 
 def captured(step: Callable[[], Tensor]) -> Replay:
     """Capture the operations of `step()` as a CUDA graph; return a function that repeats them on the same memory and
-    returns the same tensor each time. Raises NotCompilable if CUDA cannot capture an operation."""
+    returns the same output tensor, overwritten each time. Raises NotCompilable if CUDA cannot capture an operation."""
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     try:

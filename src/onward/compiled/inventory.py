@@ -28,10 +28,11 @@ GLOBAL_HOOKS: list[dict[int, Any]] = [torch_module._global_forward_hooks, torch_
 
 
 class Inventory:
-    """All objects that the forward of a model depends on, for comparisons by identity, and their description `form`: a
-    text, equal for models of equal structure, in other processes too, without the values of tensors.
+    """All objects on which the forward of a model depends, for comparisons by identity, and `form`, a text that
+    describes them: it is equal for models of equal structure, in other processes too, and leaves out the values of
+    tensors.
 
-    While an inventory exists, so do its tensors: no other tensor can have their memory.
+    While an inventory exists, it keeps its tensors alive, so that no other tensor can get their memory.
     """
 
     def __init__(self, model: Decoder) -> None:
@@ -56,7 +57,8 @@ class Inventory:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a method of the model was patched from outside, or a tensor's class has functions of its own."""
+        """Whether a method of the model was patched from outside (so that the model may not be compiled), or a tensor
+        has a class other than Tensor or Parameter."""
         foreign = [(name, function) for cls, name, function in self.functions if is_foreign(cls, function)]
         own = {function for _, _, function in self.functions} - {function for _, function in foreign}
         called = set[str]().union(*(names_in(function.__code__) for function in own))
@@ -76,8 +78,8 @@ class Inventory:
         return self.describe_attributes(module, own), tensors
 
     def describe_attributes(self, value: object, own: Mapping[str, object]) -> object:
-        """Return a description of an object from its attributes `own` (name -> value), and add them to the
-        inventory."""
+        """Return a description of an object, `value`, from its attributes `own` (name -> value), and add the attributes
+        to the inventory."""
         self.types[type(value)] = None
         attributes, plain = vars(value), [name for name in own if not isinstance(own[name], Tensor)]
         self.tensor_attributes += [(attributes, name, one) for name, one in own.items() if isinstance(one, Tensor)]
@@ -89,8 +91,8 @@ class Inventory:
         return qualified_name(type(value)), {name: self.describe(one) for name, one in own.items()}
 
     def describe(self, value: Any) -> object:
-        """Return a description of any value, which is equal for equal values, in other processes too; objects are added
-        to the inventory."""
+        """Return a description of any attribute value of a model, which is equal for equal values, in other processes
+        too; add the objects in it to the inventory."""
         if value is None or isinstance(value, SIMPLE):
             return value
         if isinstance(value, Tensor):
@@ -150,13 +152,15 @@ def is_foreign(cls: type, function: FunctionType) -> bool:
 
 @cache
 def names_in(code: CodeType) -> frozenset[str]:
-    """Return the names of attributes and globals that the code of a function and its inner functions uses."""
+    """Return the names of attributes and globals used by the code of a function and of the functions defined inside
+    it."""
     inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return frozenset(code.co_names).union(*inner)
 
 
 def describe_function(function: FunctionType) -> object:
-    """Describe a function by its name, code, defaults, and the simple values of its closure."""
+    """Return a description of a function for the fingerprint of a model: its name, code, defaults, and the simple
+    values of its closure."""
     names, cells = function.__code__.co_freevars, function.__closure__ or ()
     values = [(name, cell.cell_contents) for name, cell in zip(names, cells) if cell != CellType()]
     simple = [(name, one if isinstance(one, SIMPLE) else type(one).__name__) for name, one in values]
@@ -164,8 +168,8 @@ def describe_function(function: FunctionType) -> object:
 
 
 def describe_code(value: Any) -> object:
-    """Describe the instructions of a function and its inner functions, or a constant in them, for comparisons between
-    processes."""
+    """Return a description of the code of a function and its inner functions, or of a constant in it, that is equal in
+    other processes."""
     if isinstance(value, CodeType):
         return value.co_code, value.co_names, [describe_code(constant) for constant in value.co_consts]
     return sorted(map(repr, value)) if isinstance(value, frozenset) else value

@@ -19,8 +19,8 @@ MODULES: list[Any] = []  # the owners of their machine code
 
 
 class LinkedCalls:
-    """Compiled kernels and their arguments, for a list of kernel calls that run one after the other. A `folder` keeps
-    the machine code for the next start."""
+    """A list of kernel calls, compiled, with their arguments in memory; `run` calls the kernels one after the other. A
+    `folder` keeps the machine code for the next start of the program (None: it is not kept)."""
 
     def __init__(self, calls: Sequence[Call], folder: Path | None) -> None:
         self.calls, addresses = calls, list[int]()
@@ -44,8 +44,8 @@ def place_in_one_block(calls: Sequence[Call]) -> None:
 
 
 def kernel_addresses(calls: Sequence[Call], folder: Path | None) -> list[int]:
-    """Return the address of each call's kernel. Kernels that are not compiled yet are compiled together; a `folder`
-    keeps their machine code for the next start."""
+    """Return the memory address of the compiled kernel of each call. Kernels that are not compiled yet are compiled
+    together; a `folder` keeps their machine code for the next start of the program."""
     module, names = ir.Module(), dict[tuple[Any, ...], str]()
     for call in calls:
         if call.key not in KERNELS and call.key not in names:
@@ -59,8 +59,8 @@ def kernel_addresses(calls: Sequence[Call], folder: Path | None) -> list[int]:
 
 @cache
 def sequence() -> Callable[[int, int], None]:
-    """Return the compiled function `(table, count)` that calls `count` kernels one after the other. `table` is an array
-    of addresses: kernel, arguments, kernel, arguments, and so on."""
+    """Return the compiled function `(table, count)` that calls `count` kernels one after the other. `table` is the
+    address of an array of addresses: kernel, arguments, kernel, arguments, and so on."""
     module = ir.Module()
     add_sequence(module)
     MODULES.append(load(module))

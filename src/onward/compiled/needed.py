@@ -31,8 +31,8 @@ def memory(value: Any) -> set[int]:
 
 
 def reads_and_writes(record: Record) -> tuple[set[int], set[int]]:
-    """Return the storages, by address, that a recorded operation reads, and those that it writes, as (read, written); a
-    view writes none."""
+    """Return (read, written), the addresses of the storages that a recorded operation reads and of those that it
+    writes. A view of a tensor counts as writing none."""
     if isinstance(record, Write):
         return memory(record.vectors), set()
     if isinstance(record, Attention):
@@ -49,14 +49,14 @@ def name_of(operation: Operation) -> str:
 
 
 def is_read(tensor: Tensor, records: Sequence[Record]) -> bool:
-    """Return whether any of the recorded operations reads the memory of a tensor."""
+    """Return whether any of the recorded operations reads the storage of a tensor."""
     return any(memory(tensor) & reads_and_writes(record)[0] for record in records)
 
 
 def needed(recording: Recording, weights: Sequence[Tensor]) -> list[Record]:
-    """Return the recorded operations that a compiled step must repeat, in order: those whose inputs change from step to
-    step and on which the result or the cache depends. `weights` are tensors that may change between steps. Raises
-    NotCompilable if an operation overwrites a constant."""
+    """Return the recorded operations of a decoding step that a compiled step must repeat, in order: those that depend
+    on tokens, positions, the cache or `weights`, and on which the result or the cache depends. `weights` are the
+    tensors that may change between steps. Raises NotCompilable if an operation overwrites a constant."""
     inputs = [recording.tokens, recording.positions, recording.rope_length, *weights]
     changing, constant = memory(inputs), set[int]()
     kept = []
@@ -78,5 +78,6 @@ def needed(recording: Recording, weights: Sequence[Tensor]) -> list[Record]:
 
 
 def label(record: Record) -> str:
-    """Return the name of a recorded operation, for error messages: mm, write, attention."""
+    """Return the name of a recorded operation for error messages, such as "mm", "write" (to the cache) or
+    "attention"."""
     return name_of(record) if isinstance(record, Operation) else type(record).__name__.lower()

@@ -25,8 +25,8 @@ from onward.model.paged import PagedLayerCache
 
 @dataclass(frozen=True, eq=False)
 class Write:
-    """The record of a write of vectors (B, T, ...) to an entry of a layer's KV cache, to be repeated by a compiled
-    step."""
+    """The record of a write of vectors (B, T, ...) of new tokens to the entry `name` (such as the keys) of the KV cache
+    of layer number `layer`; a compiled step repeats it."""
 
     layer: int
     name: str
@@ -66,8 +66,8 @@ HOST_READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, 
 
 
 class Recorder(TorchDispatchMode):
-    """A mode of PyTorch that records every operation inside the `with` block, and the writes and attention of
-    `RecordedLayer`."""
+    """A mode of PyTorch that records every operation inside the `with` block in its list `records`; a `RecordedLayer`
+    adds the writes and attention on the KV cache."""
 
     records_steps = True  # see `kernels.rules.is_recorded`
 
@@ -109,7 +109,8 @@ class HostReads(TorchFunctionMode):
 
 @dataclass(frozen=True, eq=False)
 class RecordedLayer(LayerCache):
-    """A layer of a KV cache that records writes and attention instead of computing them."""
+    """The KV cache of a layer while a decoding step is recorded: it records writes and attention instead of computing
+    them."""
 
     index: int = 0
     recorder: Recorder | None = None
@@ -127,7 +128,7 @@ class RecordedLayer(LayerCache):
 
 @dataclass(frozen=True, eq=False)
 class RecordedEntry(CacheEntry):
-    """An entry of the KV cache, such as the keys, while a decoding step is recorded: its attention is recorded, not
+    """An entry of the KV cache, such as the keys, while a decoding step is recorded: attention to it is recorded, not
     computed."""
 
     cache: RecordedLayer
@@ -182,8 +183,8 @@ def is_plain(cache: KVCache, dtype: torch.dtype) -> bool:
 
 @torch.inference_mode(False)  # inference mode would hide the parts of composed operations
 def record_step(run: Callable[[Tensor, Tensor, CacheView], Tensor], cache: KVCache, shape: Shape) -> Recording:
-    """Record the operations of a decoding step: call `run(tokens, positions, view)` once for T new tokens in each of
-    the first B rows of a cache. `shape` is (B, T)."""
+    """Record the operations of a decoding step: call `run(tokens, positions, view)`, which returns logits, once for T
+    new tokens in each of the first B rows of a cache. `shape` is (B, T)."""
     tokens, positions = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
     recorder, view = Recorder(), cache.view(0, shape[0])
     layers = list[LayerCache]()

@@ -24,8 +24,8 @@ from onward.kernels.rules import MIN_PARALLEL
 
 
 def product(operation: Operation) -> list[Call]:
-    """Translate `mm` and `addmm` with a weight to a kernel call. Raises NotCompilable for products of another form,
-    TooManyRows for more rows than the kernel multiplies fast."""
+    """Translate a recorded `mm` or `addmm` with a weight of the model to a kernel call. Raises NotCompilable for
+    products of another form, TooManyRows for more rows than the kernel multiplies fast."""
     bias = operation.arguments[0] if name_of(operation) == "addmm" else None
     x, transposed = operation.arguments[-2:]
     weight, out = transposed.t(), operation.result
@@ -39,7 +39,7 @@ def product(operation: Operation) -> list[Call]:
 
 
 def quantized_product(operation: Operation) -> list[Call]:
-    """Translate a product with a quantized weight, given by codes and scales, to a kernel call."""
+    """Translate a recorded product with a quantized weight, given by its codes and scales, to a kernel call."""
     x, codes, scales, bias = operation.arguments
     weight_format = "int8" if codes.dtype == torch.int8 else "int4"
     pointers = weight_addresses(codes, scales, x.size(-1))
@@ -68,7 +68,8 @@ def product_call(
 
 
 def reduced(operation: Operation) -> list[Call]:
-    """Translate `mean` or `sum` over the last dimension to a kernel call. Raises NotCompilable for other dimensions."""
+    """Translate a recorded `mean` or `sum` over the last dimension to a kernel call. Raises NotCompilable for other
+    dimensions."""
     x, *dims = operation.arguments[:2]
     last = dims and dims[0] and [d % x.dim() for d in dims[0]] == [x.dim() - 1]
     if not last or operation.result.dtype != torch.float32:
@@ -81,8 +82,8 @@ def reduced(operation: Operation) -> list[Call]:
 
 
 def chosen_product(operation: Operation) -> list[Call]:
-    """Translate products with the weights of chosen experts to a kernel call. Raises TooManyRows for more assignments
-    than the kernel multiplies fast."""
+    """Translate a recorded operation `chosen_linear`, products of tokens with the weights of their experts, to a kernel
+    call. Raises TooManyRows for more assignments of tokens to experts than the kernel multiplies fast."""
     x, ids, weights, biases = operation.arguments
     (count, outputs, inputs), dtype, biased = weights.shape, DTYPES[x.dtype], biases is not None
     if len(ids) > max_assignments(x.dtype, count):
@@ -105,8 +106,8 @@ def chosen_product(operation: Operation) -> list[Call]:
 
 
 def of_rows(operation: Operation, dim: int) -> tuple[Tensor, int]:
-    """Return the first argument of an operation and the size of its last dimension, which must be dimension `dim`.
-    Raises NotCompilable for other dimensions than the last and other dtypes than fp32."""
+    """Return the first argument of a recorded operation, a tensor, and the size of its last dimension. Raises
+    NotCompilable unless the operation works along the last dimension, `dim`, and the tensor is in fp32."""
     x = operation.arguments[0]
     if dim % x.dim() != x.dim() - 1 or x.dtype != torch.float32:
         raise NotCompilable(f"{name_of(operation)} over other dimensions than the last, or in another dtype than fp32")
@@ -121,7 +122,7 @@ def softmax(operation: Operation) -> list[Call]:
 
 
 def top(operation: Operation) -> list[Call]:
-    """Translate `topk` to a kernel call. Raises NotCompilable for the smallest numbers."""
+    """Translate a recorded `topk` to a kernel call. Raises NotCompilable if it takes the smallest numbers."""
     given: list[Any] = [*operation.arguments[1:], *(-1, True)[len(operation.arguments) - 2 :]]
     count, dim, largest = given[:3]
     x, width = of_rows(operation, dim)
@@ -133,7 +134,8 @@ def top(operation: Operation) -> list[Call]:
 
 
 def picked(operation: Operation) -> list[Call]:
-    """Translate `gather` to a kernel call. Raises NotCompilable for fewer rows of indices than of numbers."""
+    """Translate a recorded `gather` to a kernel call. Raises NotCompilable unless the index tensor has as many rows as
+    the gathered tensor."""
     x, width = of_rows(operation, operation.arguments[1])
     indices = operation.arguments[2]
     if indices.shape[:-1] != x.shape[:-1]:
@@ -148,8 +150,9 @@ def picked(operation: Operation) -> list[Call]:
 
 
 def scattered(operation: Operation) -> list[Call]:
-    """Translate `scatter` of a number to kernel calls: a copy, and the writes. Raises NotCompilable for the numbers of
-    a tensor, and for fewer rows of indices than of numbers."""
+    """Translate a recorded `scatter` of one number to kernel calls: a copy of the tensor, then writes of the number at
+    the indices. Raises NotCompilable if the values of a tensor are scattered, or unless both tensors have as many
+    rows."""
     x, width = of_rows(operation, operation.arguments[1])
     indices, value = operation.arguments[2:]
     out = operation.result
@@ -163,8 +166,8 @@ def scattered(operation: Operation) -> list[Call]:
 
 
 def batched_product(operation: Operation) -> list[Call]:
-    """Translate `bmm` to a kernel call. Raises NotCompilable for matrices of other strides, TooManyRows for more rows
-    than the kernel multiplies fast."""
+    """Translate a recorded `bmm`, the product of pairs of matrices, to a kernel call. Raises NotCompilable for matrices
+    with other strides than the kernel reads, TooManyRows for more rows than it multiplies fast."""
     x, weights = operation.arguments
     (count, rows, inputs), outputs = x.shape, weights.size(-1)
     transposed = weights.stride()[1:] == (1, inputs)

@@ -33,14 +33,15 @@ class StepPool:
         self.refusal = ""  # the reason why the steps of this model cannot be compiled
 
     def refresh(self, key: tuple[object, ...]) -> None:
-        """Discard all compiled steps if `key`, the key of the model's current snapshot, is not that of the steps."""
+        """Discard all compiled steps in the pool unless `key`, the `Snapshot.key` of the model's current state, equals
+        that of the steps."""
         if key != self.key:
             self.free.clear()
             self.key, self.refusal = key, ""
 
     def acquire(self, model: Decoder, cache: KVCache, shape: Shape) -> CompiledStep | None:
-        """Take a compiled step for the first rows of a cache from the pool, or compile one; None if it cannot be
-        compiled. `shape` is (rows, tokens per row)."""
+        """Take a compiled step for the first rows of a cache out of the pool, or compile a new one; return None if the
+        step cannot be compiled. `shape` is (rows, tokens per row)."""
         if free := self.free[shape, model.dtype, type(cache)]:
             return free.pop()
         if self.refusal:
@@ -54,7 +55,8 @@ class StepPool:
             return None
 
     def release(self, model: Decoder, cache: KVCache, shape: Shape, step: CompiledStep) -> None:
-        """Return a compiled step to the pool for the next runner."""
+        """Return a compiled step of `shape` (rows, tokens per row) to the pool, for the next runner of this model with
+        a cache of the same class."""
         self.free[shape, model.dtype, type(cache)].append(step)
 
 
@@ -137,7 +139,8 @@ class Steps:
         self.pool.num_plain[shape] = max(self.pool.num_plain[shape], self.compile_after)
 
     def release(self) -> None:
-        """Return the compiled steps to the pool; the next step acquires them again."""
+        """Return the compiled steps of this runner to the pool, for other runners; the next decoding step acquires them
+        again."""
         for shape, step in self.used.items():
             if step is not None and self.key == self.pool.key:
                 self.pool.release(self.model, self.cache, shape, step)

@@ -65,7 +65,7 @@ class Generation:
 
 def serve(engine: Engine, requests: Sequence[Request], limit: float = float("inf")) -> Generation:
     """Run requests in an engine at the same time, and return their tokens with times. After `limit` seconds the
-    requests are canceled, once each has more than `LEAST` tokens. Raises the error of a request that failed."""
+    requests are canceled, once each has four tokens after its first. Raises the error of a request that failed."""
     start, times = perf_counter(), {request: list[float]() for request in requests}
     for request in requests:
         engine.add(request)
