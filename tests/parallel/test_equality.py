@@ -59,6 +59,11 @@ def packed(config: DecoderConfig) -> list[Batch]:
     return [Batch(batch.tokens, batch.targets, positions) for batch in windows(config)]
 
 
+def odd(config: DecoderConfig) -> list[Batch]:
+    """Batches of which some have an odd number of tokens, which no tensor axis divides."""
+    return [Batch(b.tokens[:, : 12 - i], b.targets[:, : 12 - i]) for i, b in enumerate(windows(config))]
+
+
 def preferences(config: DecoderConfig) -> list[Batch]:
     """Batches of a pair of answers each."""
     records = [Record(row, f"line {i}") for i, row in enumerate(pairs(BATCHES))]
@@ -103,6 +108,7 @@ CASES |= {
     "bf16": Case(LLAMA, {"precision": "bf16", "learning_rate": 1e-4}, dtype=torch.float32, tolerance=0.1),
     "packed documents": Case(LLAMA, batches=packed),
     "masked targets": Case(LLAMA, batches=masked),
+    "tokens that are not divided": Case(LLAMA, {"recompute": True}, batches=odd),
     "loss in chunks": Case(LLAMA, {"loss_chunk": 5, "z_loss": 0.1, "label_smoothing": 0.1}),
     "recomputed": Case(DECODERS["deepseek"], {"recompute": True}),
     "averaged weights": Case(LLAMA, {"average": 0.5}),

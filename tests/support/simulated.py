@@ -181,7 +181,7 @@ def simulated(
             gradients = list[int]()
             mark: Any = lambda *_: marks.append(allocated.now - gathered_bytes(model))
             trainer.module.register_forward_pre_hook(mark, prepend=True)
-            model.blocks[-1].register_forward_hook(mark)
+            model.blocks[-1].register_forward_hook(mark, prepend=True)  # before all tokens are gathered
 
             def before_update(*_: object) -> None:
                 gradients.append(sum(local(p.grad).nbytes for p in model.parameters() if p.grad is not None))

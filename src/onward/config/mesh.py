@@ -88,6 +88,12 @@ class Mesh:
             )
 
 
+def divides_tokens(length: int, tensor: int) -> bool:
+    """Return whether the devices of a tensor axis divide the `length` tokens of each window between the branches of the
+    blocks: if `tensor`, their number, divides it evenly."""
+    return length % tensor == 0
+
+
 def divides_vocabulary(config: DecoderConfig, n: int) -> bool:
     """Return whether `n` processes of a tensor axis can divide the rows of the embedding and the head of a decoder
     evenly; if not, each process holds both whole."""

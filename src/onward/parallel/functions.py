@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed._functional_collectives as collectives
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed import DeviceMesh
 
 from onward.parallel.parts import all_gathered, piece
@@ -49,6 +49,57 @@ class Join(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return piece(grad, ctx.dim, ctx.mesh.size(), ctx.mesh.get_local_rank()), None, None
+
+
+class Gather(torch.autograd.Function):
+    """The autograd function that joins the parts `x` of all processes along dimension 1, the tokens, as the input of a
+    divided module: gradients are summed over the processes, and each process keeps its part of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
+        ctx.mesh = mesh
+        return torch.cat(all_gathered(x, mesh.size(), mesh.get_group()), 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return scattered(grad, ctx.mesh), None
+
+
+class Scatter(torch.autograd.Function):
+    """The autograd function of the output of a divided module, of which each process keeps its part along dimension 1,
+    the tokens, of the sum over the processes. The gradient is joined."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
+        ctx.mesh = mesh
+        return scattered(x, mesh)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return torch.cat(all_gathered(grad, ctx.mesh.size(), ctx.mesh.get_group()), 1), None
+
+
+class Own(torch.autograd.Function):
+    """The autograd function by which each process keeps its part along dimension 1, the tokens, of a tensor that all
+    have. The gradient is joined."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
+        ctx.mesh = mesh
+        return piece(x, 1, mesh.size(), mesh.get_local_rank()).clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return torch.cat(all_gathered(grad, ctx.mesh.size(), ctx.mesh.get_group()), 1), None
+
+
+def scattered(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return this process's part, along dimension 1, of the sum of a tensor over the processes of a mesh with one axis,
+    without gradient."""
+    parts = torch.stack(x.split(x.size(1) // mesh.size(), 1))
+    own = torch.empty_like(parts[0])
+    distributed.reduce_scatter_tensor(own, parts.flatten(0, 1), group=mesh.get_group())
+    return own
 
 
 def reduced(x: Tensor, operation: str, group: Any) -> Tensor:

@@ -1,10 +1,11 @@
 """Tensor parallelism over a finished decoder: each process computes some heads and some feed-forward units of every
 layer (Shoeybi et al. 2019, Megatron-LM).
 
-A branch (the attention or the feed-forward of a block) receives the whole residual stream and returns a part of its
-output, which is summed over the processes. In the backward the gradient of its input is such a sum. So inside a branch
-a gradient is a part of a sum, and the gradient of a parameter that all processes have whole is summed too. Everything
-outside of branches is computed by each process for itself, except the embedding and the head (`vocabulary.py`).
+A branch (the attention or the feed-forward of a block) receives all tokens and returns a part of its output, which is
+summed over the processes. In the backward the gradient of its input is such a sum. So inside a branch a gradient is a
+part of a sum, and the gradient of a parameter that all processes have whole is summed too. Between branches each
+process has a part of the tokens (`stream.py`). The final norm is computed by each process for itself; the embedding and
+the head are divided (`vocabulary.py`).
 
 Parameters are DTensors; while a module computes, it and its submodules see this process's part of each parameter as a
 plain tensor under its name.
@@ -34,8 +35,9 @@ from onward.model.feedforward import GatedFeedForwardModule, PlainFeedForwardMod
 from onward.model.latent import LatentAttentionModule
 from onward.model.linear import Linear
 from onward.model.mask import AttentionMask
-from onward.parallel.functions import Copy, Join, Sum
+from onward.parallel.functions import Copy, Join
 from onward.parallel.parts import piece
+from onward.parallel.stream import Stream
 from onward.parallel.vocabulary import Vocabulary
 
 
@@ -124,11 +126,14 @@ class Shown:
     owner: nn.Module
     name: str
     rule: Rule | None  # None outside branches
+    stream: Stream | None = None  # that the parameter belongs to, such as a norm's weight
 
     def of(self, mesh: DeviceMesh) -> Tensor:
         """Return the part of the parameter that this process uses, as a plain tensor."""
         parameter: Any = self.owner._parameters[self.name]
         part: Tensor = parameter.to_local()
+        if self.stream:
+            return self.stream.weight(part)
         if self.rule is None or self.rule.split is not None:
             return part
         part = Copy.apply(part, mesh.get_group())
@@ -178,6 +183,7 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
         inside.update(branch.modules())
     of_vocabulary = rules_of_vocabulary(model, n)
     rules |= of_vocabulary
+    stream, in_stream = Stream(model, mesh), {*model.blocks.modules()} - inside
     distributed: dict[nn.Parameter, nn.Parameter] = {}  # a head may share the embedding's parameter
     for module in list(model.modules()):
         own = []
@@ -187,7 +193,7 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
                 if parameter not in distributed:
                     distributed[parameter] = as_dtensor(parameter, rule, mesh)
                 module._parameters[name] = distributed[parameter]
-                own.append(Shown(module, name, rule))
+                own.append(Shown(module, name, rule, stream if module in in_stream else None))
         if own and module not in inside:
             Locally(module, own, mesh)
     if of_vocabulary:
@@ -201,7 +207,7 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
         ]
         narrow(branch, rules, n)
         normalize_gathered(branch, model, int(path.split(".")[1]), mesh)
-        connect(branch, used, mesh)
+        connect(branch, used, mesh, stream)
 
 
 def rules_of(name: str, branch: nn.Module, n: int) -> dict[tuple[nn.Module, str], Rule | None]:
@@ -290,14 +296,14 @@ def normalize_gathered(branch: nn.Module, model: Decoder, layer: int, mesh: Devi
         norm.register_forward_hook(own)
 
 
-def connect(branch: nn.Module, shown: list[Shown], mesh: DeviceMesh) -> None:
+def connect(branch: nn.Module, shown: list[Shown], mesh: DeviceMesh, stream: Stream) -> None:
     """Register hooks that make a branch (attention or feed-forward) compute with this process's parts of the parameters
-    `shown`, and sum its output over the processes."""
-    group, masks = mesh.get_group(), WeakKeyDictionary[AttentionMask, AttentionMask]()
+    `shown`, and connect it to the residual stream."""
+    masks = WeakKeyDictionary[AttentionMask, AttentionMask]()
 
     def enter(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, *contexts = inputs
-        return Copy.apply(x, group), *(own_heads(context) for context in contexts)
+        return stream.enter(x), *(own_heads(context) for context in contexts)
 
     def own_heads(context: AttentionContext) -> AttentionContext:
         mask = context.mask
@@ -307,9 +313,6 @@ def connect(branch: nn.Module, shown: list[Shown], mesh: DeviceMesh) -> None:
             masks[mask] = mask.with_slopes(piece(mask.slopes, 0, mesh.size(), mesh.get_local_rank()))
         return replace(context, mask=masks[mask])
 
-    def leave(_: nn.Module, inputs: Any, y: Tensor) -> Tensor:
-        return Sum.apply(y, group)  # type: ignore[no-any-return]
-
     Locally(branch, shown, mesh)
     branch.register_forward_pre_hook(enter)
-    branch.register_forward_hook(leave)
+    branch.register_forward_hook(lambda _, inputs, y: stream.leave(y))

@@ -168,6 +168,19 @@ class DryStep:
         return replay([self.loss, *self.backward, self.end])
 
 
+def divide_stream(model: Decoder, own: int, parts: int) -> None:
+    """Give the modules between the attention and the feed-forward of a model's blocks the first `own` tokens, one of
+    `parts`, in place; see `parallel/stream.py`."""
+    cut: Any = lambda module, *given: given[-1][:, :own].clone()
+    grow: Any = lambda x: x.repeat(1, parts, 1)
+    for block in model.blocks:
+        for branch in (block._modules[name] for name in ("attn", "mlp") if name in block._modules):
+            branch.register_forward_pre_hook(lambda module, given: (grow(given[0]), *given[1:]))
+            branch.register_forward_hook(cut)
+    model.dropout.register_forward_hook(cut)  # the last module before the blocks
+    model.norm.register_forward_pre_hook(lambda module, given: (grow(given[0]),))
+
+
 def dry_step(
     config: DecoderConfig,
     rows: int,
@@ -178,12 +191,14 @@ def dry_step(
     recompute: bool = False,
     low_blocks: bool = False,
     keep_casts: bool = True,
+    parts: int = 1,
 ) -> DryStep:
     """Measure the memory of a step on `rows` texts of `length` tokens in a dry run, without data or computation: the
     forward or, with a `loss` (a function of model and batch), the forward and backward of a Trainer. Weights are in
     fp32, matrix products in the dtype `autocast`, if given; with `low_blocks`, the weights of blocks are in that dtype,
     too. With `recompute`, only the inputs of blocks are kept for the backward. Without `keep_casts`, weights are cast
-    each time that they are used, as parts of sharded weights are."""
+    each time that they are used, as parts of sharded weights are.
+    Between attention and feed-forward there is one of `parts` of the tokens."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)
@@ -201,6 +216,8 @@ def dry_step(
         tokens = torch.zeros(rows, length, dtype=torch.int64)
         batch = Batch(tokens, tokens.clone())
     live.cut()
+    if parts > 1:
+        divide_stream(model, length // parts, parts)
     if recompute:
         recompute_blocks(model)
     model.blocks[0].register_forward_pre_hook(cut)

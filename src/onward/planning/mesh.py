@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from onward.config.decoder import DecoderConfig, Experts, SelfAttention, at, each
-from onward.config.mesh import Mesh, divides_vocabulary
+from onward.config.mesh import Mesh, divides_tokens, divides_vocabulary
 from onward.data.windows import Batch
 from onward.planning.dry import DryStep, Segment, dry_step
 from onward.planning.memory import AUTOCAST, HOLES, ORTHOGONAL, TrainingMemory, training_memory
@@ -74,6 +74,7 @@ def device_memory(
         recompute=recompute,
         low_blocks=low,
         keep_casts=mesh.tensor == 1,
+        parts=mesh.tensor if divides_tokens(length, mesh.tensor) else 1,
     )
     if part.vocab_size < config.vocab_size:
         looked_up = LOOKUP * rows * length

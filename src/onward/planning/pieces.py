@@ -28,6 +28,7 @@ class Piece:
     trained: bool
     matrix: bool  # whether Muon trains the parameter, if it is in a block
     summed: bool = False  # whether each process of the tensor axis computes a part of the gradient
+    stream: bool = False  # whether it does so if it has a part of the tokens: a block's norm, for example
 
     @property
     def full_size(self) -> int:
@@ -98,7 +99,8 @@ def pieces_of(module: nn.Module, mesh: Mesh) -> Iterator[Piece]:
             shape[rule.split] //= mesh.tensor
         matrix = parameter.ndim >= 2 and not name.endswith("bias")
         summed = rule is not None and rule.split is None
-        yield Piece(full_shape, tuple(shape), mesh.shard, parameter.requires_grad, matrix, summed)
+        stream = mesh.tensor > 1 and rule is None and not isinstance(module, Decoder)
+        yield Piece(full_shape, tuple(shape), mesh.shard, parameter.requires_grad, matrix, summed, stream)
 
 
 def matrices_by_shape(of_decoder: list[Group]) -> Counter[tuple[int, ...]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from onward.checkpoint.source import SizeLimit
 from onward.config.decoder import AttentionOnly, DecoderConfig, Experts, SelfAttention, at
-from onward.config.mesh import Mesh, divides_vocabulary
+from onward.config.mesh import Mesh, divides_tokens, divides_vocabulary
 from onward.model.decoder import Decoder
 from onward.parallel.vocabulary import rows_at_once
 from onward.planning.dry import Shortened, computing_in, kinds_of_layers, reduced
@@ -90,24 +90,20 @@ def of_replicas(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
 def of_tensor(
     config: DecoderConfig, mesh: Mesh, rows: int, length: int, precision: str, recompute: bool
 ) -> Iterator[Collective]:
-    """Yield the communication of tensor parallelism in a step: sums of the outputs of attention and feed-forward, of
-    the gradients of their inputs, and of the gradients of parameters that each device keeps undivided; gathers of
-    queries and keys for norms over all heads; and the sums of a divided vocabulary. `recompute` repeats the forward of
-    blocks in the backward."""
+    """Yield the communication of tensor parallelism in a step: that of the inputs and outputs of attention and
+    feed-forward; sums of the gradients of parameters that each device keeps undivided; gathers of queries and keys for
+    norms over all heads; and the sums of a divided vocabulary. `recompute` repeats the forward of blocks in the
+    backward."""
     make, n = partial(Collective, "tensor", SUM), mesh.tensor
-    layers, embedded, before_head = branches_of(config, rows, length, precision)
-    outputs = [size for layer in layers for size in layer.outputs]
-    if recompute:
-        outputs += [size for layer in layers for size in layer.outputs[: -1 if layer.ends_early else None]]
-    inputs = [size for layer in layers for size in layer.inputs]
-    yield make("outputs of attention and feed-forward", n, len(outputs), sum(outputs))
-    yield make("gradients of their inputs", n, len(inputs), sum(inputs))
+    layers, ends = branches_of(config, rows, length, precision)
+    divided = divides_tokens(length, n)
+    yield from of_branches(layers, ends, n, divided=divided, recompute=recompute)
     width = low_width(precision) if mesh.data > 1 else 4
     summed = [
         (group.count, piece.size)
         for group in groups(config, mesh)
         for piece in group.pieces
-        if piece.summed and piece.trained
+        if (piece.summed or (divided and piece.stream)) and piece.trained
     ]
     total = width * sum(count * size for count, size in summed)
     yield make("gradients of parameters that are not divided", n, sum(count for count, _ in summed), total)
@@ -116,9 +112,26 @@ def of_tensor(
         tokens = rows * length
         chunks = -(-tokens // rows_at_once(config.vocab_size // n))
         chunks = -(-tokens // -(-tokens // chunks))  # as torch.chunk makes them
-        yield make("embeddings", n, 1, embedded)
+        yield make("embeddings", n, 1, ends.embedded)
         yield make("maxima, denominators and targets of the softmax", n, 3 * chunks, 3 * 4 * tokens)
-        yield make("gradients of the inputs of the head", n, chunks, before_head)
+        yield make("gradients of the inputs of the head", n, chunks, ends.before_head)
+
+
+def of_branches(layers: list[Branches], ends: Ends, n: int, *, divided: bool, recompute: bool) -> Iterator[Collective]:
+    """Yield the communication of the attention and the feed-forward of all `layers` in a step, on a tensor axis of `n`
+    devices: sums of their outputs and of the gradients of their inputs or, if the tokens between them are `divided`,
+    gathers and scatters of as many bytes, and gathers at both `ends` of the blocks."""
+    inputs, outputs = [size for one in layers for size in one.inputs], [size for one in layers for size in one.outputs]
+    again = [size for one in layers for size in one.outputs[: -1 if one.ends_early else None]] if recompute else []
+    make = partial(Collective, "tensor")
+    kind = SCATTER if divided else SUM
+    yield make(kind, "outputs of attention and feed-forward", n, len(outputs + again), sum(outputs + again))
+    yield make(kind, "gradients of their inputs", n, len(inputs), sum(inputs))
+    if divided:
+        times = 1 + recompute
+        yield make(GATHER, "inputs of attention and feed-forward", n, times * len(inputs), times * sum(inputs))
+        yield make(GATHER, "gradients of their outputs", n, len(outputs), sum(outputs))
+        yield make(GATHER, "hidden states, and the gradients of embeddings", n, 2, ends.first + ends.last)
 
 
 def of_norms(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Iterator[Collective]:
@@ -133,6 +146,17 @@ def of_norms(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Itera
             numbers += config.d_head * (config.n_heads + max(n, config.n_kv_heads))
     yield Collective("tensor", GATHER, "queries and keys, for their norms", n, again * calls, again * width * numbers)
     yield Collective("tensor", SUM, "gradients of queries and keys", n, calls, width * numbers)
+
+
+@dataclass
+class Ends:
+    """The bytes of the embeddings, of the input of the first block, of the output of the last block, and of the inputs
+    of the head."""
+
+    embedded: int = 0
+    first: int = 0
+    last: int = 0
+    before_head: int = 0
 
 
 @dataclass
@@ -157,24 +181,29 @@ class Branches:
         self.ends_early = False
 
 
-def branches_of(config: DecoderConfig, rows: int, length: int, precision: str) -> tuple[list[Branches], int, int]:
+def branches_of(config: DecoderConfig, rows: int, length: int, precision: str) -> tuple[list[Branches], Ends]:
     """Return the sizes of the attention and the feed-forward of each layer in a batch of `rows` windows of `length`
-    tokens, the bytes of the embeddings, and the bytes of the inputs of the head. They are measured in a dry run of the
-    forward with two blocks of each kind."""
+    tokens, and those before and after the blocks. They are measured in a dry run of the forward with two blocks of each
+    kind."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)
     chosen = [layer for layer in sorted({*kinds}) for _ in range(2)]
-    noted = [Branches() for _ in chosen]
+    noted, ends = [Branches() for _ in chosen], Ends()
+
+    def note_ends(block: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
+        ends.first, ends.last = ends.first or given[0].nbytes, output.nbytes
+
     with FakeTensorMode(), SizeLimit(1 << 62), Shortened(), torch.no_grad(), computing_in(AUTOCAST[precision]):
         model = Decoder(reduced(config, chosen))
         for branches, block in zip(noted, model.blocks):
             for name, child in block.named_children():
                 child.register_forward_hook(branches.note if name in ("attn", "mlp") else branches.note_other)
+            block.register_forward_hook(note_ends)
         tokens = torch.zeros(rows, length, dtype=torch.int64)
         embedded, before_head = model.embed(tokens), model.embed_out(model.hidden_of_checked(tokens, None, None))
     layers = [noted[chosen.index(kind) + (kind != layer)] for layer, kind in enumerate(kinds)]
-    return layers, embedded.nbytes, before_head.nbytes
+    return layers, replace(ends, embedded=embedded.nbytes, before_head=before_head.nbytes)
 
 
 def of_muon(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
