@@ -40,10 +40,10 @@ SETUPS = (
     Setup("llama-3.1-8b", "replicate=64 shard=8", 2),
     Setup("llama-3.1-70b", "shard=8", 1),
     Setup("llama-3.1-70b", "shard=64", 1),
-    Setup("llama-3.1-70b", "shard=8 tensor=8", 1),
-    Setup("llama-3.1-70b", "shard=32 tensor=8", 1),
+    Setup("llama-3.1-70b", "shard=8 tensor=8", 8),
+    Setup("llama-3.1-70b", "shard=32 tensor=8", 14),
     Setup("llama-3.1-70b", "replicate=8 shard=64", 1),
-    Setup("llama-3.1-70b", "replicate=8 shard=8 tensor=8", 1),
+    Setup("llama-3.1-70b", "replicate=8 shard=8 tensor=8", 8),
 )
 
 

@@ -9,6 +9,8 @@ from torch.distributed import DeviceMesh
 
 from onward.parallel.parts import all_gathered, piece
 
+reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor  # before 2.13
+
 
 class Copy(torch.autograd.Function):
     """The autograd function of the input of a divided module: the identity, whose gradient is summed over the
@@ -98,7 +100,7 @@ def scattered(x: Tensor, mesh: DeviceMesh) -> Tensor:
     without gradient."""
     parts = torch.stack(x.split(x.size(1) // mesh.size(), 1))
     own = torch.empty_like(parts[0])
-    distributed.reduce_scatter_tensor(own, parts.flatten(0, 1), group=mesh.get_group())
+    reduce_scatter(own, parts.flatten(0, 1), group=mesh.get_group())
     return own
 
 
