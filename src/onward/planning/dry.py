@@ -174,7 +174,7 @@ def divide_stream(model: Decoder, own: int, parts: int) -> None:
     cut: Any = lambda module, *given: given[-1][:, :own].clone()
     grow: Any = lambda x: x.repeat(1, parts, 1)
     for block in model.blocks:
-        for branch in (block._modules[name] for name in ("attn", "mlp") if name in block._modules):
+        for branch in (child for name, child in block.named_children() if name in ("attn", "mlp")):
             branch.register_forward_pre_hook(lambda module, given: (grow(given[0]), *given[1:]))
             branch.register_forward_hook(cut)
     model.dropout.register_forward_hook(cut)  # the last module before the blocks
