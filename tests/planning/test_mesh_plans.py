@@ -61,6 +61,10 @@ def test_plan_of_a_vocabulary_that_is_not_divided_is_what_a_rank_does() -> None:
     assert_planned(DECODERS["gemma2"], Mesh(shard=2, tensor=2), 12)
 
 
+def test_plan_of_tokens_that_are_not_divided_is_what_a_rank_does() -> None:
+    assert_planned(EVEN["llama"], Mesh(tensor=2), 11, recompute=True)
+
+
 def test_plan_of_a_loss_in_chunks_is_what_a_rank_does() -> None:
     assert_planned(config(vocab_size=1 << 21), Mesh(tensor=2), 24)
 
