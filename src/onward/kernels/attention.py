@@ -64,8 +64,8 @@ def plain_attend(
 
 
 def takes_kernel(q: Tensor, keys: Tensor, values: Tensor, slots: int) -> bool:
-    """Return whether the CPU kernel computes attention with these keys and values of a KV cache, for queries q
-    (B, T, H, E), each of which sees up to `slots` positions."""
+    """Return whether the CPU kernel can compute attention of queries q (B, T, H, E), each of which sees up to `slots`
+    positions, to these keys and values of a KV cache, contiguous or paged."""
     return (
         q.numel() * slots >= MIN_WORK
         and keys.dtype == values.dtype == q.dtype
@@ -89,8 +89,8 @@ def attend(
     sinks: Tensor | None,
     slopes: Tensor | None = None,
 ) -> Tensor:
-    """Compute `plain_attend` by a kernel, on a CPU, for queries in the dtype of the cache; the arguments are those of
-    `plain_attend`. Raises Unreadable for tensors that the kernel cannot read."""
+    """Compute the attention of `plain_attend` by a CPU kernel, which reads the KV cache in place; the arguments are the
+    same, with queries in the dtype of the cache. Raises Unreadable for tensors that the kernel cannot read."""
     (rows, tokens, heads, d_head), threads, dtype = q.shape, torch.get_num_threads(), q.dtype
     slots, kv_heads, d_value = keys.size(1), keys.size(2), values.size(-1)
     positions, q = positions.contiguous(), q.contiguous()

@@ -17,7 +17,7 @@ class NoCompiler(UserWarning):
 @cache
 def unavailable() -> str:
     """Return the reason why kernels cannot be compiled on this machine, with a warning at the first call; "" if they
-    can."""
+    can be compiled."""
     if reason := lacking():
         warnings.warn(
             NoCompiler(f"decoding is slower here, since its kernels cannot be compiled: {reason}"), stacklevel=3
@@ -47,15 +47,16 @@ def lacking() -> str:
 
 
 def openmp() -> ctypes.CDLL:
-    """Return the library of PyTorch that contains OpenMP's functions, by which kernels run in PyTorch's threads."""
+    """Return the shared library that contains the OpenMP functions of PyTorch, so that kernels run in PyTorch's
+    threads."""
     import torch
 
     return ctypes.CDLL(torch._C.__file__)
 
 
 def may_execute() -> bool:
-    """Return whether the system lets this process execute memory that it has filled with code, as compiled kernels
-    need; LLVM would not report a refusal."""
+    """Return whether the system lets this process execute memory that it has filled with code, which compiled kernels
+    need; checked here because LLVM would not report a refusal."""
     page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     page.write(b"\0")
     address = ctypes.addressof(ctypes.c_char.from_buffer(page))

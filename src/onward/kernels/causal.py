@@ -18,8 +18,8 @@ LANES = 16  # tokens and numbers of a head are multiples of it
 
 
 def takes_kernel(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether the kernel should compute causal attention, with gradients, for q (B, T, H, E), k and v (B, T, K,
-    E)."""
+    """Return whether the CPU kernel, not PyTorch, should compute causal attention with gradients for q (B, T, H, E), k
+    and v (B, T, K, E)."""
     if not torch.is_grad_enabled() or not any(each.requires_grad for each in (q, k, v)) or not q.dim() == k.dim() == 4:
         return False
     (rows, tokens, heads, width), kv_heads = q.shape, k.size(2)
@@ -34,13 +34,14 @@ def takes_kernel(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Compute causal self-attention (B, T, H, E) of q (B, T, H, E), k and v (B, T, K, E) by the kernel, with gradients;
-    `scale` multiplies the scores."""
+    """Compute causal self-attention of q (B, T, H, E), k and v (B, T, K, E) by the CPU kernel, with gradients; `scale`
+    multiplies the scores. Returns (B, T, H, E)."""
     return CausalAttention.apply(q, k, v, scale)  # type: ignore[no-any-return]
 
 
 class CausalAttention(torch.autograd.Function):
-    """The autograd function of `causal_attention`."""
+    """The autograd function of `causal_attention`: one kernel computes the output, another the gradients of q, k and
+    v."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -66,8 +67,8 @@ class CausalAttention(torch.autograd.Function):
 
 
 def with_tokens(x: Tensor) -> Tensor:
-    """Return x (B, T, H, E) itself if its heads are contiguous and its tokens equally far apart, or a contiguous
-    copy."""
+    """Return x (B, T, H, E) in a layout that the kernel reads: x itself if the heads of each token are contiguous and
+    all tokens are equally far apart in memory, else a contiguous copy."""
     rows, tokens, heads, width = x.shape
     of_row, of_token, of_head, of_number = x.stride()
     heads_are_contiguous = of_number == 1 and (of_head == width or heads == 1)
@@ -75,7 +76,9 @@ def with_tokens(x: Tensor) -> Tensor:
 
 
 def launch(kernel: Any, shape: Any, inputs: tuple[Tensor, ...], *outputs: int) -> None:
-    """Call a kernel for q, k and v, each `with_tokens`; `outputs` are the addresses before those of the inputs."""
+    """Call a compiled kernel of causal attention for `inputs`, the tensors q, k and v in the layout of `with_tokens`.
+    `shape` has the constants for which the kernel was compiled; `outputs` are the memory addresses of the kernel's
+    first arguments, before the inputs."""
     (rows, tokens, _, _), threads = inputs[0].shape, torch.get_num_threads()
     _scratch, numbers = buffer((threads, shape.scratch(tokens)), torch.float32)
     strides = (x.stride(1) for x in inputs)

@@ -58,8 +58,8 @@ def takes_kernel(logits: Tensor, targets: Tensor, ignored: int) -> bool:
 def by_kernel(
     logits: Tensor, targets: Tensor, ignored: int, gradient: tuple[Tensor, int] | tuple[None, int] = (None, 0)
 ) -> Tensor:
-    """Compute the cross-entropies (N,) of logits (N, V) by the CPU kernel, which also writes their gradient to
-    `gradient`, a buffer (N, V) and its address; (None, 0): no gradient."""
+    """Compute the cross-entropies (N,) of logits (N, V) by the CPU kernel. The kernel also writes the gradient of their
+    sum to `gradient`, a pair of a tensor (N, V) and its memory address; (None, 0): no gradient."""
     logits, targets = logits.contiguous(), targets.contiguous()
     rows, width = logits.shape
     losses, of_rows = buffer((rows,), torch.float32)

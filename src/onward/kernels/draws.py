@@ -32,8 +32,8 @@ def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int | Ten
 
 
 def uniform(seeds: Tensor, index: Tensor, purpose: int) -> Tensor:
-    """Return uniform random numbers in [0, 1), fp64: each is a pure function of a seed, a token index and `purpose`, as
-    in `draw`."""
+    """Return uniform random numbers in [0, 1) in fp64, one for each element of `seeds` and of `index`, tensors of one
+    shape. Each number is a pure function of its seed, its token index and `purpose`, as in `draw`."""
     return shift_right(counter_hash(seeds, index, purpose), 11).double() * 2.0**-53
 
 
@@ -46,7 +46,8 @@ def counter_hash(seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
 
 
 def scramble(x: Tensor) -> Tensor:
-    """Mix the bits of the int64 numbers x: the output function of the random number generator SplitMix64."""
+    """Mix the bits of the int64 numbers x, elementwise, by the output function of the random number generator
+    SplitMix64; the hash of `counter_hash` uses it."""
     for bits, multiplier in zip((30, 27), MULTIPLIERS):
         x = shift_right(x, bits).bitwise_xor_(x).mul_(signed(multiplier))
     return shift_right(x, 31).bitwise_xor_(x)

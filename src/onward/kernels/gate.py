@@ -38,7 +38,7 @@ def gate(x: Tensor, y: Tensor, activation: Activation) -> Tensor:
 
 
 def takes_kernel(x: Tensor, y: Tensor) -> bool:
-    """Return whether the CPU kernel, not PyTorch, computes the product activation(x) * y."""
+    """Return whether the CPU kernel, not PyTorch, computes the product activation(x) * y of a gated feed-forward."""
     return is_worth("gate", x) and all(fits(each, x.dtype, *x.shape) and each.is_contiguous() for each in (x, y))
 
 

@@ -56,13 +56,15 @@ def max_rows(dtype: torch.dtype) -> int:
 
 
 def has_few_rows(x: Tensor) -> bool:
-    """Return whether a kernel may multiply x (..., I): it can read x, and x has at most `max_rows` rows."""
+    """Return whether a CPU kernel may multiply x (..., I) with a weight: the kernel can read x, and x has at most
+    `max_rows` rows (vectors of size I)."""
     return takes_kernels(x) and x.dim() > 0 and 0 < x.numel() <= max_rows(x.dtype) * x.size(-1)
 
 
 def run(kernel: Callable[..., None], x: Tensor, weight: int, scales: int, bias: Tensor | None, outputs: int) -> Tensor:
-    """Call a compiled kernel that multiplies x (..., I) with a weight, and return its result (..., outputs). `weight`
-    and `scales` are memory addresses. Raises Unreadable if the kernel cannot read x or the bias."""
+    """Call a compiled kernel that multiplies x (..., I) with a weight, and return the result (..., outputs). `weight`
+    and `scales` are the memory addresses of the weight and of its quantization scales (0 for an unquantized weight).
+    Raises Unreadable if the kernel cannot read x or the bias."""
     x, inputs, dtype = x.contiguous(), x.size(-1), x.dtype
     y, target = buffer((*x.shape[:-1], outputs), dtype)
     threads = torch.get_num_threads() if outputs * inputs >= MIN_PARALLEL else 1

@@ -16,13 +16,14 @@ class Unreadable(Exception):
 
 
 def buffer(shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, int]:
-    """Allocate a contiguous, uninitialized tensor in the memory of the CPU; return it and its address."""
+    """Allocate a contiguous, uninitialized tensor in the memory of the CPU; return the tensor and its memory
+    address."""
     tensor = allocate(shape, dtype=dtype, device="cpu")
     return tensor, tensor.data_ptr()
 
 
 def filled(values: Sequence[float], dtype: torch.dtype) -> tuple[Tensor, int]:
-    """Make a tensor (N,) of these values; return it and its address."""
+    """Make a tensor (N,) of these values in `dtype`; return the tensor and its memory address."""
     tensor = torch.tensor(values, dtype=dtype, device="cpu")
     return tensor, tensor.data_ptr()
 
@@ -54,8 +55,9 @@ def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int:
 
 
 def rows_address(tensor: Tensor, dtype: torch.dtype, rows: int, *shape: int) -> tuple[int, int]:
-    """Return the memory address of a tensor of at least `rows` rows, each contiguous and of shape (S, ...), and the
-    distance of two rows, in vectors (...). Raises Unreadable for any other tensor."""
+    """Return the memory address of a tensor of at least `rows` rows, each contiguous and of shape `shape` = (S, ...),
+    and the distance of two rows in memory, as a number of vectors (...), S if rows are adjacent. Raises Unreadable for
+    any other tensor."""
     if len(tensor) < rows or not rows:
         raise Unreadable(f"{rows} rows are needed: these are {len(tensor)}")
     start, size = address(tensor[0], dtype, *shape), math.prod(shape[1:])

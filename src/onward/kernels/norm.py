@@ -33,7 +33,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.
 
 
 def takes_kernel(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether the CPU kernel, not PyTorch, computes the RMSNorm of x in `dtype`."""
+    """Return whether the CPU kernel, not PyTorch, computes the RMSNorm of x with this weight, for a result in
+    `dtype`."""
     return (
         weight.dtype in DTYPES
         and dtype in DTYPES

@@ -17,8 +17,8 @@ BLOCK = 512  # outputs that are dequantized at a time
 
 
 def plain_quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply x (..., I) with a quantized weight, given by codes and scales, in plain PyTorch, and add a bias (O,);
-    return (..., O)."""
+    """Multiply x (..., I) with a quantized weight (O, I), stored as int8 or packed int4 `codes` and floating-point
+    `scales`, in plain PyTorch, and add a bias (O,); return (..., O)."""
     y = x.new_empty(*x.shape[:-1], len(codes))
     for start in range(0, len(codes), BLOCK):  # a block at a time stays in a CPU's cache
         rows = slice(start, start + BLOCK)
@@ -33,7 +33,8 @@ def dequantize_weight(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tens
 
 
 def unpack(codes: Tensor) -> Tensor:
-    """Unpack the int8 or int4 codes of a weight to quantized integers (O, I), in int8."""
+    """Unpack the int8 or int4 codes of a quantized weight to one integer per number of the weight, (O, I) in int8; int4
+    codes are stored two in a byte."""
     if codes.dtype == torch.int8:
         return codes
     groups = codes.unflatten(1, (-1, GROUP // 2))
@@ -52,7 +53,7 @@ def quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | No
 
 
 def addresses(codes: Tensor, scales: Tensor, inputs: int) -> tuple[int, int]:
-    """Return the memory addresses of the codes and the scales of a quantized weight (O, I) with `inputs` columns.
+    """Return the memory addresses of the codes and of the scales of a quantized weight (O, I), where I is `inputs`.
     Raises Unreadable if the kernel cannot read them."""
     outputs = len(codes)
     if codes.dtype == torch.int8:

@@ -23,8 +23,8 @@ def plain_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries or keys x (B, T, H, E) by their positions as `plain_rotate` does, on a CPU by a kernel if x is
-    large enough."""
+    """Rotate queries or keys x (B, T, H, E) by their positions (rotary embedding) as `plain_rotate` does, on a CPU by a
+    kernel if x is large enough."""
     if takes_kernel(x, cos, sin):
         return Rotation.apply(x, cos, sin)  # type: ignore[no-any-return]
     return plain_rotate(x, cos, sin)
@@ -39,7 +39,8 @@ def takes_kernel(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
 
 
 class Rotation(torch.autograd.Function):
-    """The autograd function of `rotate`: a kernel rotates x, and in the backward rotates the gradient back."""
+    """The autograd function of `rotate`: a kernel rotates x and, in the backward, rotates the gradient by the negative
+    angles."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ class Rotation(torch.autograd.Function):
 
 
 def by_kernel(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries or keys x (B, T, H, E) by the CPU kernel, as `plain_rotate` does, without a gradient."""
+    """Rotate queries or keys x (B, T, H, E) by the CPU kernel, as `plain_rotate` does, without support of gradients."""
     kernel = emitter("fused").rotation(x.size(2), x.size(3), cos.size(-1), DTYPES[x.dtype])
     tables = (table.expand(len(x), -1, -1, -1).contiguous() for table in (cos, sin))
     return run(kernel, x.contiguous(), *tables, items=x.size(0) * x.size(1))

@@ -31,14 +31,14 @@ def emitter(name: str) -> Any:
 
 
 def takes_kernels(x: Tensor) -> bool:
-    """Return whether a CPU kernel may compute a result from x: it can read x, and neither gradients nor autocast are
-    enabled."""
+    """Return whether a CPU kernel without gradients may compute a result from x: the kernel can read x, and neither
+    gradients nor autocast are enabled."""
     return not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and kernels_can_read(x)
 
 
 def kernels_can_read(x: Tensor) -> bool:
-    """Return whether CPU kernels can read x: it is a plain tensor in the memory of a CPU, and nothing watches the
-    operations of PyTorch."""
+    """Return whether CPU kernels can read x: x is a plain tensor in the memory of a CPU, and no tracer, mode or
+    transform has to see the operations of PyTorch."""
     return not is_watched() and type(x) is Tensor and torch._C._dispatch_keys(x).raw_repr() in plain_keys()
 
 
@@ -56,14 +56,16 @@ def is_watched() -> bool:
 
 
 def is_recorded() -> bool:
-    """Return whether the operations of a decoding step are being recorded, to be repeated by kernels."""
+    """Return whether the operations of a decoding step are being recorded, for a compiled step that will repeat them by
+    kernels."""
     return not torch.compiler.is_compiling() and getattr(_get_current_dispatch_mode(), "records_steps", False)
 
 
 @cache
 def plain_keys() -> frozenset[int]:
-    """Return the dispatch key sets of plain dense tensors in the memory of a CPU, by which kernels recognize tensors
-    that they can read: no subclasses, sparse or nested layouts, wrappers of transforms, lazy negation or zeros."""
+    """Return the dispatch key sets (as numbers) of plain dense tensors in the memory of a CPU. Kernels can read a
+    tensor with one of these; a subclass, a sparse or nested layout, a wrapper of a transform, or lazy negation has
+    another."""
     with torch.inference_mode(False):
         keys = [torch._C._dispatch_keys(torch.empty(0, device="cpu", dtype=torch.float32)).raw_repr()]
     with torch.inference_mode():
@@ -92,14 +94,14 @@ def is_worth(name: str, x: Tensor) -> bool:
 
 def run(kernel: Callable[..., None], x: Tensor, *others: Tensor, items: int) -> Tensor:
     """Call a CPU kernel that writes a tensor with the shape and dtype of x, its first input; return this tensor.
-    `others` are further inputs, and threads divide `items` units of work."""
+    `others` are further inputs; `items` is the number of pieces of work, such as rows, that threads divide."""
     y, target = buffer(x.shape, x.dtype)
     launch(kernel, target, x, *others, items=items)
     return y
 
 
 def launch(kernel: Callable[..., None], *arguments: Tensor | int, items: int) -> None:
-    """Call a CPU kernel with numbers and the addresses of contiguous tensors, in the order of its arguments; threads
-    divide `items` units of work, such as rows."""
+    """Call a CPU kernel with `arguments`, contiguous tensors (passed by address) or numbers, in the order of the
+    kernel's arguments. `items` is the number of pieces of work, such as rows, that threads divide."""
     values = (address(each, each.dtype, *each.shape) if isinstance(each, Tensor) else each for each in arguments)
     kernel(*values, items, torch.get_num_threads())
