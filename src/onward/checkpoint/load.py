@@ -63,7 +63,8 @@ def load_source(
     allow_nonfinite: bool = False,
     quantize: str | None = None,
 ) -> tuple[Decoder, dict[str, Any]]:
-    """Load the decoder of an opened source, and its config.json. The arguments and errors are those of `load_model`."""
+    """Load the decoder of an opened source. Returns (decoder, its config.json); the other arguments and the errors are
+    those of `load_model`."""
     try:
         outline = source.outline()
         model, stored, tied = outline.model, outline.stored, outline.config.tied

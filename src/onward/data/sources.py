@@ -91,8 +91,8 @@ def passages(
 
 
 def texts(sources: Sequence[Source], field: str, encoding: str, sizes: Sizes) -> Iterator[tuple[Piece, str]]:
-    """Yield (piece, text) for the texts of all pieces of all sources. Arguments as of `documents`. Raises a UserError
-    if all documents of a source are empty."""
+    """Yield (piece, text) for each text, a document or a part of a large one, in the pieces of all sources. Arguments
+    as of `documents`. Raises a UserError if all documents of a source are empty."""
     check_named(sources)
     for source in sources:
         blank = True

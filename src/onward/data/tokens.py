@@ -93,8 +93,8 @@ class Tokens:
         return starts[(starts >= 0) & (starts < stop - start)]
 
     def spans_in(self, start: int, stop: int) -> Iterator[tuple[Span, int]]:
-        """Yield the spans, parts of shards, that hold the tokens [start, stop), clipped to this range; each with its
-        offset from `start`."""
+        """Yield (span, offset from `start`) for each part of a shard that holds tokens of the range [start, stop), cut
+        to this range."""
         if stop > start:
             i, j = np.searchsorted(self.offsets, [start, stop - 1], side="right") - 1
             for span, offset in zip(self.spans[i : j + 1], self.offsets[i : j + 1].tolist()):
@@ -259,8 +259,8 @@ def known_fields(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 
 
 def spans(folder: Path, shards: Sequence[Shard], dtype: np.dtype[Any], verify: str) -> Iterator[Span]:
-    """Yield a Span, with all tokens, for each shard of a source; see `load_tokens` for `verify`. Raises a UserError for
-    a shard that is missing or has changed."""
+    """Yield, for each shard of a source in `folder`, a Span of all its tokens, in the dtype `dtype`; `verify` is as for
+    `load_tokens`. Raises a UserError for a shard that is missing or has changed."""
     for number, shard in enumerate(shards):
         ids = folder / Path(shard.file).name
         ends = ids.with_suffix(".ends")

@@ -169,8 +169,8 @@ class ValidationWindows:
 
 def cut(segments: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Batch:
     """Return a batch of windows of `length` tokens that begin at `segments`, pairs (tokens of a text, index of the
-    first token). Beyond the end of a text they are padded with token 0 and the target IGNORE_INDEX. `pack` is that of
-    `Windows`."""
+    window's first token). Beyond the end of a text they are padded with token 0 and the target IGNORE_INDEX. `pack`,
+    "documents" or "stream", is as for `Windows`."""
     tokens = np.zeros((len(segments), length), np.int64)
     targets = np.full((len(segments), length), IGNORE_INDEX)
     for row, (text, start) in enumerate(segments):
@@ -225,8 +225,8 @@ def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:
 
 
 def take(position: int, number: int, skipped: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """Return the numbers of the next `number` windows from `position` on, without those in the half-open ranges
-    `skipped`, such as windows of failed steps; and the position after them."""
+    """Return (the numbers of the next `number` windows from the position `position` on, the position after them).
+    Windows in the half-open ranges `skipped`, such as those of failed steps, are left out."""
     left = (i for i in count(position) if not any(first <= i < end for first, end in skipped))
     taken = list(islice(left, number))
     return taken, taken[-1] + 1 if taken else position

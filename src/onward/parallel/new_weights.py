@@ -20,8 +20,8 @@ ALLOCATIONS = [getattr(torch.ops.aten, name) for name in ("empty", "zeros", "one
 
 
 class MatricesOnMeta(TorchDispatchMode):
-    """A context in which new tensors of two or more dimensions are on the meta device. Random values for them are drawn
-    and dropped, so that the random generator advances as usual."""
+    """A context in which new tensors of two or more dimensions are on the meta device, to save memory. Random values
+    for them are drawn and dropped, so that the random generator advances as it would with them."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

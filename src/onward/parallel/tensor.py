@@ -99,8 +99,8 @@ TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and 
 
 
 def rule_of(branch: nn.Module, name: str, n: int) -> Rule:
-    """Return how `n` processes hold a parameter of a branch (the attention or the feed-forward of a block), given its
-    name in the branch. Raises a UserError for a parameter for which this is not defined."""
+    """Return how `n` processes hold a parameter of a branch (the attention or the feed-forward of a block), given by
+    its name in the branch, such as q.weight. Raises a UserError if no rule is defined for the parameter."""
     weight, adapter, own = name.partition("_lora.")  # of an adapter, name.weight_lora.adapter.a or stack_lora.adapter.a
     table, path = TABLE.get(type(branch), {}), weight.split(".")
     known = [".".join(path[:i]) for i in range(len(path), 0, -1)]
@@ -271,9 +271,9 @@ def narrow(branch: nn.Module, rules: dict[tuple[nn.Module, str], Rule | None], n
 
 
 def normalize_gathered(branch: nn.Module, model: Decoder, layer: int, mesh: DeviceMesh) -> None:
-    """Let norms of queries and keys that normalize all heads together, or have a weight for each head, see all heads:
-    they gather the heads of all processes, and each process keeps its own of the result. `branch` is the attention of a
-    `layer` of `model`; other branches stay as they are."""
+    """Register hooks for norms of queries and keys that need all heads, since they normalize all heads together or have
+    a weight for each head: they gather the heads of all processes, and each process keeps the results of its own heads.
+    `branch` is the attention of layer `layer` of `model`; nothing changes for other norms and branches."""
     part = at(model.config.attention, layer)
     if not isinstance(branch, SelfAttentionModule) or not isinstance(part, SelfAttention):
         return

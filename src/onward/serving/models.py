@@ -34,8 +34,8 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Served:
-    """A model under the name that clients use, with its engine. `adapter` is the name of its LoRA adapter in the
-    engine, "" for the model alone."""
+    """A model under the name by which clients request it, with its engine. `adapter` is the name of its LoRA adapter in
+    the engine, "" for the model without adapter."""
 
     name: str
     root: str  # the model as named in the command

@@ -31,10 +31,10 @@ TOKENS = 1 << 22  # prompts x answers x the most tokens of each, at most
 
 
 class Service:
-    """The state of the server: its models, the engine's thread and the limits. Used in the event loop alone. `state` is
-    "loading" until the models are there, and "draining" once the server is to end. `pending` counts the answers that
-    are not done. `observe_job` is called with each job that ends, and `observe_step` after each step, in the engine's
-    thread, with the engine and its new tokens."""
+    """The state of the server: its models, the engines' thread and the limits. Used only in the event loop. `state` is
+    "loading" until the models are loaded, then "ready", and "draining" once the server is to end. `pending` counts the
+    answers that are not done. `observe_job` is called with each job (a client's request) that ends, and `observe_step`
+    after each step, in the engines' thread, with the engine and its new tokens."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits

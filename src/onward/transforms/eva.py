@@ -114,12 +114,13 @@ class LayerInputs:
 
 @torch.no_grad()
 def explained_variance(model: Decoder, lora: LoRA, batches: Iterable[Rows], name: str = "default") -> dict[str, int]:
-    """Initialize the new adapters called `name` by EVA: A is the first principal components of the layer's inputs at
-    the tokens that count, and B is 0. Reads batches, each (tokens, positions, mask of the tokens that count), until the
-    components have converged, or there are no more. Adapters of embeddings keep their usual values.
+    """Initialize the new adapters called `name`, which were added with the settings `lora`, by EVA: A is the first
+    principal components of the layer's inputs, and B is 0. Reads `batches` (token ids, positions, mask of the tokens
+    whose inputs count) until the components have converged, or there are no more. Adapters of embeddings keep their
+    usual values.
 
     Ranks are distributed over the layers by the share of the variance that a component explains, and their sum stays
-    the same; a layer of rank 0 has no adapter. Returns the ranks of the layers.
+    the same; a layer of rank 0 has no adapter. Returns {name of the layer: rank}.
 
     Raises a UserError for stacks of experts, and for batches with too few tokens.
     """

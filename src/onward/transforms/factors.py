@@ -15,9 +15,9 @@ OVERSAMPLED = 8  # singular values of a randomized SVD beyond those that are nee
 
 
 def principal(weight: Tensor, rank: int, scaling: float, iterations: int = 0) -> tuple[Tensor, Tensor]:
-    """Return A (R, I) and B (O, R), the first values of an adapter by PiSSA: scaling B A is the best approximation of
-    the weight (O, I) of this rank, and the singular values are divided equally between A and B. With `iterations` > 0,
-    by a randomized SVD."""
+    """Return A (R, I) and B (O, R), the first values of an adapter of rank R by PiSSA: `scaling` times B A is the best
+    approximation of the weight (O, I) of this rank, and the singular values are divided equally between A and B. With
+    `iterations` > 0, they are computed by a randomized SVD with this number of power iterations."""
     exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
     if iterations:
         u, s, v = torch.svd_lowrank(exact, min(rank + OVERSAMPLED, *exact.shape[-2:]), iterations)
@@ -36,8 +36,8 @@ def orthonormal(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def parts_of(weight: Tensor, init: Initialization, rank: int, scaling: float) -> tuple[Tensor, Tensor]:
-    """Return A (R, I) and B (O, R), the first values of an adapter by an initialization that begins with a part of the
-    weight, such as PiSSA."""
+    """Return A (R, I) and B (O, R), the first values of an adapter of the given rank, by an initialization that begins
+    with a part of the weight (O, I), such as PiSSA. `scaling` is the factor of B A in the adapter's output."""
     if isinstance(init, PiSSA):
         return principal(weight, rank, scaling, init.iterations)
     if isinstance(init, OLoRA):

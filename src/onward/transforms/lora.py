@@ -128,8 +128,8 @@ def check_tokens(model: Decoder, lora: LoRA, trained: Set[str]) -> None:
 
 
 def add_token_rows(model: Decoder, name: str, ids: Tensor, rows: Tensor) -> None:
-    """Add trained embeddings of the tokens `ids` (N,), in ascending order, to the LoRA adapters called `name`. Their
-    first values are `rows` (N, D)."""
+    """Add trainable embeddings of the tokens `ids` (N,), in ascending order, to the LoRA adapters called `name`; their
+    initial values are `rows` (N, D)."""
     exact = torch.promote_types(rows.dtype, torch.float32)
     parameter = nn.Parameter(rows.detach().to(exact, copy=True))
     for module in (model.embed, model.head) if model.config.tied else (model.embed,):
@@ -237,8 +237,8 @@ def adapter_names(model: nn.Module) -> list[str]:
 
 @checked
 def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextManager[None]:
-    """Return a context in which a model uses one of its LoRA adapters, none (""), or, for a sequence, one adapter per
-    row of the batch.
+    """Return a context in which a model uses the LoRA adapter `name`, none if it is "", or, for a sequence of names,
+    one adapter for each row of the batch.
 
     Raises a UserError for an adapter that the model does not have.
     """
@@ -249,7 +249,8 @@ def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextMan
 
 
 def check_adapter(name: str, known: Sequence[str]) -> None:
-    """Raise a UserError if `name` is not among the `known` adapters; "" stands for no adapter."""
+    """Raise a UserError, with the nearest name, if `name` is not among the `known` names of adapters; "" stands for no
+    adapter and is accepted."""
     if name and name not in known:
         hint = nearest(name, known) if known else "the model has none: load one with adapter"
         raise UserError(f"there is no adapter with the name {name!r}: {hint}")
@@ -257,8 +258,8 @@ def check_adapter(name: str, known: Sequence[str]) -> None:
 
 @torch.no_grad()
 def joined_adapters(model: Decoder, name: str) -> dict[str, Adapter]:
-    """Return the LoRA adapters called `name`, by weight. If they are on top of others, each is joined with the adapter
-    below it: one adapter of the sum of their ranks."""
+    """Return the LoRA adapters called `name`, by the name of their weight, for saving. If they were added on top of
+    other adapters, each is joined with the adapter below it to one adapter, whose rank is the sum of both ranks."""
     joined = {weight: adapter for weight, _, adapter in adapters_of(model, name)}
     for weight, target, lower in adapters_of(model, selection(model).below.get(name, "")):
         parts = [lower, *([joined[weight]] if weight in joined else [])]
@@ -272,8 +273,8 @@ def joined_adapters(model: Decoder, name: str) -> dict[str, Adapter]:
 
 
 def on_top(model: Decoder, lora: LoRA, lower: str, name: str = "default") -> None:
-    """Add LoRA adapters called `name` on top of frozen ones called `lower`, which apply first. Raises a UserError for
-    DoRA, whose magnitudes are those of rows of the base."""
+    """Add LoRA adapters called `name` on top of the model's frozen adapters called `lower`, whose changes stay in use.
+    Raises a UserError for DoRA, whose magnitudes are those of rows of the base weights."""
     if lora.dora or any(adapter.magnitude is not None for _, _, adapter in adapters_of(model, lower)):
         raise UserError("dora does not support adapters on a frozen adapter: merge the first, or leave dora out")
     add_adapters(model, lora, name)

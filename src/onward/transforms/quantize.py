@@ -125,8 +125,8 @@ class QuantizedLinear(nn.Module):
 
 
 def quantize_model(model: nn.Module, precision: str) -> list[str]:
-    """Replace the linear layers of a model by quantized ones, in place. Returns the names of the layers that are not
-    replaced; see `choose_layers`."""
+    """Replace the linear layers of a model by quantized ones, in place; `precision` is int8 or int4. Returns the names
+    of the layers that are not replaced; see `choose_layers`."""
     chosen, kept = choose_layers(model, precision)
     for name, kind in chosen.items():
         model.set_submodule(name, QuantizedLinear.of(model.get_submodule(name), kind))  # type: ignore[arg-type]
@@ -134,8 +134,8 @@ def quantize_model(model: nn.Module, precision: str) -> list[str]:
 
 
 def choose_layers(model: nn.Module, precision: str) -> tuple[dict[str, Precision], list[str]]:
-    """Return the linear layers to quantize, each with its precision, and the names of the others: for int4, layers
-    whose number of inputs is not a multiple of 32.
+    """Return the linear layers to quantize, {name: precision}, and the names of the other linear layers: for int4,
+    those whose number of inputs is not a multiple of 32.
 
     A head that shares its weight with the embedding becomes int8. Embeddings, norms, routers and stacks of experts are
     not quantized. Raises a UserError for an unknown precision, and for a model that is quantized already.

@@ -90,8 +90,8 @@ def write_progress(new: Path, progress: dict[str, Any]) -> None:
 
 
 def show(folder: Path, run: Path) -> None:
-    """Link or copy the model of a checkpoint, or its adapter, into the run folder, which can then be loaded as a
-    model."""
+    """Link or copy the model in `folder`, a checkpoint, or its adapter, into the run folder `run`, which can then be
+    loaded as a model."""
     for name in ADAPTER_FILES if (folder / ADAPTER_CONFIG).exists() else (SINGLE, CONFIG):
         with atomic_write(run / name) as new:
             try:

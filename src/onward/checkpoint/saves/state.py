@@ -102,5 +102,6 @@ def optimizer_tensors(model: Decoder, optimizers: Sequence[Optimizer]) -> dict[s
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors to the CPU; a tensor that is divided over processes (DTensor) is gathered first."""
+    """Return copies of tensors, by name, on the CPU; a tensor that is divided over processes (DTensor) is gathered
+    first."""
     return {name: gathered(tensor).to("cpu", copy=True) for name, tensor in tensors.items()}
