@@ -50,8 +50,8 @@ class Listening(Limits):
     drain: Annotated[float, Range(0, 86400)] = 30.0  # seconds to finish running answers after SIGTERM
 
     def keys(self) -> list[str]:
-        """Return the API keys from the options, the environment and the file of keys; [] if no key is needed. Raises a
-        UserError for a file that cannot be read or has no keys, and for an empty key."""
+        """Return the API keys that clients may use, from the options, the environment and the file of keys; [] if no
+        key is needed. Raises a UserError for a file that cannot be read or has no keys, and for an empty key."""
         keys = [*self.api_key, *([os.environ[KEY_VARIABLE]] if os.environ.get(KEY_VARIABLE) else [])]
         if self.api_key_file:
             try:

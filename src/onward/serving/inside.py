@@ -37,7 +37,8 @@ KEPT = 32  # logits that are kept for the next request
 
 
 class Inside(SamplingFields):
-    """A text as token ids, and a position in it: after which a token is predicted, by default the last one."""
+    """The body of a request to look inside a model: a text as token ids, and the index of the token after which the
+    next token is predicted, by default the last one; its other fields are the sampling options."""
 
     tokens: Annotated[list[int], Field(min_length=1, max_length=MOST)]
     position: int | None = None
@@ -97,14 +98,14 @@ class Logits:
 
 
 def piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
-    """Return a token as a JSON object of its id and text, for the server's page."""
+    """Return {"token": id, "text": the token's text} for the server's page."""
     return {"token": token, "text": tokenizer.piece(token)}
 
 
 @router.post("/distribution")
 async def distribution(body: Inside, http: Request) -> dict[str, Any]:
-    """Return as JSON the likeliest next tokens with their probabilities, before and after the sampling options, which
-    are those of a completion."""
+    """Return as JSON the likeliest next tokens after the position of the request, each with its probability before and
+    after the request's sampling options, and the number of tokens that can be sampled."""
     service, served, tokens, position = text_of(body, http)
     options = body.options(None)
     before_position = tokens[: position + 1]
@@ -145,7 +146,8 @@ async def lens(body: Inside, http: Request) -> dict[str, Any]:
 
 @router.post("/attention")
 async def attention(body: Inside, http: Request) -> dict[str, Any]:
-    """Return as JSON the attention of the token at the position to each token before it, [layer][head][token]."""
+    """Return as JSON the attention weights of the token at the position to itself and each earlier token,
+    [layer][head][token]."""
     service, served, tokens, position = text_of(body, http)
     maps = await looked(service, served, lambda: attention_maps(served.lm.model, tokens[: position + 1]))
     return {"weights": [[[round(w, 4) for w in head] for head in layer[:, -1].tolist()] for layer in maps]}
@@ -153,7 +155,8 @@ async def attention(body: Inside, http: Request) -> dict[str, Any]:
 
 @router.post("/attribution")
 async def attribution(body: Inside, http: Request) -> dict[str, Any]:
-    """Return as JSON the contributions of heads and layers to the logit of a token after the position."""
+    """Return as JSON the contributions of the embedding, the heads [layer][head] and the feed-forward of each layer to
+    the logit of the token `target` after the position, by default the likeliest token."""
     service, served, tokens, position = text_of(body, http)
     attributed = await looked(
         service, served, lambda: logit_attribution(served.lm.model, tokens[: position + 1], target=body.target)
@@ -169,7 +172,8 @@ async def attribution(body: Inside, http: Request) -> dict[str, Any]:
 
 @router.get("/roles")
 async def roles(http: Request, model: str | None = None) -> dict[str, Any]:
-    """Return as JSON the role of each head, [layer][head]; "" if it has none. They are computed once per model."""
+    """Return as JSON the role of each attention head, such as induction, [layer][head]; "" for a head without role.
+    They are computed once per model. `model` is the model's name, by default the first."""
     service = service_of(http)
     served = service.model(model)
     known: dict[str, list[list[str]]] = http.app.state.roles

@@ -16,7 +16,7 @@ router = APIRouter(tags=["OpenAI"])
 
 @router.get("/v1/models")
 async def models(http: Request) -> dict[str, Any]:
-    """Return as JSON the list of the models that the server offers."""
+    """Return as JSON the list of the models that the server offers, base models and LoRA adapters."""
     service = service_of(http)
     service.check_ready()
     return {"object": "list", "data": [record(one) for one in service.served.values()]}
@@ -29,7 +29,8 @@ async def model(name: str, http: Request) -> dict[str, Any]:
 
 
 def record(served: Served) -> dict[str, Any]:
-    """Return a model as a JSON object of /v1/models, in the form of OpenAI's API."""
+    """Return the entry of /v1/models for a model, a JSON object in the form of OpenAI's API: its name, when it was
+    loaded, and its context length."""
     return {
         "id": served.name,
         "object": "model",

@@ -88,7 +88,8 @@ async def detokenize(body: DetokenizeRequest, http: Request) -> dict[str, str]:
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(http: Request, model: str | None = None) -> dict[str, Any]:
-    """Return as JSON the control tokens by name, and the chat template (null without one)."""
+    """Return as JSON the control tokens of a tokenizer by name, and its chat template (null without one). `model` is
+    the name of the model, by default the first."""
     tokenizer = service_of(http).model(model).lm.text()
     templates = tokenizer.templates
     template = templates.get("default") or next(iter(templates.values()), None)
