@@ -47,9 +47,9 @@ class Constant:
 
 
 class Curriculum:
-    """A mixture with weights that change over a run of N windows: the first n windows contain each source in proportion
-    to its average weight so far, rounded. Windows beyond the run, which replace those of failed steps, have the sources
-    of the last windows, in reverse."""
+    """A mixture with weights that change over a run of N windows: the first n windows, for any n up to N, contain each
+    source in proportion to its average weight over these windows, rounded. Windows beyond the run, which replace those
+    of failed steps, have the sources of the last windows, in reverse order."""
 
     def __init__(self, weights: Sequence[float | MovingWeight], total: int) -> None:
         grid = (np.arange(GRID) + 0.5) / GRID

@@ -165,8 +165,8 @@ class Verdicts:
         return int(self.load(unit, "hashes")[index - self.offsets[unit]])
 
     def band(self, columns: slice, unit: int) -> np.ndarray:
-        """Return a hash of the columns `columns`, a band, of each MinHash signature of a unit's documents: (documents
-        of the unit,) uint64."""
+        """Return, for each document of a unit of work, a hash of a band, the columns `columns`, of its MinHash
+        signature: (documents of the unit,) uint64."""
         signatures = self.signature_file(unit)[:, columns].astype(np.uint64)
         keys = np.zeros(len(signatures), np.uint64)
         for column in signatures.T:

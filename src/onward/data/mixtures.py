@@ -17,8 +17,8 @@ SET = "set"  # the name of the number that stores the table of an example
 
 
 def joined(tables: Sequence[Examples]) -> Examples:
-    """Return the examples of all tables in one table, in order, each with the index of its table as the number `set`.
-    Raises a UserError if the tables differ in the number of sequences per example."""
+    """Return the examples of all tables in one table, in order; the number called `set` of each example is the index of
+    its table. Raises a UserError if the tables differ in the number of sequences per example."""
     if len({table.per_example for table in tables}) > 1:
         raise UserError("the sources have examples of different forms: train on them in different runs")
     names = dict.fromkeys(name for table in tables for name in table.numbers)
@@ -50,7 +50,8 @@ def weighted(examples: Examples, weights: Sequence[float], seed: int) -> Example
 
 class MixedRows:
     """The rows (each of one or more examples) of a fine-tuning run on several tables whose shares change over the run.
-    Row i is a pure function of the seed and i, and holds examples of one table; each table has its own epochs."""
+    Row i is a pure function of the seed and i, and holds examples of one table; each table begins its next epoch when
+    all of its own rows are used."""
 
     def __init__(self, tables: Sequence[PackedExamples], mixture: Interleaving, seed: int) -> None:
         """`tables` are rows of the same examples."""
@@ -70,6 +71,7 @@ class MixedRows:
 
 
 def one_set(examples: Examples, index: int) -> Examples:
-    """Return the examples of one of the tables that `joined` has joined, by its index, without the number `set`."""
+    """Return the examples of the table with the index `index` among those that `joined` has joined into `examples`,
+    without the number `set`."""
     kept = examples.select(np.flatnonzero(examples.numbers[SET] == index))
     return replace(kept, numbers={name: values for name, values in kept.numbers.items() if name != SET})

@@ -50,8 +50,9 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Tools:
-    """The tools that a request offers and how the model may use them. `choice` is none, auto, required or a tool's
-    name."""
+    """The tools that a request offers, as functions, and how the model may use them. `choice` is none, auto, required
+    or the name of the tool that the model must call; without `parallel`, an answer that is required to call tools has
+    one call."""
 
     functions: Sequence[dict[str, Any]]
     choice: str = "auto"

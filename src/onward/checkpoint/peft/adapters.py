@@ -159,14 +159,15 @@ def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default"
 
 
 def embedding(kind: Family, model: Decoder) -> str:
-    """Return the name of the embedding's module in the files of the family `kind`."""
+    """Return the dotted name of the embedding's module in the files of the family `kind`, a family of published
+    models."""
     names = (their for their, our, *_ in kind.names(model.config) if our == "embed.weight" and isinstance(their, str))
     return next(names, "embed.weight").removesuffix(".weight")
 
 
 def full_parameters(kind: Family, model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name in the family's files, tensor) for each fully trained parameter; if a part of a fused tensor is
-    trained, the whole fused tensor."""
+    """Yield (name in the family's files, tensor) for each parameter that is trained fully, not by an adapter; if only a
+    part of a fused tensor is trained, the whole fused tensor."""
     every = dict(model.named_parameters())
     trained = {n: p for n, p in every.items() if p.requires_grad and "_lora." not in n}
     for their, our, *fix in kind.names(model.config):
