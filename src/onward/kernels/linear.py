@@ -63,8 +63,8 @@ def has_few_rows(x: Tensor) -> bool:
 
 def run(kernel: Callable[..., None], x: Tensor, weight: int, scales: int, bias: Tensor | None, outputs: int) -> Tensor:
     """Call a compiled kernel that multiplies x (..., I) with a weight, and return the result (..., outputs). `weight`
-    and `scales` are the memory addresses of the weight and of its quantization scales (0 for an unquantized weight).
-    Raises Unreadable if the kernel cannot read x or the bias."""
+    and `scales` are the memory addresses of the weight and of its quantization scales, the latter ignored for an
+    unquantized weight. Raises Unreadable if the kernel cannot read x or the bias."""
     x, inputs, dtype = x.contiguous(), x.size(-1), x.dtype
     y, target = buffer((*x.shape[:-1], outputs), dtype)
     threads = torch.get_num_threads() if outputs * inputs >= MIN_PARALLEL else 1

@@ -53,15 +53,15 @@ def write(width: int, dtype: str, paged: bool) -> Emit:
 
 
 def block_of(code: Code, given: Values, row: Any, column: Any) -> Any:
-    """Emit code that reads the block number at a row and a column of the block table in `given`, the kernel's
-    arguments."""
+    """Emit code that reads the block number at `row` and `column` of the block table of a paged KV cache; `given` are
+    the kernel's arguments, with the table's address."""
     return code.scalar(given.table, "int64", code.add(code.mul(row, given.columns), column))
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of an attention kernel: a window in positions (0: all), the scale of the scores, their softcap (None:
-    no cap), and whether there are sinks, and slopes of a linear bias."""
+    """The options of an attention kernel, constants of its code: the window in positions (0: all), the scale of the
+    scores, their softcap (None: no cap), and whether the heads have learned sink scores and ALiBi slopes."""
 
     window: int
     scale: float
@@ -87,15 +87,15 @@ class Form:
 
     @property
     def group(self) -> int:
-        """The number of heads that a thread computes together: the heads that share a key/value head, divided into
-        equal groups of at most HEADS."""
+        """The number of query heads that a thread computes together: the heads that share a key/value head, divided
+        into equal groups of at most `HEADS` heads."""
         shared = self.heads // self.kv_heads
         return max(n for n in range(1, HEADS + 1) if shared % n == 0)
 
     @property
     def parts(self) -> list[range]:
-        """The query heads of a group, numbered from 0, divided into ranges of up to KEYS heads whose scores are
-        computed together."""
+        """The query heads of a group, numbered from 0, divided into ranges of up to `KEYS` heads, whose scores the code
+        computes together."""
         return [range(g, min(g + KEYS, self.group)) for g in range(0, self.group, KEYS)]
 
 
@@ -122,7 +122,8 @@ def attend(form: Form) -> Emit:
 
 
 class KeyPart(NamedTuple):
-    """Elements of the keys that are in one cache entry: from element `start` on, `width` of them."""
+    """The elements of the keys that are in one entry of the KV cache, whose matrix is `entry`: `width` elements of each
+    key, from element `start` on."""
 
     entry: Matrix
     start: int
@@ -130,7 +131,7 @@ class KeyPart(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A range of visible cache slots that are adjacent in memory."""
+    """A range of visible cache slots that are adjacent in memory, while the code of an attention kernel is emitted."""
 
     offset: Any  # offset of the run's first slot among the visible slots
     size: Any
@@ -165,8 +166,8 @@ class Group:
     @contextmanager
     def runs(self, carried: Sequence[Any]) -> Iterator[tuple[Run, list[Any]]]:
         """Emit a loop over the ranges of visible cache slots that are adjacent in memory: one or two in a contiguous
-        cache, one per block of a paged cache. The `with` body emits the code of one turn. `carried` are the initial
-        values that turns change, as in `Code.loop`."""
+        cache, one per block of a paged cache. The `with` body emits the code for one range. `carried` are the initial
+        values of variables that the loop changes, as in `Code.loop`."""
         code, slots = self.code, self.given.slots
         with code.loop(0, code.add(self.blocks_after, INT(1)) if self.form.paged else 2, 1, carried) as (run, values):
             initial = code.icmp_signed("==", run, INT(0))
@@ -181,7 +182,8 @@ class Group:
             yield Run(offset, size, vector), values
 
     def place(self, run: Run, index: Any, width: int) -> Any:
-        """Emit code for the index of the first number of vector `index` of a run, of vectors of `width` numbers."""
+        """Emit code for the index, in a cache entry, of the first number of this head's vector in slot number `index`
+        of a run; vectors have `width` numbers."""
         code = self.code
         return code.mul(code.add(run.vector, code.mul(index, INT(self.form.kv_heads))), INT(width))
 
@@ -195,8 +197,8 @@ class Group:
                 code.prefetch(code.at(matrix, form.dtype, index))
 
     def write_scores(self) -> list[Any]:
-        """Emit code that writes the scores of all heads of the group and visible positions to `scratch`; return for
-        each head the maximum of its scores and its sink."""
+        """Emit code that computes the attention scores of all heads of the group and all visible positions, and writes
+        them to `scratch`; return, for each head, the greatest of its scores and its sink score."""
         code, form = self.code, self.form
         slopes = {(part, keys): self.slopes(part, keys) for part in form.parts for keys in (KEYS, 1)}
         with self.runs([LOWEST] * (2 * len(form.parts))) as (run, peaks):
@@ -228,9 +230,10 @@ class Group:
         return vector
 
     def write_scores_of(self, part: range, keys: int, places: Sequence[Any], index: Any, slopes: Any) -> Any:
-        """Emit code that writes the scores of the heads `part` for `keys` keys. `places` are the indices of the first
-        key in the cache entries, `index` its number among the visible positions, `slopes` as from the method of this
-        name. Return the scores in a vector, head by head."""
+        """Emit code that computes the scores of the heads `part` for `keys` adjacent keys, and writes them to
+        `scratch`. `places` has, for each part of the keys, the index of the first key in its cache entry; `index` is
+        the number of this key among the visible positions, and `slopes` comes from the method `slopes`. Return the
+        scores in one vector, head by head."""
         code, form, given, partials = self.code, self.form, self.given, [ZEROS] * (len(part) * keys)
         for key, place in zip(self.keys, places):
             queries = [code.add(code.mul(code.add(self.head, INT(g)), INT(form.d_head)), INT(key.start)) for g in part]
@@ -254,8 +257,8 @@ class Group:
         return scores
 
     def greatest(self, peaks: Sequence[Any]) -> list[Any]:
-        """Emit code for the greatest score of each head. `peaks` has two vectors for each range of heads: maxima of
-        scores that were computed for KEYS keys together, and of those computed for one key."""
+        """Emit code for the greatest score of each head. `peaks` are vectors of maxima, two for each range of heads: of
+        the scores computed for KEYS keys together, and of the scores computed for single keys."""
         code, highest = self.code, [FLOAT(float("-inf"))] * self.form.group
         for n, part in enumerate(self.form.parts):
             for keys, peak in (KEYS, peaks[2 * n]), (1, peaks[2 * n + 1]):
@@ -271,7 +274,8 @@ class Group:
         return self.code.scalar(self.given.sinks, self.form.dtype, head)
 
     def with_sinks(self, greatest: list[Any]) -> list[Any]:
-        """Emit code for the maximum of each head's greatest score and its sink."""
+        """Emit code for the maximum of each head's greatest score (`greatest`) and its learned sink score, if there are
+        sinks."""
         code = self.code
         if not self.form.options.sinks:
             return greatest
@@ -296,8 +300,9 @@ class Group:
         return factors
 
     def write_exp(self, g: int, index: Any, peak: Any, totals: list[Any], read: Callable[..., Any]) -> None:
-        """Emit code that replaces the scores of head g from `index` on by exp(score - peak), and adds them to
-        totals[0]. `read` is the method of `Code` that reads one number or a vector of LANES."""
+        """Emit code that replaces scores of head g in `scratch`, one or LANES of them from `index` on, by exp(score -
+        peak), and adds the results to the sum totals[0]. `read` is the method of `Code` that reads the scores: a single
+        number or a vector of LANES."""
         code, place = self.code, self.code.add(self.weights[g], index)
         value = exp(code, code.fsub(read(self.given.scratch, "float32", place), peak))
         code.put(value, self.given.scratch, "float32", place)
@@ -310,8 +315,8 @@ class Group:
             self.write_sums_of(start, width, lanes, factors)
 
     def write_sums_of(self, start: int, width: int, lanes: int, factors: Sequence[Any]) -> None:
-        """Emit code that writes `width` numbers of the result y for each head, from number `start` on, `lanes` at a
-        time; `factors` normalize the softmax weights of each head."""
+        """Emit code that writes `width` numbers of the result y for each head, from number `start` of its vector on,
+        `lanes` numbers at a time; `factors` normalize the softmax weights of each head."""
         code, form, given = self.code, self.form, self.given
         zero = ZEROS if lanes > 1 else FLOAT(0.0)
         read, count = (code.floats if lanes > 1 else code.scalar), width // lanes

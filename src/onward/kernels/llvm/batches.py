@@ -20,7 +20,8 @@ WIDE = 4 * LANES  # columns of the weights that are summed together
 
 
 class StridedProduct(Product):
-    """The code of a product with rows of x that are `x_row` numbers apart."""
+    """The code of a product of x with a weight where rows of x are `x_row` numbers apart in memory, instead of
+    contiguous."""
 
     def x_index(self, code: Code, given: Values, row: Any) -> Any:
         return code.mul(row, given.x_row)
@@ -49,7 +50,8 @@ def batches(dtype: str, transposed: bool) -> Emit:
 
 
 def add_rows(code: Code, given: Values, dtype: str) -> None:
-    """Emit code that writes y (B, O), the sums of the rows of the weight (I, O) times the numbers of x (B, I)."""
+    """Emit code that writes the product y (B, O) of x (B, I) and a weight (I, O) that is not transposed: for each row
+    of x, the rows of the weight times its numbers are added. `given` are the kernel's arguments."""
     for begin, stop, width in column_ranges(code, given.outputs):
         read, zero = (code.floats, ZERO) if width > 1 else (code.scalar, FLOAT(0.0))
         lanes = range(0, width, LANES)
@@ -67,8 +69,8 @@ def add_rows(code: Code, given: Values, dtype: str) -> None:
 
 
 def column_ranges(code: Code, outputs: Any) -> Iterator[tuple[Any, Any, int]]:
-    """Divide the columns 0 to `outputs` - 1 into ranges that are read WIDE, LANES and 1 at a time; yield (begin, end,
-    columns)."""
+    """Emit code that divides the columns 0 to `outputs` - 1 into ranges, which are read WIDE, LANES and 1 columns at a
+    time; yield (begin, end, columns read at a time) of each range."""
     begin = INT(0)
     for width in WIDE, LANES, 1:
         end = code.sub(outputs, code.urem(outputs, INT(width)))

@@ -32,8 +32,8 @@ NOTHING = ir.Constant(FLOATS, [LOWEST] * LANES)
 
 @dataclass(frozen=True)
 class Causal:
-    """The constants of a kernel: heads of `width` numbers in `dtype`, and the scale of the scores. `width` is a
-    multiple of LANES."""
+    """The constants for which a kernel of causal attention is compiled: the numbers of heads and key/value heads, of
+    `width` numbers each (a multiple of LANES), their dtype, and the scale of the scores."""
 
     heads: int
     kv_heads: int
@@ -42,14 +42,15 @@ class Causal:
     scale: float
 
     def scratch(self, tokens: int) -> int:
-        """Return the fp32 numbers that a thread needs for windows of `tokens` tokens."""
+        """Return how many fp32 numbers of scratch memory a thread needs for windows of `tokens` tokens."""
         return tokens * (4 * self.width + 2 * LANES) + 4 * LANES * self.width
 
 
 class Work:
-    """Emits the steps of both kernels for one window and one key/value head. Its tensors are indices of the thread's
-    scratch memory: keys, values, and the gradients of both (T, width); weights and their gradients (T, LANES); a block
-    of queries and of the output's gradients, (LANES, width) and transposed."""
+    """The emitter of the steps of both causal attention kernels, forward and gradient, for one window of tokens and one
+    key/value head. Its tensors are parts of the thread's scratch memory, given by their indices: keys, values, and the
+    gradients of both (T, width); weights and their gradients (T, LANES); a block of queries and of the output's
+    gradients, (LANES, width) and transposed."""
 
     def __init__(self, code: Code, shape: Causal, given: Values, item: Any) -> None:
         self.code, self.shape, self.given = code, shape, given
@@ -63,11 +64,11 @@ class Work:
         self.queries, self.outers, self.queries_t, self.outers_t = (code.add(rest, INT(i * block)) for i in range(4))
 
     def sized(self, per_token: int, more: int = 0) -> Any:
-        """Return tokens * per_token + more."""
+        """Emit code for tokens * per_token + more, the size of a scratch tensor."""
         return self.code.add(self.code.mul(self.given.tokens, INT(per_token)), INT(more))
 
     def place(self, start: Any, index: Any, stride: int = 1) -> Any:
-        """Return start + index * stride."""
+        """Emit code for the index start + index * stride."""
         return self.code.add(start, self.code.mul(number(index), INT(stride)))
 
     def read(self, place: Any) -> Any:
@@ -77,12 +78,14 @@ class Work:
         self.code.put(value, self.memory, "float32", place)
 
     def token(self, index: Any, stride: Any, head: Any) -> Any:
-        """Return the index of a head of token `index` of the window, in a tensor whose tokens are `stride` apart."""
+        """Emit code for the index of the first number of head `head` of token `index` of the window, in a tensor whose
+        tokens are `stride` numbers apart."""
         row = self.code.add(self.code.mul(self.window, self.given.tokens), index)
         return self.code.add(self.code.mul(row, stride), self.code.mul(head, INT(self.shape.width)))
 
     def convert(self, source: Any, stride: Any, target: Any) -> None:
-        """Copy the head of all tokens to scratch, in fp32."""
+        """Emit code that copies the vectors of this key/value head of all tokens from the tensor `source`, whose tokens
+        are `stride` numbers apart, to the scratch tensor `target`, in fp32."""
         code, width = self.code, self.shape.width
         with code.loop(0, self.given.tokens) as (token, _):
             start, to = self.token(token, stride, self.kv_head), self.place(target, token, width)
@@ -92,8 +95,9 @@ class Work:
 
     @contextmanager
     def blocks_of_queries(self) -> Iterator[tuple[Any, Any, Any, Any]]:
-        """Loop over the query heads of the key/value head and the blocks of their queries, inside the `with` block:
-        yields (block, head, first query, end of the visible keys), with the scores of the block in `weights`."""
+        """Emit loops over the query heads that share the key/value head and over blocks of LANES queries. The `with`
+        body, which emits the code for one block, gets (block number, head, first query, end of the visible keys); the
+        block's scores are in the scratch tensor `weights`."""
         code, given, group = self.code, self.given, self.shape.heads // self.shape.kv_heads
         with code.loop(0, group) as (member, _), code.loop(0, code.udiv(given.tokens, INT(LANES))) as (block, _):
             head = code.add(code.mul(self.kv_head, INT(group)), member)
@@ -103,7 +107,9 @@ class Work:
             yield block, head, first, end
 
     def block(self, source: Any, stride: Any, head: Any, first: Any, plain: Any, transposed: Any, scale: float) -> None:
-        """Copy a head of LANES tokens from `first` on, times `scale`, to scratch: plain and transposed."""
+        """Emit code that copies vectors of `head` of the LANES tokens from `first` on, times `scale`, from `source`
+        (tokens `stride` numbers apart) to the scratch tensors `plain` (LANES, width) and `transposed` (width,
+        LANES)."""
         code, width = self.code, self.shape.width
         with code.loop(0, width, LANES) as (part, _):
             rows = []
@@ -119,8 +125,10 @@ class Work:
     def tile(
         self, a: Any, a_strides: tuple[int, int], b: Any, b_stride: int, count: Any, sums: Sequence[Any] | None = None
     ) -> list[Any]:
-        """Emit the product of a matrix with LANES rows and one of LANES columns, with `count` numbers between, added to
-        `sums`: the vectors of the result."""
+        """Emit the product of a matrix `a` of LANES rows and a matrix `b` of LANES columns in scratch memory, with
+        `count` columns of `a` and rows of `b`, and return its LANES rows as vectors, added to the vectors `sums`, if
+        given. `a` and `b` are indices of first numbers, `a_strides` the distances of rows and of columns of `a`,
+        `b_stride` that of rows of `b`."""
         code, (row_stride, stride) = self.code, a_strides
         with code.loop(0, count, 1, sums or [ZERO] * LANES) as (index, totals):
             vector, start = self.read(self.place(b, index, b_stride)), self.place(a, index, stride)
@@ -130,8 +138,9 @@ class Work:
         return totals
 
     def products(self, block: Any, transposed: Any, operand: Any, target: Any, masked: float | None) -> None:
-        """Multiply the keys or values (`operand`) of the blocks up to `block` with a block of queries or gradients;
-        `masked` replaces the products of keys after their query, unless None."""
+        """Emit code that multiplies the keys or values (`operand`) of blocks 0 to `block` with a transposed block of
+        queries or output gradients, and writes the products to the scratch tensor `target` (T, LANES). `masked`
+        replaces the products of keys that come after the query (None: keep the products)."""
         code, width = self.code, self.shape.width
         with code.loop(0, code.add(block, INT(1))) as (keys, _):
             rows = self.tile(self.place(operand, keys, LANES * width), (width, 1), transposed, LANES, width)
@@ -144,7 +153,8 @@ class Work:
                 self.write(value, self.place(self.place(target, keys, LANES * LANES), row, LANES))
 
     def powers(self, end: Any, top: Any, factor: Any | None = None) -> Any:
-        """Replace the first `end` scores of each query by e ** (score - top), times `factor`; return their sums."""
+        """Emit code that replaces the first `end` scores of each query of the block by e ** (score - top), times
+        `factor` if given; return the sum for each query, as a vector. `top` has each query's greatest score."""
         code = self.code
         with code.loop(0, end, 1, [ZERO]) as (key, sums):
             place = self.place(self.weights, key, LANES)
@@ -157,7 +167,8 @@ class Work:
         return sums[0]
 
     def through_softmax(self, end: Any) -> None:
-        """Replace the gradients of the first `end` weights of each query by those of the scores."""
+        """Emit the backward of the softmax: code that replaces the gradients of the first `end` attention weights of
+        each query by the gradients of the scores."""
         code, both = self.code, (self.weights, self.of_weights)
         with code.loop(0, end, 1, [ZERO]) as (key, means):
             weight, of_weight = (self.read(self.place(start, key, LANES)) for start in both)
@@ -168,15 +179,17 @@ class Work:
             self.write(value, self.place(self.of_weights, key, LANES))
 
     def statistics(self, head: Any, first: Any) -> tuple[Any, Any]:
-        """Return the indices of the greatest score and of the softmax's factor for the queries from `first` on."""
+        """Emit code for two indices into the tensor of softmax statistics, for head `head` and the queries from `first`
+        on: of the greatest scores, and of the inverse denominators."""
         code, given = self.code, self.given
         row = code.add(code.mul(self.window, INT(self.shape.heads)), head)
         start = code.add(code.mul(code.mul(row, given.tokens), INT(2)), first)
         return start, code.add(start, given.tokens)
 
     def sums_of(self, weights: Any, operand: Any, end: Any, target: Any, head: Any, first: Any, factor: Any) -> None:
-        """Write the sums of `end` keys or values (`operand`), weighted by `weights` and times a vector with the factor
-        of each query from `first` on, to the tensor `target` (B, T, H, width)."""
+        """Emit code that writes to `target` (B, T, H, width), for head `head` and the queries from `first` on, the sums
+        of the first `end` keys or values (`operand`) weighted by `weights`, times each query's number in the vector
+        `factor`."""
         code, width, dtype = self.code, self.shape.width, self.shape.dtype
         stride = INT(self.shape.heads * width)
         with code.loop(0, width, LANES) as (part, _):
@@ -186,8 +199,8 @@ class Work:
                 code.put(code.fmul(value, shuffle(code, [row] * LANES, factor)), target, dtype, place)
 
     def accumulate(self, block: Any, weights: Any, operand: Any, target: Any) -> None:
-        """Add the products of the transposed weights of a block of queries with `operand` (LANES, width) to `target`
-        (T, width)."""
+        """Emit code that adds to `target` (T, width), gradients of keys or values, the product of the transposed
+        `weights` of block number `block` of queries with `operand` (LANES, width)."""
         code, width = self.code, self.shape.width
         with code.loop(0, code.add(block, INT(1))) as (keys, _), code.loop(0, width, LANES) as (part, _):
             start = code.add(self.place(target, keys, LANES * width), part)
@@ -259,8 +272,8 @@ def causal_gradient(shape: Causal) -> Callable[..., None]:
 
 
 def transpose(code: Code, rows: Sequence[Any]) -> list[Any]:
-    """Emit the transpose of LANES vectors of LANES numbers: blocks of half the size change places, then their halves,
-    and so on."""
+    """Emit the transpose of a LANES by LANES matrix, given as its `rows`, LANES vectors; return the columns as
+    vectors."""
     rows, step = list(rows), LANES // 2
     while step:
         low = [lane if not lane & step else lane - step + LANES for lane in range(LANES)]

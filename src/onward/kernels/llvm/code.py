@@ -59,7 +59,7 @@ class Code(ir.IRBuilder):
         values[:] = phis
 
     def bytes(self, pointer: ir.Value, index: Any) -> ir.Value:
-        """Emit code that reads LANES bytes from index `index` on, as int32 from 0 to 255."""
+        """Emit code that reads LANES bytes at `pointer`, from byte `index` on, as a vector of int32 from 0 to 255."""
         source = self.bitcast(self.at(pointer, "int8", index), ir.VectorType(ir.IntType(8), LANES).as_pointer())
         return self.zext(self.load(source, align=1), INTS)
 
@@ -70,8 +70,8 @@ class Code(ir.IRBuilder):
         return self.gep(base, [number(index)])
 
     def vector(self, pointer: ir.Value, dtype: str, index: Any, count: int, left: Any = None) -> ir.Value:
-        """Emit code that reads `count` elements of a tensor from `index` on, unconverted. With `left`, only the first
-        `left` elements are read, and the others are zeros."""
+        """Emit code that reads `count` elements of a tensor from `index` on as a vector, in the tensor's dtype. With
+        `left`, only the first `left` elements are read, and the others are zeros."""
         kind = ir.VectorType(ELEMENTS[dtype], count)
         source = self.bitcast(self.at(pointer, dtype, index), kind.as_pointer())
         if left is None:
@@ -160,8 +160,9 @@ class Code(ir.IRBuilder):
         return self.call(function, [FLOAT(0.0), vector], fastmath=["reassoc"])
 
     def declare(self, name: str, result: ir.Type, arguments: Sequence[ir.Type], kind: ir.Type | None = None) -> Any:
-        """Declare the LLVM function `name` for fp32 numbers or vectors of LANES of them; `kind`, by default the type of
-        the result, says which. Return the function."""
+        """Declare the LLVM function `name`, such as an intrinsic for fp32 numbers or for vectors of LANES of them, with
+        these result and argument types, and return it. `kind`, by default the type of the result, is the type in the
+        function's full name."""
         kind = kind or result
         name += f".v{LANES}f32" if kind == FLOATS else ".f32"
         return self.module.globals.get(name) or ir.Function(self.module, ir.FunctionType(result, arguments), name)

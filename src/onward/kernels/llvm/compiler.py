@@ -27,8 +27,8 @@ llvm.initialize_native_asmprinter()
 
 
 class Arguments(ctypes.Structure):
-    """The arguments of a kernel as a C structure; the function `arguments` makes subclasses. A misspelled name is an
-    AttributeError."""
+    """The arguments of a kernel as a C structure, filled by callers in Python; the function `arguments` makes
+    subclasses. Setting a field that does not exist raises an AttributeError."""
 
     __slots__ = ()
     names: ClassVar[tuple[str, ...]]  # names of the fields, in order
@@ -91,9 +91,9 @@ def add_kernel(module: ir.Module, name: str, structure: type[Arguments], emit: E
 
 
 def load(module: ir.Module, cpu: str | None = None, folder: Path | None = None) -> Any:
-    """Compile an LLVM module for a CPU (LLVM's name of it, by default this one); return the engine whose
-    `get_function_address` gives the address of each function. With a `folder`, the machine code is kept there, and read
-    from there the next time."""
+    """Compile an LLVM module for a CPU (`cpu`: LLVM's name of it, by default this machine's); return the LLVM engine,
+    whose `get_function_address` gives the address of each function. With a `folder`, the machine code is kept in it,
+    and read from it the next time."""
     for name in OPENMP:
         llvm.add_symbol(name, ctypes.cast(getattr(openmp(), name), ctypes.c_void_p).value)
     features, cpu = ("", cpu) if cpu else (llvm.get_host_cpu_features().flatten(), llvm.get_host_cpu_name())

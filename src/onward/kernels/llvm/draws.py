@@ -163,7 +163,7 @@ def scramble(code: Code, x: Any) -> Any:
 
 
 def spread(code: Code, value: Any, count: int) -> Any:
-    """Emit code for a vector with `count` copies of the number `value`."""
+    """Emit code for a vector with `count` copies of the integer or fp number `value`."""
     empty = ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
     first = code.insert_element(empty, value, ir.IntType(32)(0))
     return code.shuffle_vector(first, empty, ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count))

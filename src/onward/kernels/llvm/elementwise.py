@@ -127,8 +127,8 @@ def row_sum(
 
 
 def total(code: Code, width: int, term: Callable[[Value, Callable[..., Value]], Value]) -> Value:
-    """Emit code for the sum of `width` terms. `term(index, read)` emits one term or a vector of LANES; `read` is the
-    method of `Code` that reads as many numbers."""
+    """Emit code for the sum of `width` terms. `term(index, read)` emits the term at an index, or a vector of LANES
+    terms from there; `read` is the method of `Code` that reads numbers accordingly, one or LANES."""
     full_end = width - width % LANES
     with code.loop(0, full_end, LANES, [ir.Constant(FLOATS, [0.0] * LANES)]) as (index, sums):
         sums[0] = code.fadd(sums[0], term(index, code.floats))
@@ -196,7 +196,8 @@ def gather(rows: Layout, index_dtype: str) -> Emit:
 
 
 def like(code: Code, value: Value, number: Value) -> Value:
-    """Return `number` in the form of `value`: unchanged if `value` is a scalar, repeated if it is a vector."""
+    """Return `number`, an LLVM value or constant, in the form of `value`: unchanged if `value` is a scalar, repeated if
+    it is a vector."""
     if isinstance(number, int | float):
         return ir.Constant(FLOATS, [float(number)] * LANES) if value.type == FLOATS else value.type(number)
     return code.repeat(number) if value.type == FLOATS else number

@@ -26,8 +26,9 @@ PlaceArguments = arguments("PlaceArguments", "out", "indices")
 
 @dataclass(frozen=True)
 class ChosenProduct(Product):
-    """The code of products of rows of x with the weight of one expert. Further values beside ProductArguments: `order`,
-    the address of the numbers of the assignments to this expert, and `repeats`, the experts of each row of x."""
+    """The code of products of rows of x with the weight of one expert. The kernel's arguments have two more values than
+    ProductArguments: `order`, the address of the numbers of the assignments to this expert, and `repeats`, the number
+    of experts of each row of x."""
 
     def x_index(self, code: Code, given: Values, row: Any) -> Any:
         return code.mul(code.udiv(code.scalar(given.order, "int64", row), given.repeats), given.inputs)
@@ -37,9 +38,9 @@ class ChosenProduct(Product):
 
 
 def emit_chosen(dtype: str, biased: bool) -> Emit:
-    """Return the function that emits the code of the kernel for `kernels/experts.py`, with the arguments
-    ChosenArguments. Threads divide the outputs; each of the `count` experts multiplies the rows assigned to it, so its
-    weight is read once."""
+    """Return the function that emits the code of the kernel for products with the weights of chosen experts
+    (`kernels/experts.py`), with the arguments ChosenArguments. Threads divide the outputs; each of the `count` experts
+    multiplies all rows assigned to it together, so its weight is read once."""
     product = ChosenProduct(dtype, dtype, biased, unit_for(dtype))
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:

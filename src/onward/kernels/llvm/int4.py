@@ -29,8 +29,9 @@ class Prepared(NamedTuple):
 
 
 def halves(code: Code, codes: Any, place: Any) -> tuple[Any, Any]:
-    """Emit code that reads the int4 codes of a group of weights, which begins at weight index `place`: its two halves
-    as fp32 numbers from 0 to 15."""
+    """Emit code that reads the int4 codes of one quantization group of a weight; `codes` is the address of the codes,
+    `place` the index of the group's first number in the weight. Return the two halves of the group, as fp32 numbers
+    from 0 to 15."""
     bits = code.bytes(codes, code.lshr(place, INT(1)))
     low, high = code.and_(bits, integers(15)), code.lshr(bits, integers(4))
     return code.uitofp(low, FLOATS), code.uitofp(high, FLOATS)
@@ -69,8 +70,8 @@ def prepare(code: Code, unit: Unit, x: Any, dtype: str, rows: Any, inputs: Any) 
 
 
 def met(shift: int) -> list[int]:
-    """Return the indices, among WIDE numbers of x, whose weights are the low 4 bits of each 16-bit word of 64 bytes of
-    int4 codes, after the words are shifted right by 4 * shift bits."""
+    """Return the indices, among WIDE numbers of a row of x, of the numbers that are multiplied by the low 4 bits of
+    each 16-bit word in 64 bytes of int4 codes, after the words are shifted right by 4 * shift bits."""
     first = shift // 2 + GROUP // 2 * (shift % 2)
     return [GROUP * (lane // 4) + 4 * (lane % 4) + first + more for lane in range(LANES) for more in (0, 2)]
 
@@ -94,7 +95,7 @@ def dot(code: Code, unit: Unit, x: Prepared, row: Any, codes: Any, scales: Any, 
 
 def wide_dot(code: Code, unit: DotUnit, x: Any, start: Any, codes: Any, scales: Any, begin: Any, inputs: Any) -> Any:
     """Emit the code of `dot` for a CPU with AVX512-BF16, WIDE weights at a time: a table gives the bf16 number of each
-    code. The row of x begins at index `start`, that of the weight at `begin`."""
+    code. The row of x begins at index `start` of x, the row of the weight at index `begin` of the weight."""
     table = ir.Constant(WORDS, NUMBERS * 2)
     full_end = code.sub(inputs, code.urem(inputs, INT(WIDE)))
 

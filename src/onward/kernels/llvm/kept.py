@@ -47,8 +47,8 @@ def private_folder(folder: str | Path) -> Path | None:
 
 
 def unsafe(place: Path, private: bool) -> str:
-    """Return the reason why another user could put code below the folder `place`, which is created if it is missing; ""
-    if none could.
+    """Return the reason why another user could put code into the folder `place` or below it; "" if nobody could. The
+    folder is created if it is missing.
 
     A `private` folder must be open to this user alone. Others may enter a folder above it, and write to that folder if
     it is sticky.
@@ -105,8 +105,8 @@ def checksum(path: Path, code: bytes) -> bytes:
 
 
 def is_loadable(code: bytes, functions: Sequence[str]) -> bool:
-    """Return whether LLVM can load machine code that contains these functions; tried in a separate process, which
-    malformed code may end."""
+    """Return whether LLVM can load machine code that contains these functions. It is tried in a separate process, since
+    malformed code may end the process."""
     import llvmlite
 
     folder = str(Path(llvmlite.__file__).parents[1])

@@ -21,7 +21,8 @@ ProductArguments = arguments("ProductArguments", "x", "weight", "scales", "bias"
 
 
 class Matrix(NamedTuple):
-    """A matrix while code is emitted: the address and dtype of contiguous rows of numbers."""
+    """A matrix while the code of a kernel is emitted: the memory address and the dtype of its contiguous rows of
+    numbers."""
 
     address: Any
     dtype: str
@@ -57,8 +58,8 @@ class Product:
         return code.mul(row, given.outputs)
 
     def few_rows(self, code: Code, given: Values, first: Any, end: Any) -> None:
-        """Emit code that multiplies all rows of x with the rows `first` to `end` - 1 of the weight, one after the
-        other; `given` are the kernel's arguments."""
+        """Emit code that multiplies all rows of x with the rows `first` to `end` - 1 of the weight, one row of the
+        weight after the other, for few rows of x; `given` are the kernel's arguments."""
         x, weight, unit = Matrix(given.x, self.dtype), Matrix(given.weight, self.weight_format), self.unit
         rows, inputs, prepared, chains = given.rows, given.inputs, None, 4 if self.weight_format == "int8" else 1
         if self.weight_format == "int4":
@@ -122,9 +123,9 @@ class Product:
         outputs: tuple[Any, Any],
         ahead: Any,
     ) -> None:
-        """Emit code that multiplies the range `rows` (begin, end) of x with the rows of the weight for the range
-        `outputs` (begin, end); the first row in `weight` is that of output `base`. While a tile is multiplied, the tile
-        `ahead` outputs later is prefetched (None: no prefetch)."""
+        """Emit code that multiplies the rows of x in the range `rows` (begin, end) with the rows of the weight in the
+        range `outputs` (begin, end), tile by tile; the first row in the matrix `weight` is that of output `base`. While
+        a tile is multiplied, the code prefetches the tile `ahead` outputs later (None: no prefetch)."""
         inputs, x = given.inputs, Matrix(given.x, self.dtype)
         for row_start, row_end, size in parts(code, *rows):
             with code.loop(row_start, row_end, size) as (row, _):
@@ -204,8 +205,8 @@ def tile(
 
 
 def parts(code: Code, begin: Any, end: Any) -> tuple[tuple[Any, Any, int], ...]:
-    """Divide the indices from `begin` to `end` - 1 into tiles of TILE indices and a rest of single ones; return (begin,
-    end, step) of both ranges."""
+    """Emit code that divides the indices from `begin` to `end` - 1 into a range of tiles of TILE indices and a rest of
+    single ones; return (begin, end, step) of both ranges."""
     middle = code.sub(end, code.urem(code.sub(end, begin), INT(TILE)))
     return (begin, middle, TILE), (middle, end, 1)
 

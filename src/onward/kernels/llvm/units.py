@@ -29,8 +29,8 @@ class BFloat(ir.Type):
 
 
 class Unit:
-    """The fp32 multiply-add instructions of a CPU, for vectors of LANES numbers. `step` is the number of elements of a
-    vector."""
+    """The fp32 multiply-add instructions of a CPU, for vectors of LANES numbers; its methods emit code. `step` is the
+    number of elements that one vector holds."""
 
     dtype, step, vector = "float32", LANES, FLOATS
 
