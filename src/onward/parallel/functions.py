@@ -54,8 +54,9 @@ class Join(torch.autograd.Function):
 
 
 class Gather(torch.autograd.Function):
-    """The autograd function that joins the parts `x` of all processes along dimension 1, the tokens, as the input of a
-    divided module: gradients are summed over the processes, and each process keeps its part of the sum."""
+    """The autograd function of the input of a divided module if the tokens are divided: it concatenates the parts `x`
+    of all processes along dimension 1, the tokens. In the backward gradients are summed over the processes, and each
+    process keeps its part of the sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -68,8 +69,9 @@ class Gather(torch.autograd.Function):
 
 
 class Scatter(torch.autograd.Function):
-    """The autograd function of the output of a divided module, of which each process keeps its part along dimension 1,
-    the tokens, of the sum over the processes. The gradient is joined."""
+    """The autograd function of the output of a divided module if the tokens are divided: it sums `x` over the
+    processes, and each process keeps its part of the sum along dimension 1, the tokens. In the backward the parts of
+    the gradient are concatenated."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -82,8 +84,8 @@ class Scatter(torch.autograd.Function):
 
 
 class Own(torch.autograd.Function):
-    """The autograd function by which each process keeps its part along dimension 1, the tokens, of a tensor that all
-    have. The gradient is joined."""
+    """The autograd function by which each process keeps its part, along dimension 1, the tokens, of a tensor that all
+    processes have. In the backward the parts of the gradient are concatenated."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:

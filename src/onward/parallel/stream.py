@@ -21,8 +21,9 @@ from onward.parallel.functions import Copy, Gather, Join, Own, Scatter, Sum
 
 
 class Stream:
-    """The residual stream of a model whose layers are divided among the processes of a mesh with one axis. It changes
-    the blocks in place. `divided` says whether each process has only a part of the tokens, in the block that runs."""
+    """The residual stream of a decoder whose layers the n processes of a mesh with one axis divide: between the
+    branches (attention and feed-forward) each process has only T / n of the T tokens (sequence parallelism). It
+    registers its hooks on the blocks in place. `divided` says whether the tokens are divided in the block that runs."""
 
     def __init__(self, model: Decoder, mesh: DeviceMesh) -> None:
         self.mesh, self.group, self.divided = mesh, mesh.get_group(), False
@@ -32,34 +33,37 @@ class Stream:
         model.blocks[-1].register_forward_hook(self.end)
 
     def begin(self, block: nn.Module, inputs: tuple[Tensor, AttentionContext]) -> tuple[Tensor, AttentionContext]:
-        """Keep this process's tokens (B, T / n, D) of the inputs of the first block, if n divides T; a forward
-        pre-hook."""
+        """Reduce the inputs of the first block to this process's tokens (B, T / n, D) if n divides T; otherwise return
+        the inputs unchanged. A forward pre-hook."""
         x, context = inputs
         return (Own.apply(x, self.mesh) if divides_tokens(x.size(1), self.mesh.size()) else x), context
 
     def run(self, forward: Any, x: Tensor, context: AttentionContext) -> Tensor:
-        """Run the `forward` of a block, also when its activations are recomputed."""
+        """Call `forward`, the forward of a block, with the hidden states x and the attention context, and set `divided`
+        for it; also for the recomputation of activations."""
         self.divided = is_part(x, context)
         return forward(x, context)  # type: ignore[no-any-return]
 
     def end(self, block: nn.Module, inputs: tuple[Tensor, AttentionContext], y: Tensor) -> Tensor:
-        """Return all tokens (B, T, D) of the output of the last block; a forward hook."""
+        """Return the output `y` of the last block with the tokens of all processes, (B, T, D); a forward hook."""
         return Join.apply(y, 1, self.mesh) if is_part(*inputs) else y  # type: ignore[no-any-return]
 
     def enter(self, x: Tensor) -> Tensor:
-        """Return the input of a branch, with all tokens."""
+        """Return the input x of a branch (attention or feed-forward) with the tokens of all processes."""
         return Gather.apply(x, self.mesh) if self.divided else Copy.apply(x, self.group)  # type: ignore[no-any-return]
 
     def leave(self, y: Tensor) -> Tensor:
-        """Return the output of a branch, summed over the processes, for the tokens of the stream."""
+        """Return the output `y` of a branch, of which each process has computed a summand for all tokens, as the sum
+        over the processes, for the tokens that this process keeps between branches."""
         return Scatter.apply(y, self.mesh) if self.divided else Sum.apply(y, self.group)  # type: ignore[no-any-return]
 
     def weight(self, parameter: Tensor) -> Tensor:
-        """Return a parameter of the stream, such as a norm's weight, whose gradient is a part of a sum if each process
-        has a part of the tokens."""
+        """Return a parameter between branches, such as a norm's weight; if each process has only a part of the tokens,
+        its gradient is summed over the processes."""
         return Copy.apply(parameter, self.group) if self.divided else parameter  # type: ignore[no-any-return]
 
 
 def is_part(x: Tensor, context: AttentionContext) -> bool:
-    """Return whether x (B, T / n, D) has only a part of the tokens of a call."""
+    """Return whether the hidden states x (B, T / n, D) of a block have only a part of the tokens of the call that
+    `context` describes."""
     return x.size(1) < context.mask.query_positions.size(1)

@@ -298,7 +298,8 @@ def normalize_gathered(branch: nn.Module, model: Decoder, layer: int, mesh: Devi
 
 def connect(branch: nn.Module, shown: list[Shown], mesh: DeviceMesh, stream: Stream) -> None:
     """Register hooks that make a branch (attention or feed-forward) compute with this process's parts of the parameters
-    `shown`, and connect it to the residual stream."""
+    `shown`, receive its input from the residual stream `stream`, and return its output, summed over the processes, to
+    it."""
     masks = WeakKeyDictionary[AttentionMask, AttentionMask]()
 
     def enter(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
