@@ -100,8 +100,8 @@ def device_memory(
 
 def with_norms(dry: DryStep, config: DecoderConfig, tensor: int, tokens: int) -> DryStep:
     """Return the memory of a dry step of tensor parallelism over `tensor` processes with the gathered queries and keys
-    of other processes added. Norms of queries or keys that see all heads keep them, for `tokens` tokens, until the
-    backward of their layer."""
+    of the other processes added. Query and key norms over all heads keep these, for `tokens` tokens, until the backward
+    of their layer."""
     heads = config.n_heads + config.n_kv_heads - config.n_heads // tensor - max(1, config.n_kv_heads // tensor)
     attention = (at(config.attention, layer) for layer in range(config.n_layers))
     norms = [part.qk_norm if isinstance(part, SelfAttention) else "none" for part in attention]

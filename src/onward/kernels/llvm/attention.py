@@ -31,9 +31,10 @@ LOWEST = ir.Constant(FLOATS, [float("-inf")] * LANES)
 
 
 def write(width: int, dtype: str, paged: bool) -> Emit:
-    """Return the function that emits the code of a kernel: it writes the vectors (B, T, width) of the tokens at
-    `positions` (B, T) to the slots of a cache entry (B, S, width) or, paged, (blocks, S, width). The kernel's arguments
-    are WriteArguments, with T as `tokens` and P as `columns`; threads divide the tokens."""
+    """Return the function that emits the code of a kernel which writes vectors of the new tokens (B, T, width), such as
+    their keys, to an entry of the KV cache, (B, S, width) or, if `paged`, (blocks, S, width), at the tokens'
+    `positions` (B, T). The kernel's arguments are WriteArguments, where `tokens` is T and `columns` the columns of the
+    block table; threads divide the tokens."""
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         with code.loop(first, end) as (token, _):
@@ -73,8 +74,8 @@ class Options:
 @dataclass(frozen=True)
 class Form:
     """The constants for which an attention kernel is compiled: the numbers of heads and key/value heads, the sizes of
-    keys and values, the dtype of all tensors, the options, whether the cache is paged, and the number of last elements
-    of the keys that are in a cache entry of their own."""
+    their keys and values, the dtype of all tensors, the options, whether the KV cache is paged, and `d_tail`, how many
+    of the last elements of each key are in a cache entry of their own."""
 
     heads: int
     kv_heads: int

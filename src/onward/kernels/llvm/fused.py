@@ -65,8 +65,8 @@ class Norm:
     offset: float
 
     def scale(self, code: Code, weight: Any, index: Any, read: Callable[..., Any]) -> Any:
-        """Emit code for weight + offset at an index of a row; `read` is the method of `Code` that reads one number or a
-        vector of LANES."""
+        """Emit code for weight + offset at `index`, the scale of one element or of a vector of LANES elements; `weight`
+        is the address of the weight, `read` the method of `Code` that reads one number or LANES."""
         scale = read(weight, self.weight_dtype, index)
         return code.fadd(scale, like(code, scale, self.offset)) if self.offset else scale
 
@@ -152,14 +152,16 @@ def rms_norm_weight_gradient(norm: Norm) -> Callable[..., None]:
 
 
 def column_items(width: int) -> int:
-    """Return the number of items, groups of columns, into which `rms_norm_weight_gradient` divides `width` columns."""
+    """Return the number of work items (groups of LANES columns, then single columns) into which
+    `rms_norm_weight_gradient` divides `width` columns."""
     return width // LANES + width % LANES
 
 
 @cache
 def rotation(heads: int, d_head: int, half: int, dtype: str) -> Callable[..., None]:
-    """Compile the kernel that rotates queries or keys by their positions (rotary embedding), with the arguments
-    RotationArguments; threads divide the tokens. `half` is the number of rotated pairs of a head."""
+    """Compile the kernel that rotates queries or keys (B, T, heads, d_head) by their positions (rotary embedding), with
+    the arguments RotationArguments; threads divide the tokens. `half` is the number of rotated pairs of elements in a
+    head."""
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         with code.loop(first, end) as (token, _), code.loop(0, heads) as (head, _):
@@ -180,8 +182,8 @@ def rotation(heads: int, d_head: int, half: int, dtype: str) -> Callable[..., No
 
 @cache
 def gate(activation: Activation, dtype: str) -> Callable[..., None]:
-    """Compile the kernel that writes activation(x) * y, elementwise; its arguments are `operands(2)`, and threads
-    divide the numbers."""
+    """Compile the kernel that writes activation(x) * y, elementwise, as in a gated feed-forward; its arguments are
+    those of `operands(2)`: the addresses of the result, x and y. Threads divide the elements."""
 
     def formula(code: Code, x: Any, y: Any) -> Any:
         return code.fmul(code.rounded(ACTIVATIONS[activation](code, x), dtype), y)
