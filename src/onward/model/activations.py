@@ -61,8 +61,8 @@ class Steps(Where):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the intermediate results at this location, in the order in which they are listed as
-        activations."""
+        """The names of the intermediate results at this location, in the fixed order in which the hooks of this class
+        use them."""
         raise NotImplementedError
 
 

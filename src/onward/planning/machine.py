@@ -101,7 +101,7 @@ class Machine:
 
 def same_flops(bf16: float, fp32: float) -> dict[str, float]:
     """Return the operations per second by name of dtype or precision: `bf16` for all 16-bit names, `fp32` for the fp32
-    ones; for devices whose published limits give only these two."""
+    ones."""
     return {name: fp32 if dtype == torch.float32 else bf16 for name, dtype in NAMES.items()}
 
 
