@@ -1,7 +1,8 @@
 """A compiled decoding step equals the plain one, for every kind of decoder that can be compiled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from onward.compiled import rows
 from onward.compiled.interface import NotCompilable
 from onward.compiled.steps import POOLS, StepPool, compile_step
 from onward.config.decoder import DecoderConfig
+from onward.config.lora import LoRA, PiSSA
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.manager import CacheManager
 from onward.generation.engine.engine import Engine
@@ -19,7 +21,9 @@ from onward.generation.sampling import Sampling
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
+from onward.transforms.lora import adapters_of, add_lora, selection
 
+from support.adapters import LORA, stirred
 from support.decoders import DECODERS
 
 REFUSED = {  # what a step is not compiled for
@@ -57,11 +61,19 @@ def test_a_step_that_cannot_be_compiled_names_the_operation(name: str):
         compile_step(model, KVCache(model.config, 1, 8), (1, 1))
 
 
-def answers(model: Decoder, compile_after: int | None, seeds: int = 5) -> list[list[int]]:
-    """What an engine of three rows answers to requests of several lengths and options."""
+def answers(
+    model: Decoder, compile_after: int | None, seeds: int = 5, adapters: Sequence[str | None] = (None,)
+) -> list[list[int]]:
+    """What an engine of three rows answers to requests of several lengths and options, with these adapters in turn."""
     engine = Engine(model, rows=3, compile_after=compile_after)
     requests = [
-        Request([1 + n % 11 for n in range(1 + 3 * i)], Sampling(temperature=i % 2), max_new_tokens=10 + 4 * i, seed=i)
+        Request(
+            [1 + n % 11 for n in range(1 + 3 * i)],
+            Sampling(temperature=i % 2),
+            max_new_tokens=10 + 4 * i,
+            seed=i,
+            adapter=adapters[i % len(adapters)],
+        )
         for i in range(seeds)
     ]
     for request in requests:
@@ -80,6 +92,70 @@ def test_engine_gives_the_same_tokens_compiled_or_not(name: str):
     assert sum(map(len, free.values())) == 3, "a program for each number of rows"
     assert answers(model, 0) == plain, "and again, with the programs there are"
     assert sum(map(len, free.values())) == 3
+
+
+ADAPTERS = {  # of a model, and the adapters that requests use
+    "one of two": (LORA, ("one",)),
+    "two and none": (LORA, ("one", None, "", "two")),
+    "dora": (LoRA(rank=3, targets=("blocks",), dora=True), ("two", "one")),
+    "of attention": (LoRA(rank=2, targets=("attn.q", "attn.out")), ("one", "")),
+    "pissa": (LoRA(rank=2, targets=("mlp",), init=PiSSA()), ("one",)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        *product(["llama", "gpt2"], ["one of two", "two and none", "dora"]),
+        ("llama", "pissa"),
+        ("gpt-oss", "of attention"),
+        ("deepseek", "of attention"),
+    ],
+)
+def test_engine_with_adapters_gives_the_same_tokens_compiled_or_not(name: str, case: str):
+    lora, used = ADAPTERS[case]
+    model = stirred(model_of(replace(DECODERS[name], context_length=64)), "one", "two", lora=lora)
+    for changed in False, True:
+        plain = answers(model, None, adapters=used)
+        assert answers(model, 0, adapters=used) == plain
+        assert sum(map(len, POOLS[model].free.values())) >= 3
+        assert changed or plain != answers(model, None, adapters=[""])
+        for _, _, adapter in adapters_of(model, "one"):
+            adapter.b.data.mul_(2) if case == "pissa" else torch.no_grad()(adapter.b.mul_)(-3)
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("names", [["two"] * 3, ["two", "", "one"]], ids=" ".join)
+def test_compiled_steps_with_adapters_equal_plain_ones(names: list[str], dtype: torch.dtype):
+    model = stirred(model_of(LLAMA, dtype), "one", "two", lora=replace(LORA, dora=True))
+    caches = [KVCache(LLAMA, 3, 24, 3, dtype=dtype) for _ in range(2)]
+    chosen = selection(model)
+    with chosen.use(names):
+        program = compile_step(model, caches[0], (3, 2))
+    with torch.inference_mode():
+        for step in range(0, 12, 2):
+            names = names[1:] + names[:1]  # rows use other adapters than when the step was compiled
+            tokens, positions = torch.randint(0, LLAMA.vocab_size, (3, 2)), step + torch.arange(2).expand(3, -1)
+            with chosen.use(names):
+                logits, plain = program.run(tokens, positions, caches[0], 24), model(tokens, positions, caches[1])
+            assert (logits - plain).abs().max() <= 2 * BOUND[dtype] * plain.abs().max()
+
+
+def test_steps_that_an_adapter_keeps_plain_leave_those_of_the_base_compiled():
+    model = model_of(LLAMA)
+    add_lora(model, LoRA(rank=2, targets=("attn",), tokens=(1, 2)), "one")
+    for adapters in ["one"], [""]:
+        assert answers(model, 0, adapters=adapters) == answers(model, None, adapters=adapters)
+    assert list(POOLS[model].refusals) == [("one",)]
+    assert sum(map(len, POOLS[model].free.values())) == 3
+
+
+def test_compiled_steps_of_many_adapters_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("onward.compiled.steps.MAX_STEPS", 2)
+    model = stirred(model_of(LLAMA), "one", "two")
+    for adapters in ["one", "two", ""], ["one"]:
+        assert answers(model, 0, adapters=adapters) == answers(model, None, adapters=adapters)
+        assert sum(map(len, POOLS[model].free.values())) == 2
 
 
 def paged(config: DecoderConfig) -> CacheManager:
@@ -145,7 +221,7 @@ def test_traced_decoding_takes_plain_steps_and_says_so():
 def test_too_many_rows_of_a_step_do_not_refuse_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "max_rows", lambda dtype: 32)
     config, pool = DECODERS["scaled turns"], StepPool()
-    assert pool.acquire(model_of(LLAMA), KVCache(LLAMA, 40, 8), (40, 1)) is None
-    assert not pool.refusal
-    assert pool.acquire(model_of(config), KVCache(config, 1, 8), (1, 1)) is None
-    assert REFUSED["scaled turns"] in pool.refusal
+    assert pool.acquire(model_of(LLAMA), KVCache(LLAMA, 40, 8), ((40, 1), ("",))) is None
+    assert not pool.refusals
+    assert pool.acquire(model_of(config), KVCache(config, 1, 8), ((1, 1), ("",))) is None
+    assert REFUSED["scaled turns"] in pool.refusals["",]

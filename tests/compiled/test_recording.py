@@ -57,6 +57,8 @@ EQUAL: dict[str, Function] = {
     "scatter": lambda x: x.scatter(-1, x.topk(5).indices, 0.5),
     "bmm": lambda x: x @ MATRICES,
     "bmm with a transposed weight": lambda x: x @ MATRICES.mT.contiguous().mT,
+    "rows of": lambda x: torch.ops.onward.rows_of(torch.tensor([[[1.0]], [[0.0]]]), 1, x, 2 * x),
+    "an embedding whose weight is transposed": lambda x: torch.embedding(MATRICES[0].T, x.topk(1).indices[..., 0]),
     "constant": lambda x: x * torch.tensor(2.0) + torch.zeros(0).sum(),
 }
 

@@ -35,6 +35,7 @@ from onward.model.paged import PagedKVCache
 from onward.training.step.loss import IGNORE_INDEX
 from onward.transforms.quantize import Precision, quantize_weight
 
+from support.adapters import stirred
 from support.decoders import DECODERS
 from support.guard import Allocator, Case
 
@@ -256,7 +257,8 @@ def programs(memory: Allocator) -> Found:
     for name, dtype, kind, width in steps:
         torch.manual_seed(0)
         config = DECODERS[name]
-        model = memory.model(Decoder(config).to(dtype).eval())
+        model = Decoder(config).to(dtype).eval()
+        model = memory.model(stirred(model, "one") if name == "neox" else model)
         pair = [managers(config, 3, 3, dtype)[kind] for _ in range(2)]
         for manager in pair:
             memory.cache(manager.cache)

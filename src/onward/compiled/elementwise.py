@@ -117,6 +117,16 @@ def copied(source: Tensor, out: Tensor) -> Call:
     return each(("copy", False), lambda code, x: x, out, [source])
 
 
+def rows_of(operation: Operation) -> list[Call]:
+    """Translate a choice between the rows of two tensors by number to a kernel call."""
+    numbers, number, x, y = operation.arguments
+
+    def formula(code: Code, of_row: Any, chosen: Any, other: Any) -> Any:
+        return code.select(code.fcmp_ordered("==", of_row, like(code, of_row, float(number))), chosen, other)
+
+    return [each((operation.function, number), formula, operation.result, [numbers, x, y])]
+
+
 def gelu(operation: Operation) -> list[Call]:
     approximate = operation.options.get("approximate", "none") == "tanh"
     return unary(elementwise.gelu_tanh if approximate else elementwise.gelu)(operation)
@@ -140,6 +150,7 @@ ELEMENTWISE: dict[str, Callable[[Operation], list[Call]]] = {
     "gelu": gelu,
     "cos": unary(lambda code, x: elementwise.by_element(code, "cosf", x)),
     "sin": unary(lambda code, x: elementwise.by_element(code, "sinf", x)),
+    "rows_of": rows_of,
     "_to_copy": convert,
     "clone": convert,
     "copy": convert,

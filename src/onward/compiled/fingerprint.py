@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from onward.compiled.inventory import TENSORS, Inventory, ambient, describe_function, qualified_name
-from onward.model.adapters import WeightAdapters, each_adapter
+from onward.model.adapters import Adapter, WeightAdapters, each_adapter
 from onward.model.decoder import Decoder
 from onward.tracing.listening import is_traced
+from onward.transforms.lora import selection
 
 ADAPTER_HOOKS = WeightAdapters.hook, each_adapter  # a request names its adapter
 FOLD = 64  # numbers of 8 bytes in one sum of a checksum
@@ -21,7 +22,9 @@ FOLD = 64  # numbers of 8 bytes in one sum of a checksum
 
 class Snapshot:
     """The state of a model at one moment: structure, tensors, hooks and settings. `holds` tells whether the model has
-    changed since, in about 0.2 us per module, since it compares objects by identity."""
+    changed since, in about 0.2 us per module, since it compares objects by identity. A decoding step of the model is
+    `compilable` if nothing observes or changes the model's forward except LoRA adapters of linear layers and
+    embeddings: no other hook, no edit and no replaced method."""
 
     def __init__(self, model: Decoder) -> None:
         self.model, self.inventory = model, Inventory(model)
@@ -30,7 +33,12 @@ class Snapshot:
         self.hooks = self.hooks_now()
         self.traced = is_traced(model)
         self.replaced = self.traced or self.inventory.is_replaced
+        self.selection = selection(model)  # of its adapters
+        adapters = [module for module in model.modules() if isinstance(module, Adapter)]
+        self.factors = [t for one in adapters if one.magnitude is not None for t in (one.a, one.b)]  # of DoRA
         self.values = self.values_now()
+        kinds = {getattr(hook, "__func__", hook) for hooks in self.hooks for hook in hooks}
+        self.compilable = not self.replaced and kinds <= {WeightAdapters.hook}
 
     def hooks_now(self) -> list[tuple[object, ...]]:
         """Return the current forward hooks of the model's modules and the global ones, a tuple of functions for each
@@ -82,16 +90,12 @@ class Snapshot:
     @property
     def key(self) -> tuple[object, ...]:
         """The structure of the model and the addresses of its tensors: compiled steps are used only while this key is
-        equal. It keeps functions alive, but no module and no tensor."""
+        equal. It keeps functions alive, but no module and no tensor. The factors of DoRA are included by their version,
+        since steps keep the norms that are computed from them."""
         tensors = [tensor for tensor in self.inventory.tensors if type(tensor) in TENSORS]
         memory = [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in tensors]
-        return self.inventory.form, memory, [function for _, _, function in self.inventory.functions]
-
-    @property
-    def compilable(self) -> bool:
-        """Whether a decoding step of the model may be compiled: no hook, edit or replaced method observes or changes
-        the model."""
-        return not self.hooks and not self.replaced
+        functions = [function for _, _, function in self.inventory.functions]
+        return self.inventory.form, memory, functions, [tensor._version for tensor in self.factors]
 
     def fingerprint(self) -> str | None:
         """Return a hash of the model's structure and of all numbers in its tensors, which names the model that computed
@@ -140,6 +144,8 @@ class ModelState:
             return new
         if (versions := last.versions()) != self.versions:
             self.versions, self.changes = versions, self.changes + 1
+            if last.factors and (key := last.key) != self.key:
+                self.key = key
         return last
 
     def current(self) -> Snapshot:

@@ -22,6 +22,7 @@ from onward.compiled.interface import CompiledStep, NotCompilable, Shape, decodi
 from onward.kernels.llvm.kept import private_folder
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
+from onward.transforms.lora import selection
 
 MIN_SLOTS = 256  # slots that the graph for short rows reads; the next graphs read twice as many, and so on
 Replay = Callable[[], Tensor]
@@ -53,8 +54,9 @@ class GraphStep(CompiledStep):
     """A decoding step as CUDA graphs, one for each number of cache slots that a graph reads.
 
     Tokens and positions are copied into memory that the graphs read. Graphs are captured again for another cache, and
-    after the cache has grown. A step that needs a value of a tensor on the host, as mixtures of experts do, cannot be
-    captured. With `fused`, torch.compile makes the kernels; `capture` makes a graph from a function.
+    after the cache has grown. A step cannot be captured if it needs a value of a tensor on the host, as mixtures of
+    experts do, or if its rows use different LoRA adapters. With `fused`, torch.compile makes the kernels; `capture`
+    makes a graph from a function.
     """
 
     def __init__(
@@ -74,6 +76,8 @@ class GraphStep(CompiledStep):
 
     @classmethod
     def compile(cls, model: Decoder, cache: KVCache, shape: Shape) -> Self:
+        if len(selection(model).in_use) > 1:
+            raise NotCompilable("rows with different adapters")
         return cls(model, shape)
 
     @classmethod

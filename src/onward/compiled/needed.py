@@ -55,9 +55,10 @@ def is_read(tensor: Tensor, records: Sequence[Record]) -> bool:
 
 def needed(recording: Recording, weights: Sequence[Tensor]) -> list[Record]:
     """Return the recorded operations of a decoding step that a compiled step must repeat, in order: those that depend
-    on tokens, positions, the cache or `weights`, and on which the result or the cache depends. `weights` are the
-    tensors that may change between steps. Raises NotCompilable if an operation overwrites a constant."""
-    inputs = [recording.tokens, recording.positions, recording.rope_length, *weights]
+    on tokens, positions, the cache, the rows' adapters or `weights`, and on which the result or the cache depends.
+    `weights` are the tensors that may change between steps. Raises NotCompilable if an operation overwrites a
+    constant."""
+    inputs = [recording.tokens, recording.positions, recording.rope_length, recording.adapters, *weights]
     changing, constant = memory(inputs), set[int]()
     kept = []
     for record in recording.records:

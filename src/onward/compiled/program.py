@@ -16,21 +16,29 @@ from onward.compiled.linking import LinkedCalls
 from onward.compiled.lowering import lower
 from onward.compiled.needed import is_read, needed
 from onward.compiled.recording import Recording, record_step
+from onward.model.adapters import Selection
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
+from onward.transforms.lora import selection
 
 
 class Program(CompiledStep):
     """A decoding step on a CPU, compiled from its recorded operations to a sequence of kernels. `weights` are the
-    tensors that may change between runs, in place; `folder` keeps machine code for the next start. Raises NotCompilable
-    if the step cannot be compiled."""
+    tensors that may change between runs, in place; `folder` keeps machine code for the next start; `chosen` is the
+    Selection of the model's LoRA adapters. Raises NotCompilable if the step cannot be compiled."""
 
     def __init__(
-        self, recording: Recording, cache: KVCache, weights: Sequence[Tensor], folder: Path | None = None
+        self,
+        recording: Recording,
+        cache: KVCache,
+        weights: Sequence[Tensor],
+        folder: Path | None = None,
+        chosen: Selection | None = None,
     ) -> None:
-        self.recording = recording
+        self.recording, self.chosen = recording, chosen
         records = needed(recording, weights)
         self.uses_rope_length = is_read(recording.rope_length, records)
+        self.uses_adapters = is_read(recording.adapters, records)
         calls = lower(records, cache, recording.positions)
         self.linked = LinkedCalls(calls, folder)
         self.binding = Binding(calls, cache, rows=recording.tokens.size(0))
@@ -41,14 +49,17 @@ class Program(CompiledStep):
 
     @classmethod
     def compile_ahead(cls, model: Decoder, cache: KVCache, shape: Shape, folder: Path | None) -> Self:
-        recording = record_step(partial(decoding_step, model), cache, shape)
-        return cls(recording, cache, Inventory(model).tensors, folder)
+        chosen = selection(model)
+        recording = record_step(partial(decoding_step, model), cache, shape, chosen)
+        return cls(recording, cache, Inventory(model).tensors, folder, chosen)
 
     def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
         self.recording.tokens.copy_(tokens)
         self.recording.positions.copy_(positions)  # the kernels find the slots to read and write from them
         if self.uses_rope_length:
             self.recording.rope_length.copy_(cache.rope_length[: tokens.size(0)])
+        if self.uses_adapters and self.chosen:
+            self.chosen.write_to(self.recording.adapters)
         self.binding.follow(cache)
         self.linked.run()
         return self.recording.result

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from onward.compiled.interface import NotCompilable, Shape
+from onward.model.adapters import Selection
 from onward.model.cache import CacheEntry, CacheView, KVCache, LayerCache, SlotIndices
 from onward.model.mask import AttentionMask
 from onward.model.paged import PagedLayerCache
@@ -170,6 +171,7 @@ class Recording:
     tokens: Tensor  # (B, T)
     positions: Tensor  # (B, T)
     rope_length: Tensor  # (B,)
+    adapters: Tensor  # (B,): `numbers` of the model's Selection
     result: Tensor
 
 
@@ -182,15 +184,18 @@ def is_plain(cache: KVCache, dtype: torch.dtype) -> bool:
 
 
 @torch.inference_mode(False)  # inference mode would hide the parts of composed operations
-def record_step(run: Callable[[Tensor, Tensor, CacheView], Tensor], cache: KVCache, shape: Shape) -> Recording:
+def record_step(
+    run: Callable[[Tensor, Tensor, CacheView], Tensor], cache: KVCache, shape: Shape, chosen: Selection | None = None
+) -> Recording:
     """Record the operations of a decoding step: call `run(tokens, positions, view)`, which returns logits, once for T
-    new tokens in each of the first B rows of a cache. `shape` is (B, T)."""
+    new tokens in each of the first B rows of a cache. `shape` is (B, T); `chosen` is the Selection of the model's LoRA
+    adapters, if it has any."""
     tokens, positions = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
     recorder, view = Recorder(), cache.view(0, shape[0])
     layers = list[LayerCache]()
     for index, layer in enumerate(view.layers):
         layers.append(RecordedLayer(layer.entries, layer.window, layer.wraps, index=index, recorder=recorder))
-    rope_length = view.rope_length.clone()
-    with torch.no_grad(), HostReads(), recorder:
+    rope_length, adapters = view.rope_length.clone(), torch.zeros(shape[0], dtype=torch.float32)
+    with torch.no_grad(), (chosen or Selection()).read_from(adapters), HostReads(), recorder:
         result = run(tokens, positions, replace(view, layers=layers, rope_length=rope_length))
-    return Recording(recorder.records, tokens, positions, rope_length, result)
+    return Recording(recorder.records, tokens, positions, rope_length, adapters, result)

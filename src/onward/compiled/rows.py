@@ -214,13 +214,13 @@ def embedding(operation: Operation) -> list[Call]:
         raise NotCompilable("an embedding in another form")
     arguments = elementwise.GatherArguments(
         out=contiguous_address(operation.result),
-        weight=contiguous_address(weight),
+        weight=strided_address(weight),
         ids=contiguous_address(ids),
         rows=len(weight),
         items=ids.numel(),
     )
     emitted = elementwise.gather(Layout.of(weight), DTYPES[ids.dtype])
-    return [Call(("embedding", weight.size(-1), weight.dtype), emitted, arguments)]
+    return [Call(("embedding", weight.size(-1), weight.stride(), weight.dtype), emitted, arguments)]
 
 
 ROWS: dict[str, Callable[[Operation], list[Call]]] = {

@@ -19,7 +19,9 @@ from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.tracing.listening import Uncompiled
 
-COMPILE_AFTER = 16  # plain steps of a shape before a step is compiled
+COMPILE_AFTER = 16  # plain steps of a kind before a step is compiled
+MAX_STEPS = 128  # compiled steps that a runner and a pool keep: each has memory of its own
+Kind = tuple[Shape, tuple[str, ...]]  # the shape of a step, and the LoRA adapters that its rows use
 
 
 class StepPool:
@@ -27,37 +29,41 @@ class StepPool:
     model when they were compiled."""
 
     def __init__(self) -> None:
-        self.free: defaultdict[tuple[Shape, torch.dtype, type[KVCache]], list[CompiledStep]] = defaultdict(list)
-        self.num_plain: defaultdict[Shape, int] = defaultdict(int)  # plain steps so far
+        self.free: defaultdict[tuple[Kind, torch.dtype, type[KVCache]], list[CompiledStep]] = defaultdict(list)
+        self.num_plain: defaultdict[Kind, int] = defaultdict(int)  # plain steps so far
         self.key: tuple[object, ...] = ()  # see `Snapshot.key`
-        self.refusal = ""  # the reason why the steps of this model cannot be compiled
+        self.refusals: dict[tuple[str, ...], str] = {}  # by adapters, the reason why no step can be compiled
 
     def refresh(self, key: tuple[object, ...]) -> None:
         """Discard all compiled steps in the pool unless `key`, the `Snapshot.key` of the model's current state, equals
         that of the steps."""
         if key != self.key:
             self.free.clear()
-            self.key, self.refusal = key, ""
+            self.refusals.clear()
+            self.key = key
 
-    def acquire(self, model: Decoder, cache: KVCache, shape: Shape) -> CompiledStep | None:
-        """Take a compiled step for the first rows of a cache out of the pool, or compile a new one; return None if the
-        step cannot be compiled. `shape` is (rows, tokens per row)."""
-        if free := self.free[shape, model.dtype, type(cache)]:
+    def acquire(self, model: Decoder, cache: KVCache, kind: Kind) -> CompiledStep | None:
+        """Take a compiled step for the first rows of a cache out of the pool, or compile a new one, with the adapters
+        that the model uses now; return None if the step cannot be compiled. `kind` has the shape and the adapters."""
+        shape, adapters = kind
+        if free := self.free[kind, model.dtype, type(cache)]:
             return free.pop()
-        if self.refusal:
+        if adapters in self.refusals:
             return None
         try:
             return compile_step(model, cache, shape)
         except TooManyRows:
             return None
         except NotCompilable as reason:
-            self.refusal = str(reason)
+            self.refusals[adapters] = str(reason)
             return None
 
-    def release(self, model: Decoder, cache: KVCache, shape: Shape, step: CompiledStep) -> None:
-        """Return a compiled step of `shape` (rows, tokens per row) to the pool, for the next runner of this model with
-        a cache of the same class."""
-        self.free[shape, model.dtype, type(cache)].append(step)
+    def release(self, model: Decoder, cache: KVCache, kind: Kind, step: CompiledStep) -> None:
+        """Return a compiled step of a `kind` (shape and adapters) to the pool, for the next runner of this model with a
+        cache of the same class. The pool discards its oldest steps beyond MAX_STEPS."""
+        self.free[kind, model.dtype, type(cache)].append(step)
+        while sum(map(len, self.free.values())) > MAX_STEPS:
+            del self.free[next(iter(self.free))]
 
 
 POOLS: WeakKeyDictionary[Decoder, StepPool] = WeakKeyDictionary()
@@ -70,12 +76,13 @@ def compile_step(model: Decoder, cache: KVCache, shape: Shape) -> CompiledStep:
 
 
 class Steps:
-    """The compiled decoding steps that one runner uses: one for each shape (B, T), compiled after `compile_after`
-    uncompiled steps of that shape; None: never.
+    """The compiled decoding steps that one runner uses: one for each shape (B, T) and LoRA adapter, compiled after
+    `compile_after` uncompiled steps of that kind; None: never.
 
     They belong to the snapshot of the model at `state.follow()`, which the runner calls before each step, and are
-    discarded when the model has changed. Steps stay uncompiled with hooks, edits, replaced methods, autocast, a mode of
-    PyTorch that watches operations, a quantized cache, or a device without an implementation.
+    discarded when the model has changed. Steps stay uncompiled with hooks other than those of LoRA adapters, edits,
+    replaced methods, autocast, a mode of PyTorch that watches operations, a quantized cache, or a device without an
+    implementation.
     """
 
     def __init__(
@@ -84,20 +91,20 @@ class Steps:
         self.model, self.cache, self.state = model, cache, state
         self.compile_after = compile_after if is_plain(cache, model.dtype) else None
         self.pool = POOLS.setdefault(model, StepPool())
-        self.used: dict[Shape, CompiledStep | None] = {}
+        self.used: dict[Kind, CompiledStep | None] = {}  # the step that was used last is the last one
         self.key: tuple[object, ...] = ()  # of the steps in use
         self.warned = False
 
     def run(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
         """Compute the logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`, by a compiled step;
         None if the caller must compute an uncompiled step."""
-        shape, device = (tokens.size(0), tokens.size(1)), tokens.device.type
-        if shape not in self.used:
-            self.pool.num_plain[shape] += 1
-            few = self.compile_after is None or self.pool.num_plain[shape] <= self.compile_after
+        snapshot, device = self.state.current(), tokens.device.type
+        kind = (tokens.size(0), tokens.size(1)), snapshot.selection.in_use
+        if kind not in self.used:
+            self.pool.num_plain[kind] += 1
+            few = self.compile_after is None or self.pool.num_plain[kind] <= self.compile_after
             if few or device not in IMPLEMENTATIONS:
                 return None
-        snapshot = self.state.current()
         if self.key is not self.state.key:
             self.used.clear()
             self.key = self.state.key
@@ -108,22 +115,27 @@ class Steps:
                 )
             self.warned = snapshot.traced
             return None
-        if shape not in self.used:
+        if kind in self.used:
+            step = self.used.pop(kind)
+        else:
             self.pool.refresh(self.key)
-            self.used[shape] = self.pool.acquire(self.model, self.cache, shape)
-        step = self.used[shape]
+            step = self.pool.acquire(self.model, self.cache, kind)
+            if len(self.used) >= MAX_STEPS:
+                del self.used[next(iter(self.used))]
+        self.used[kind] = step
         if step is None:
             return None
         try:
             return step.run(tokens, positions, self.cache, length)
         except NotCompilable as reason:
-            self.used[shape], self.pool.refusal = None, str(reason)
+            self.used[kind], self.pool.refusals[kind[1]] = None, str(reason)
             return None
 
     def compile(self, rows: int, folder: Path | None) -> None:
-        """Compile, before the first request, a step of one token in each of the first `rows` rows, which must be empty;
-        `folder` keeps its code. Raises NotCompilable if the step cannot be compiled."""
-        shape, device = (rows, 1), self.model.device.type
+        """Compile, before the first request, a step of one token in each of the first `rows` rows, which must be empty,
+        with the LoRA adapter that the model uses now; `folder` keeps its code. Raises NotCompilable if the step cannot
+        be compiled."""
+        device = self.model.device.type
         if self.compile_after is None:
             raise NotCompilable("a quantized cache")
         if device not in IMPLEMENTATIONS:
@@ -134,15 +146,16 @@ class Steps:
         if is_watched() or torch.is_autocast_enabled(device):
             raise NotCompilable("a mode of PyTorch is active")
         self.pool.refresh(self.state.key)
-        step = IMPLEMENTATIONS[device]().compile_ahead(self.model, self.cache, shape, folder)
-        self.pool.release(self.model, self.cache, shape, step)
-        self.pool.num_plain[shape] = max(self.pool.num_plain[shape], self.compile_after)
+        kind = (rows, 1), snapshot.selection.in_use
+        step = IMPLEMENTATIONS[device]().compile_ahead(self.model, self.cache, kind[0], folder)
+        self.pool.release(self.model, self.cache, kind, step)
+        self.pool.num_plain[kind] = max(self.pool.num_plain[kind], self.compile_after)
 
     def release(self) -> None:
         """Return the compiled steps of this runner to the pool, for other runners; the next decoding step acquires them
         again."""
-        for shape, step in self.used.items():
+        for kind, step in self.used.items():
             if step is not None and self.key == self.pool.key:
-                self.pool.release(self.model, self.cache, shape, step)
+                self.pool.release(self.model, self.cache, kind, step)
         self.used.clear()
         self.state.rest()

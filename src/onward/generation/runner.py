@@ -105,9 +105,9 @@ class Runner:
             self.positions = tensor_on(device, starts)
         self.decoding, self.starts = list(requests), starts
         tokens, positions, length = self.sampled[:, None], self.positions[:, None], max(starts) + 1
-        if (logits := self.steps.run(tokens, positions, length)) is not None:
-            return logits[:, 0]
         with self.using(adapters):
+            if (logits := self.steps.run(tokens, positions, length)) is not None:
+                return logits[:, 0]
             hidden = self.model.hidden(tokens, positions, self.view(0, len(requests), length))
             return self.logits(hidden.flatten(0, 1), adapters)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -59,6 +60,12 @@ def is_recorded() -> bool:
     """Return whether the operations of a decoding step are being recorded, for a compiled step that will repeat them by
     kernels."""
     return not torch.compiler.is_compiling() and getattr(_get_current_dispatch_mode(), "records_steps", False)
+
+
+def unrecorded() -> AbstractContextManager[object]:
+    """Return a context whose results are constants of a decoding step if the step is being recorded: their operations
+    are not recorded."""
+    return torch._C._DisableTorchDispatch() if is_recorded() else nullcontext()
 
 
 @cache

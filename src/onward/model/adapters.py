@@ -17,21 +17,32 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onward.kernels.linear import linear
+from onward.kernels.rules import unrecorded
 
 
 class Selection:
     """The choice of the LoRA adapters that apply in the current calls of a model. All adapted layers of a model share
     one Selection.
 
-    Either `name` is the adapter of all rows ("": the base alone), or `groups` maps each adapter to its rows (n,) among
-    `count` rows; the other rows use the base alone. An adapter may be on top of another, which is then applied before
-    it: `below` maps the name of the upper one to that of the lower one.
+    Either `name` is the adapter of all rows ("": the base alone), or rows use different ones: `rows` has the adapter of
+    each row, and `groups` maps each adapter to its rows (n,); the other rows use the base alone. An adapter may be on
+    top of another, which is then applied before it: `below` maps the name of the upper one to that of the lower one.
+
+    While a decoding step is recorded, `numbers` (B,) has the index in `in_use` of each row's adapter, if these differ.
+    The compiled step reads the numbers in every run.
     """
 
     def __init__(self) -> None:
-        self.name, self.count = "", 0
+        self.name = ""
+        self.rows: tuple[str, ...] = ()
         self.groups: dict[str, Tensor] | None = None
         self.below: dict[str, str] = {}
+        self.numbers: Tensor | None = None
+
+    @property
+    def in_use(self) -> tuple[str, ...]:
+        """The names of the adapters that rows use, in ascending order; "" is the base alone."""
+        return (self.name,) if self.groups is None else tuple(sorted({*self.rows}))
 
     def chain(self, name: str) -> list[str]:
         """Return the names of the adapters that apply if `name` is selected, in the order in which they apply: first
@@ -42,17 +53,32 @@ class Selection:
     def use(self, names: str | Sequence[str]) -> Iterator[None]:
         """Apply LoRA adapters inside the `with` block: `names` is one adapter for all rows, or a list with the adapter
         of each row of the batch; "" is the base model without an adapter."""
-        before = self.name, self.count, self.groups
+        before = self.name, self.rows, self.groups
         different = {names} if isinstance(names, str) else set(names)
         if len(different) == 1:
             self.name, self.groups = different.pop(), None
         else:
             rows = {name: [row for row, one in enumerate(names) if one == name] for name in sorted(different - {""})}
-            self.count, self.groups = len(names), {name: torch.tensor(row) for name, row in rows.items()}
+            self.rows, self.groups = tuple(names), {name: torch.tensor(row) for name, row in rows.items()}
         try:
             yield
         finally:
-            self.name, self.count, self.groups = before
+            self.name, self.rows, self.groups = before
+
+    @contextmanager
+    def read_from(self, numbers: Tensor) -> Iterator[None]:
+        """Let layers read the adapter of each row from `numbers` (B,) inside the `with` block, if rows use different
+        ones."""
+        self.numbers = numbers
+        try:
+            yield
+        finally:
+            self.numbers = None
+
+    def write_to(self, numbers: Tensor) -> None:
+        """Write the number of each row's adapter to `numbers` (B,)."""
+        index = {name: number for number, name in enumerate(self.in_use)}
+        numbers.copy_(torch.tensor([index[name] for name in self.rows]))
 
 
 class Adapter(nn.Module):
@@ -120,7 +146,7 @@ class Adapter(nn.Module):
         cached until A or B changes."""
         version = [(id(t), t._version) for t in (self.a, self.b)]
         if self.norms is None or self.norms[0] != version or self.training:
-            with torch.no_grad():
+            with torch.no_grad(), unrecorded():
                 self.norms = version, (weight.to(self.a.dtype) + self.change()).norm(dim=1)
         return self.norms[1]
 
@@ -190,12 +216,23 @@ class WeightAdapters(nn.ModuleDict):
         [x], chosen = inputs, self.selection
         if chosen.groups is None:
             return self.applied(chosen.name, layer, x, y)
+        if chosen.numbers is not None:
+            return self.applied_by_number(chosen.numbers, layer, x, y)
         tail = x.shape[-1:] if x.is_floating_point() else ()
-        by_row, result = x.reshape(chosen.count, -1, *tail), y.reshape(chosen.count, -1, y.size(-1))
+        by_row, result = (t.reshape(len(chosen.rows), -1, *end) for t, end in ((x, tail), (y, y.shape[-1:])))
         for name, rows in chosen.groups.items():
             if any(one in self for one in chosen.chain(name)):
                 result = result.index_copy(0, rows, self.applied(name, layer, by_row[rows], result[rows]))
         return result.view_as(y)
+
+    def applied_by_number(self, numbers: Tensor, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Return y (B, ..., O), the output of a layer for the input x, changed in each row by the adapter with this
+        row's number in `numbers` (B,)."""
+        result, by_row = y, numbers.view(-1, *[1] * (y.dim() - 1))
+        for number, name in enumerate(self.selection.in_use):
+            if any(one in self for one in self.selection.chain(name)):
+                result = torch.ops.onward.rows_of(by_row, number, self.applied(name, layer, x, y), result)
+        return result
 
     def applied(self, name: str, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """Return y, the output of a layer for the input x, changed by the adapter `name` and the one below it, if
@@ -238,3 +275,13 @@ def each_adapter(module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Te
         with selection.use(name):
             y = y.index_copy(0, rows, type(module).forward(module, inputs[0][rows]))
     return y
+
+
+def rows_of(numbers: Tensor, number: int, x: Tensor, y: Tensor) -> Tensor:
+    """Return x in the rows whose number in `numbers` (B, 1, ...) is `number`, and y (B, ...) in the others."""
+    return torch.where(numbers == number, x, y)
+
+
+LIBRARY = torch.library.Library("onward", "FRAGMENT")  # an operation of its own is one record of a decoding step
+LIBRARY.define("rows_of(Tensor numbers, int number, Tensor x, Tensor y) -> Tensor")
+LIBRARY.impl("rows_of", rows_of, "CompositeExplicitAutograd")

@@ -23,8 +23,9 @@ def decode_drafted(runner: Runner, requests: Sequence[Request], drafted: Sequenc
     runner.forget()
     pieces = [[request.last_token, *tokens] for request, tokens in zip(requests, drafted)]
     starts, adapters = [request.num_cached for request in requests], [r.adapter or "" for r in requests]
-    if (logits := compiled_logits(runner, pieces, starts)) is not None:
-        return logits.flatten(0, 1)
+    with runner.using(adapters):
+        if (logits := compiled_logits(runner, pieces, starts)) is not None:
+            return logits.flatten(0, 1)
     hidden = runner.forward_rows(0, pieces, starts, adapters)
     repeated = [adapter for adapter, piece in zip(adapters, pieces) for _ in piece]
     return runner.logits(torch.cat([row[: len(piece)] for row, piece in zip(hidden, pieces)]), repeated)

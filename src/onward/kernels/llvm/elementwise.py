@@ -137,10 +137,10 @@ def total(code: Code, width: int, term: Callable[[Value, Callable[..., Value]], 
     return sums[0]
 
 
-def spans(code: Code, width: int) -> Iterator[tuple[Value, Callable[..., Value]]]:
+def spans(code: Code, width: int, vectors: bool = True) -> Iterator[tuple[Value, Callable[..., Value]]]:
     """Emit loops over `width` indices; yield the index and the method of `Code` that reads numbers there: first LANES
-    at a time, then one by one."""
-    full_end = width - width % LANES
+    at a time, if they are `vectors`, then one by one."""
+    full_end = width - width % LANES if vectors else 0
     for start, stop, step, read in (0, full_end, LANES, code.floats), (full_end, width, 1, code.scalar):
         with code.loop(start, stop, step) as (index, _):
             yield index, read
@@ -179,16 +179,16 @@ def gather(rows: Layout, index_dtype: str) -> Emit:
     """Return the function that emits the code of a kernel for an embedding lookup in a table with the layout `rows`.
     The kernel's arguments are GatherArguments; threads divide the token ids. An id that is not below the number of rows
     gives NaN."""
-    width = rows.shape[-1]
+    width, (row_stride, stride) = rows.shape[-1], rows.strides
 
     def emit(code: Code, given: Values, first: Value, end: Value) -> None:
         with code.loop(first, end) as (item, _):
             row = code.scalar(given.ids, index_dtype, item)
             known = code.icmp_unsigned("<", row, given.rows)
-            start = code.mul(code.select(known, row, INT(0)), INT(width))
+            start = code.mul(code.select(known, row, INT(0)), INT(row_stride))
             target = code.mul(item, INT(width))
-            for index, read in spans(code, width):
-                value = read(given.weight, rows.dtype, code.add(start, index))
+            for index, read in spans(code, width, vectors=stride == 1):
+                value = read(given.weight, rows.dtype, code.add(start, code.mul(index, INT(stride))))
                 value = code.select(known, value, like(code, value, math.nan))
                 code.put(value, given.out, rows.dtype, code.add(target, index))
 
