@@ -10,9 +10,9 @@ the GPU first; it also prints the limits of the data sheet, if it knows the GPU.
 
 import argparse
 import importlib
-import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -26,7 +26,7 @@ from onward.measuring.decoders import decoder_of, models_in
 from onward.measuring.speeds import VOCABULARY, generation_speeds
 from onward.planning.devices import DEVICES
 from onward.planning.machine import peak_flops, wait
-from onward.planning.speed import Precision
+from onward.planning.speed import GREEDY, Precision, serve
 from onward.training.step.speed import measure_training
 from onward.transforms.compiling import compile_blocks
 
@@ -45,11 +45,11 @@ def table(title: str, columns: Row, rows: Sequence[Row]) -> str:
 
 def limits(device: torch.device, bandwidth: float, peak: float) -> str:
     """The device and its limits, measured and by data sheet, in one line."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else machine()
+    name = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}" if device.type == "cuda" else machine()
     known = next((one for key, one in DEVICES.items() if key in name.lower().replace(" ", "")), None)
     sheet = f"; data sheet: {known.bandwidth / 1e9:,.0f} GB/s, {known.flops / 1e12:,.0f} TFLOP/s" if known else ""
     measured = f"{bandwidth / 1e9:,.0f} GB/s, {peak / 1e12:,.1f} TFLOP/s in bf16"
-    return f"{name}, torch {torch.__version__}; measured: {measured}{sheet}\n"
+    return f"{name}; measured: {measured}{sheet}\n"
 
 
 def generation(options: argparse.Namespace, device: torch.device) -> Iterator[str]:
@@ -66,16 +66,15 @@ def generation(options: argparse.Namespace, device: torch.device) -> Iterator[st
                 [str(prompt), one.precision, str(one.batch), f"{one.prefill:,.0f}", *shares, one.plain or "yes"]
             )
     columns = ["prompt", "precision", "rows", "prefill, tokens/s", "share of arithmetic", "decode, tokens/s"]
-    title = f"Generation of {options.new} tokens, {options.model} (target: {TARGETS['bandwidth']} of the bandwidth in "
-    yield table(f"{title}bf16)", [*columns, "share of bandwidth", "compiled"], rows)
+    title = f"Generation of {options.new} tokens, {options.model} (target: {TARGETS['bandwidth']} of the bandwidth)"
+    yield table(title, [*columns, "share of bandwidth", "compiled"], rows)
 
 
 def decoded_by_onward(config: onward.DecoderConfig, device: torch.device, ids: torch.Tensor, new: int) -> float:
     """The seconds in which an engine continues the prompts `ids` by `new` tokens each."""
     model = onward.Decoder(config).to(device, torch.bfloat16).eval()
     engine = onward.Engine(model, rows=len(ids), compile_after=0)
-    greedy = onward.Sampling(temperature=0)
-    return timed(lambda: list(engine.run([onward.Request(row, greedy, new) for row in ids.tolist()])), device)
+    return timed(lambda: serve(engine, [onward.Request(row, GREEDY, new) for row in ids.tolist()]), device)
 
 
 def decoded_by_transformers(config: onward.DecoderConfig, device: torch.device, ids: torch.Tensor, new: int) -> float:
@@ -144,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = torch.device(options.device)
     for text in generation(options, device):
         print(text, flush=True)
-    if importlib.util.find_spec("transformers"):
+    if find_spec("transformers"):
         print(peers(options, device), flush=True)
     print(training(options, device), flush=True)
 

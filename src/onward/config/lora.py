@@ -90,7 +90,7 @@ class LoRA(Adapters, kind="lora"):
             raise UserError("targets are empty: name weights to adapt, such as attn.q")
 
     def scaling_of(self, rank: int) -> float:
-        """Return the factor of B A for a weight whose adapter has the rank `rank`, which may differ from the field
-        `rank`: alpha, scaled by the ratio of the two ranks, divided by `rank` or, with rslora, by its square root."""
+        """Return the factor of B A for a weight whose adapter has the rank `rank`, r, which may differ from the field
+        `rank`, R: alpha r / R, divided by r or, with rslora, by the square root of r."""
         alpha = (2.0 * self.rank if self.alpha is None else self.alpha) * rank / self.rank
         return alpha / (math.sqrt(rank) if self.rslora else rank)

@@ -36,7 +36,7 @@ class ExampleBatch(Batch):
 
     @property
     def divisor(self) -> int:
-        """The divisor of a summed loss: the number of examples or of targets."""
+        """The divisor of a summed loss: the number of examples if `by_example` is set, else the number of targets."""
         return self.num_examples if self.by_example else self.num_targets
 
     def to(self, device: torch.device | str) -> Self:

@@ -176,7 +176,8 @@ class Index:
 
 @dataclass(frozen=True)
 class TokenData:
-    """A folder of prepared tokens, opened: its index, and the tokens of each source."""
+    """A folder of prepared tokens, opened: its index, the tokens of each source, and in the same order the sources'
+    records (names and numbers of tokens)."""
 
     sources: tuple[Tokens, ...]
     records: tuple[SourceRecord, ...]  # records of the sources

@@ -39,9 +39,9 @@ def read_table(path: Path) -> list[Run]:
 
 
 def of_row(row: Mapping[str | None, Any], columns: Mapping[str, str], where: str) -> Run:
-    """Return the run that a row of a table describes. `columns` maps each quantity (parameters, tokens or flops, loss)
-    to the name of its column; `where` names the line in errors. Raises a UserError for a missing value, or one that is
-    not a number."""
+    """Return the run that a row of a table describes. The keys of `columns` are the quantities "parameters", "tokens"
+    or "flops", and "loss"; its values are the names of their columns. `where` names the line in errors. Raises a
+    UserError for a missing value, or one that is not a number."""
     if None in row:
         raise UserError(f"{where} has more cells than the first line names columns: write numbers without commas")
     numbers = {}

@@ -146,8 +146,8 @@ async def lens(body: Inside, http: Request) -> dict[str, Any]:
 
 @router.post("/attention")
 async def attention(body: Inside, http: Request) -> dict[str, Any]:
-    """Return as JSON the attention weights of the token at the position to itself and each earlier token,
-    [layer][head][token]."""
+    """Return as JSON {"weights": [layer][head][token]}: the attention weights of the token at the position in `body` to
+    each token up to itself."""
     service, served, tokens, position = text_of(body, http)
     maps = await looked(service, served, lambda: attention_maps(served.lm.model, tokens[: position + 1]))
     return {"weights": [[[round(w, 4) for w in head] for head in layer[:, -1].tolist()] for layer in maps]}

@@ -36,8 +36,8 @@ class Head(nn.Linear):
 
 
 def add_head(model: Decoder, labels: Sequence[str]) -> None:
-    """Add a trained Head with one output per label to a model, in place, unless the model has a Head with these labels.
-    Its weights begin at 0."""
+    """Add a Head, a linear layer with one output per label, to a model, in place, and make it trainable. Its weights
+    begin at 0. A Head with these labels is kept; one with other labels is replaced."""
     if head_labels(model) != tuple(labels):
         model.add_module(NAME, Head(model.config.d_model, labels, model.device, model.dtype))
     head_of(model).requires_grad_(True)

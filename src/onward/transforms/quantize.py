@@ -91,7 +91,9 @@ class DequantizedLinear(torch.autograd.Function):
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer with an int8 or int4 weight, which cannot be trained: (..., I) -> (..., O)."""
+    """A linear layer with an int8 or int4 weight, which cannot be trained: (..., I) -> (..., O). `codes` and `scales`
+    are the weight as `quantize_tensor` returns it: codes (O, I) in int8, or (O, I / 2) with two int4 numbers in a
+    byte."""
 
     codes: Tensor
     scales: Tensor

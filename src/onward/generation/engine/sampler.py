@@ -43,8 +43,9 @@ class Sampler:
     def sample_plain(
         self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]
     ) -> tuple[list[list[int] | Exception], Tensor] | None:
-        """Sample as `sample` does, by one kernel on a CPU, if the temperature is the only option that changes the
-        distribution of any row.
+        """Sample by one kernel on a CPU, if the temperature is the only option that changes the distribution of any
+        row. Arguments and results are those of `sample`: the new tokens of each request, and the last ones as a tensor
+        (B,).
 
         Returns None on other devices, with other options, and if a row has no distribution (all its logits are -inf, or
         one is NaN).

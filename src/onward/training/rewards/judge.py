@@ -64,8 +64,9 @@ class AskedModel(Reward, kind=""):
 
 @dataclass(frozen=True)
 class Judge(AskedModel, kind="judge"):
-    """A tenth of the grade from 0 to 10 that a model on a server gives to a completion: the first number from 0 to 10
-    in its reply, after its reasoning."""
+    """A reward: a tenth of the grade from 0 to 10 that a model on a server gives to a completion, the first number from
+    0 to 10 in its reply, after its reasoning. In `prompt`, the template of the request, {prompt}, {completion},
+    {answer} and the names of other columns in braces are replaced by their texts."""
 
     needed: ClassVar[tuple[str, ...]] = ("completion",)
 

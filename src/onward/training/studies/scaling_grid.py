@@ -157,8 +157,8 @@ def measured(config: RunConfig, inputs: Inputs, vocab_size: int, cells: Sequence
 
 
 def with_precision(config: RunConfig, inputs: Inputs, vocab_size: int, cell: Cell) -> RunConfig:
-    """Return the configuration with the precision and the backend of experts that are fastest for the run `cell`; all
-    runs of the grid use them."""
+    """Return the configuration with the precision and the backend of experts whose steps are the fastest, by timing,
+    for the run `cell`; all runs of the grid use them. `inputs` are the prepared texts."""
     own = cell.variant(config).config
     trainer = build_trainer(own, Decoder(own.decoder(vocab_size)).to(torch.device(config.device)))
     chosen = fastest_options(own, trainer, inputs.windows(own, cell.context), math.inf)
