@@ -175,8 +175,8 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def wanted(label: Any) -> float:
-    """Return the label of an answer as a number: 1 if the answer is wanted, else 0. Raises a UserError for any other
-    label."""
+    """Return the label of an answer, 1 or true if the answer is wanted and 0 or false if not, as 1.0 or 0.0. Raises a
+    UserError for any other label."""
     if not isinstance(label, int | float) or label not in (0, 1):
         raise UserError(f"label is {shown(label)}: it is 1 or true for a wanted answer, 0 or false for another")
     return float(label)

@@ -165,8 +165,8 @@ class Report:
 
 @dataclass(frozen=True)
 class Index:
-    """The content of data.json, the index of a folder of prepared tokens: the dtype of ids, the sources, a report and
-    the settings."""
+    """The content of data.json, the index of a folder of prepared tokens: the dtype of ids, the sources, a report
+    (counts of documents, tokens, bytes and dropped texts over all sources) and the settings."""
 
     dtype: Literal["uint16", "uint32"]  # dtype of the token ids
     sources: tuple[Mapping[str, Any], ...]  # the `SourceRecord` and provenance of each source

@@ -132,7 +132,8 @@ def facts_of_part(what: str, meaning: str, parts: Sequence[Part | None], silent:
 
 
 def neutral(value: Any, field: dataclasses.Field[Any]) -> bool:
-    """Return whether the value of a field is a default that descriptions leave out, such as 0 or None."""
+    """Return whether the value of a field is both its default and one that descriptions leave out, such as 0 or
+    None."""
     return value == field.default and value in NEUTRAL
 
 

@@ -37,7 +37,7 @@ MAGNITUDE = "lora_magnitude_vector"
 @dataclass(frozen=True)
 class AdaptedWeight:
     """A weight in the family's files that can have a LoRA adapter, and the weights of Decoder that it joins along its
-    rows."""
+    rows. With `stack` it is the stack of matrices (X, O, I) of all experts."""
 
     module: str  # name of the module that holds the adapter's tensors
     key: str  # in adapter_config.json: the module, or the module and the name of its parameter

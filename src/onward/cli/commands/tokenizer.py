@@ -52,7 +52,8 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The action of the command: train, compare or show. Options that apply only to other actions are refused."""
+        """The action, "train", "compare" or "show", as the option reader asks for it: options that apply only to
+        another action are then refused."""
         return self.action
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
 from onward.cli.shared.output import console
@@ -68,6 +69,7 @@ def cache_folder(name: str) -> Path | None:
 def load(model: str, options: Loading, adapter_folders: Sequence[str] = ()) -> LanguageModel:
     """Load `model`, a folder, a file or a name on the Hugging Face hub, as `options` say, with the adapters in
     `adapter_folders` or, if there are none, with the adapter in `options`."""
+    Thread(target=compile_first_kernels, args=(options,)).start()
     import torch
 
     import onward
@@ -82,3 +84,16 @@ def load(model: str, options: Loading, adapter_folders: Sequence[str] = ()) -> L
         rope=options.rope,
         allow_nonfinite=options.allow_nonfinite,
     )
+
+
+def compile_first_kernels(options: Loading) -> None:
+    """Compile the CPU kernels that the first token of most models needs, while PyTorch is imported; they are cached.
+    If the model needs others, these are not used."""
+    from onward.kernels.available import unavailable
+
+    if options.device in ("auto", "cpu") and not unavailable():
+        from onward.kernels.llvm import draws, products
+
+        dtype = options.dtype or "float32"
+        products.products(options.quantize or dtype, dtype, False)
+        draws.draws(dtype, False)

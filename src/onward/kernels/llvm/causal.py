@@ -64,7 +64,8 @@ class Work:
         self.queries, self.outers, self.queries_t, self.outers_t = (code.add(rest, INT(i * block)) for i in range(4))
 
     def sized(self, per_token: int, more: int = 0) -> Any:
-        """Emit code for tokens * per_token + more, the size of a scratch tensor."""
+        """Emit code that computes tokens * per_token + more, the number of elements of a scratch tensor; return the
+        LLVM value."""
         return self.code.add(self.code.mul(self.given.tokens, INT(per_token)), INT(more))
 
     def place(self, start: Any, index: Any, stride: int = 1) -> Any:

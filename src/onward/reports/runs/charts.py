@@ -107,8 +107,8 @@ def figure(
 
 
 def totals(lines: Lines) -> list[list[tuple[float, float]]]:
-    """Return the line of points with the total, such as the sum of all rewards, as the only one in a list, if there is
-    one, else the lines of all layers."""
+    """Return the lines to draw, each a list of (step, value): if `lines`, which map the number of a layer to its line,
+    contain the total of all layers under "", only that one, else those of all layers."""
     return [lines[""]] if "" in lines else [*lines.values()]
 
 

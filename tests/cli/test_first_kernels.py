@@ -1,0 +1,40 @@
+"""The kernels that commands compile while PyTorch is imported are those of the first token."""
+
+import pytest
+
+from onward.cli.shared.loading import Loading, compile_first_kernels
+from onward.generation.engine.engine import Engine
+from onward.generation.request import Request
+from onward.generation.sampling import Sampling
+from onward.kernels import linear
+from onward.kernels.llvm import draws, products
+from onward.model.decoder import Decoder
+
+from support.decoders import config
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> None:
+    for kernel in products.products, draws.draws, linear.compiled:
+        kernel.cache_clear()
+
+
+def numbers_compiled() -> list[int]:
+    """How many kernels of products and of draws were compiled."""
+    return [kernel.cache_info().misses for kernel in (products.products, draws.draws)]
+
+
+def test_the_first_token_needs_no_other_kernels() -> None:
+    compile_first_kernels(Loading())
+    assert numbers_compiled() == [1, 1]
+    engine = Engine(Decoder(config()).eval(), compile_after=None)
+    engine.add(Request([1, 2], Sampling(), max_new_tokens=1))
+    assert len(list(engine.run())) == 1
+    assert linear.compiled.cache_info().misses == 1
+    assert numbers_compiled() == [1, 1]
+
+
+@pytest.mark.parametrize(("options", "number"), [(Loading(device="cuda"), 0), (Loading(quantize="int8"), 1)])
+def test_kernels_are_those_of_the_options(options: Loading, number: int) -> None:
+    compile_first_kernels(options)
+    assert numbers_compiled() == [number, number]
