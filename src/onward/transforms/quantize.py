@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from onward.errors import UserError
 from onward.kernels.quantized import GROUP, dequantize_weight
 from onward.model.decoder import Decoder
+from onward.model.latent import LatentAttentionModule
 from onward.model.linear import Linear
 
 Precision = Literal["int8", "int4"]
@@ -140,16 +141,19 @@ def choose_layers(model: nn.Module, precision: str) -> tuple[dict[str, Precision
     those whose number of inputs is not a multiple of 32.
 
     A head that shares its weight with the embedding becomes int8. Embeddings, norms, routers and stacks of experts are
-    not quantized. Raises a UserError for an unknown precision, and for a model that is quantized already.
+    not quantized, nor are the projections of latents to keys and values, which decoding multiplies with queries and
+    outputs instead of latents (`LatentAttentionModule.absorbed`). Raises a UserError for an unknown precision, and for
+    a model that is quantized already.
     """
     if precision not in get_args(Precision):
         raise UserError(f"quantize is {precision!r}: choose int8 or int4")
     if is_quantized(model):
         raise UserError(ALREADY)
     tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    absorbed = {id(module.kv) for module in model.modules() if isinstance(module, LatentAttentionModule)}
     chosen, kept = dict[str, Precision](), list[str]()
     for name, layer in model.named_modules():
-        if isinstance(layer, Linear):
+        if isinstance(layer, Linear) and id(layer) not in absorbed:
             kind: Precision = "int8" if precision == "int8" or id(layer.weight) in tied else "int4"
             if kind == "int4" and layer.in_features % GROUP:
                 kept.append(name)
