@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from onward.compiled.steps import compile_step
+from onward.config.decoder import LatentAttention
 from onward.errors import UserError
 from onward.kernels.quantized import dequantize_weight
 from onward.model.cache import KVCache
@@ -11,7 +12,7 @@ from onward.model.decoder import Decoder
 from onward.model.linear import Linear
 from onward.transforms.quantize import Precision, QuantizedLinear, quantize_model, quantize_weight
 
-from support.decoders import DECODERS
+from support.decoders import DECODERS, config, decoder
 
 PRECISIONS: list[Precision] = ["int8", "int4"]
 
@@ -61,6 +62,20 @@ def test_a_quantized_model_is_compiled_and_equals_its_plain_steps(precision: Pre
             tokens, positions = torch.randint(0, model.config.vocab_size, (2, 1)), torch.full((2, 1), step)
             plain = model(tokens, positions, caches[1])
             assert torch.allclose(program.run(tokens, positions, caches[0], 12), plain, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_projections_of_latents_are_not_quantized_and_steps_are_compiled(precision: Precision):
+    part = LatentAttention(d_latent=32, d_nope=6, d_rope=4, d_value=8)
+    model = decoder(config(n_layers=1, d_model=32, attention=part))
+    assert not quantize_model(model, precision)
+    assert [name for name, layer in model.named_modules() if isinstance(layer, Linear)] == ["blocks.0.attn.kv"]
+    caches = [KVCache(model.config, 1, 8) for _ in range(2)]
+    program, token = compile_step(model, caches[0], (1, 1)), torch.tensor([[5]])
+    with torch.inference_mode():
+        for position in torch.arange(4)[:, None, None]:
+            plain = model(token, position, caches[1])
+            assert torch.allclose(program.run(token, position, caches[0], 8), plain, atol=1e-5)
 
 
 def test_an_unknown_precision_is_refused():

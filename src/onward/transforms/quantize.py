@@ -137,8 +137,8 @@ def quantize_model(model: nn.Module, precision: str) -> list[str]:
 
 
 def choose_layers(model: nn.Module, precision: str) -> tuple[dict[str, Precision], list[str]]:
-    """Return the linear layers to quantize, {name: precision}, and the names of the other linear layers: for int4,
-    those whose number of inputs is not a multiple of 32.
+    """Return the linear layers to quantize, {name: precision}, and the names of the linear layers that cannot be
+    quantized: for int4, those whose number of inputs is not a multiple of 32.
 
     A head that shares its weight with the embedding becomes int8. Embeddings, norms, routers and stacks of experts are
     not quantized, nor are the projections of latents to keys and values, which decoding multiplies with queries and
