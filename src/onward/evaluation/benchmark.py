@@ -29,7 +29,7 @@ class TaskResult:
     task: str
     score: float  # mean grade of the questions, such as the share of correct answers; or BLEU or chrF of all answers
     error: float  # standard error of the score; NaN for one question
-    by_length: float | None  # share of correct answers if log-probabilities are divided by bytes; None: no choices
+    by_length: float | None  # share of correct answers, with log-probabilities divided by byte counts; None: no choices
     chance: float  # score of guessing
     examples: int  # solved examples before each question
     right: tuple[float, ...]  # grade of each question, from 0 (wrong) to 1 (correct)

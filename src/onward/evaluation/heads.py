@@ -25,7 +25,7 @@ from onward.transforms.heads import VALUE, head_labels
 class ClassEvaluation:
     """The figures of a classifier on examples, such as its accuracy."""
 
-    accuracy: float  # share of examples whose most likely class is the label
+    accuracy: float  # share of examples for which the most likely class is the label
     label_loss: float  # mean cross-entropy of the labels, in nats
     examples: int
     confusion: dict[str, dict[str, int]]  # for each label, the number of examples by predicted class

@@ -23,18 +23,18 @@ StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether
 class GenerationOptions(Sampling):
     """Length, end, form and number of the answers to a prompt, in addition to the sampling."""
 
-    max_new_tokens: SizeOrZero | None = None  # maximum tokens in an answer; default: 256, or as many as fit the context
-    min_new_tokens: SizeOrZero = 0  # no stop token is generated before this many new tokens
+    max_new_tokens: SizeOrZero | None = None  # maximum number of tokens in an answer; default: 256, or as many as fit
+    min_new_tokens: SizeOrZero = 0  # minimum number of new tokens before a stop token can be generated
     stop: tuple[str, ...] = ()  # strings that end the answer and are not part of it
     include_stop: bool = False  # include the stop string in the answer
     stop_token_ids: tuple[SizeOrZero, ...] = ()  # token ids that end the answer, in addition to the model's own
-    stop_when: StopCondition | None = None  # called with the text after each token; True ends the answer
+    stop_when: StopCondition | None = None  # function of the text, called after each token; True ends the answer
     regex: str = ""  # regular expression that the answer must match
     json_schema: str = ""  # JSON schema that the answer must conform to
     grammar: str = ""  # grammar that the answer must conform to, in GBNF or llguidance's variant of Lark's syntax
     n: Annotated[int, Range(1, MAX_ANSWERS)] = 1  # number of answers for each prompt
     seed: int | None = None  # random seed; the same seed produces the same text; default: a random seed
-    adapter: str | None = None  # name of an adapter of the model, or "" for the base only; default: the adapter in use
+    adapter: str | None = None  # name of an adapter of the model, or "" for only the base; default: the adapter in use
     logprobs: SizeOrZero | None = None  # report each token's log-probability and this many alternatives; default: none
 
     def __post_init__(self) -> None:

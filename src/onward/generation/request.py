@@ -62,12 +62,12 @@ class Request:
     finish_reason: str = ""  # stop (stop token, stop text or completed constraint), length, cancelled or error
     error: Exception | None = None  # why the request failed: a UserError, or the exception of a user's function
     start: int = 0  # index in prompt + tokens where the context begins
-    num_cached: int = 0  # tokens of the context that the cache holds
-    num_shared: int = 0  # tokens of the prompt that were in the cache when the request was admitted
+    num_cached: int = 0  # number of tokens of the context whose keys and values are in the cache
+    num_shared: int = 0  # number of prompt tokens that were in the cache when the request was admitted
     computed_by: str | None = None  # key of the model and adapter that cached these tokens; None: not shared
-    num_draft_cached: int = 0  # tokens of the context that the draft's cache holds
+    num_draft_cached: int = 0  # number of tokens of the context whose keys and values are in the draft's cache
     arrival: int = 0  # arrival order: number of earlier requests of the engine
-    steps: int = 0  # steps that sampled one token or more
+    steps: int = 0  # number of steps that sampled at least one token for this request
     num_drafted: int = 0  # drafted tokens that were verified
     num_accepted: int = 0  # drafted tokens that were accepted
 

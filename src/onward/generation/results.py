@@ -15,7 +15,7 @@ class Completion:
     text: str
     tokens: list[int]  # without the stop token, but including the tokens of a stop text
     finish_reason: str  # stop (stop token, stop text or completed constraint), length, cancelled or error
-    seed: int  # the same prompt and options with this seed produce this answer
+    seed: int  # seed that reproduces this answer with the same prompt and options
     logprobs: list[TokenLogprob]  # one for each token; empty unless `logprobs` is given
     steps: int  # decoding steps: forward passes that produced at least one token
     num_drafted: int  # tokens that a draft proposed and the model verified (speculative decoding)

@@ -31,16 +31,16 @@ class Sampling:
 
     temperature: Annotated[float, Range(0, 1e30)] = 0.8  # below 1 sharpens, above 1 flattens; 0: the most likely token
     top_k: SizeOrZero = 0  # keep only the k most likely tokens; 0: all
-    top_p: Positive = 1.0  # keep the most likely tokens up to this total probability (nucleus sampling)
+    top_p: Positive = 1.0  # keep the most likely tokens that reach this total probability (nucleus sampling)
     min_p: Share = 0.0  # keep the tokens with at least this fraction of the most likely token's probability
-    typical_p: Positive = 1.0  # keep the most typical tokens up to this total probability
-    repetition_penalty: Factor = 1.0  # factor that divides positive and multiplies negative logits of earlier tokens
+    typical_p: Positive = 1.0  # keep the most typical tokens that reach this total probability
+    repetition_penalty: Factor = 1.0  # divide positive logits of earlier tokens by this; multiply negative ones
     frequency_penalty: Bias = 0.0  # amount subtracted from a token's logit for each time it was generated
     presence_penalty: Bias = 0.0  # amount subtracted from a token's logit if it was generated at all
     no_repeat_ngram_size: SizeOrZero = 0  # no sequence of this many tokens occurs twice; 0: no limit
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of token ids: {50256: -100}
     suppress_tokens: tuple[SizeOrZero, ...] = ()  # token ids that are never generated
-    forced_tokens: tuple[SizeOrZero, ...] = ()  # token ids that every answer begins with
+    forced_tokens: tuple[SizeOrZero, ...] = ()  # token ids with which every answer begins
     processors: tuple[Processor, ...] = ()  # functions that change the logits, called in this order
 
     def __post_init__(self) -> None:

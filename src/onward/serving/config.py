@@ -22,17 +22,17 @@ class EngineOptions:
     rows: Annotated[int, Range(1, 4096)] = 16  # number of answers generated at the same time; further requests wait
     context: Size | None = None  # maximum number of tokens in a prompt and its answer; default: the model's context
     cache_memory: str = ""  # memory for keys and values, such as 2GB; default: rows x context, or half the free memory
-    prefill_budget: Annotated[int, Range(1, 1 << 20)] = 128  # prompt tokens to prefill per step while others decode
+    prefill_budget: Annotated[int, Range(1, 1 << 20)] = 128  # prompt tokens per step while other requests are decoded
     draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens
-    lookup: int = 0  # number of tokens to draft from the text after an earlier match of the last tokens; 0: none
-    prompt_cache: str = ""  # folder that keeps the keys and values of prompts for the next start
+    lookup: int = 0  # number of tokens to draft by copying the text after an earlier match of the last tokens; 0: none
+    prompt_cache: str = ""  # folder in which the keys and values of prompts are kept for the next start
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What a client may ask for."""
 
-    max_queue: Annotated[int, Range(0, 1 << 20)] = 64  # maximum number of waiting answers; more get status 429
+    max_queue: Annotated[int, Range(0, 1 << 20)] = 64  # maximum number of waiting answers; further ones get status 429
     max_body: str = "8MB"  # maximum size of a request in bytes
     max_messages: Annotated[int, Range(1, 1 << 20)] = 1024  # maximum number of messages in a conversation
 
@@ -42,12 +42,12 @@ class Listening(Limits):
     """Where the server listens, and whom it answers."""
 
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: all addresses of this machine
-    port: Annotated[int, Range(0, 65535)] = 8000  # port; 0: a free one
+    port: Annotated[int, Range(0, 65535)] = 8000  # port; 0: any free port
     api_key: tuple[str, ...] = ()  # keys that clients must send, in addition to $ONWARD_API_KEY
     api_key_file: str = ""  # file with keys, one per line
     allow_host: tuple[str, ...] = ()  # additional names of this server to accept in the Host header
     allow_origin: tuple[str, ...] = ()  # websites whose pages may call the API, such as https://example.org
-    drain: Annotated[float, Range(0, 86400)] = 30.0  # seconds to finish running answers after SIGTERM
+    drain: Annotated[float, Range(0, 86400)] = 30.0  # time limit in seconds for running answers after SIGTERM
 
     def keys(self) -> list[str]:
         """Return the API keys that clients may use, from the options, the environment and the file of keys; [] if no

@@ -36,7 +36,7 @@ class DataOptions:
     sources: tuple[str, ...] = ("embedded",)  # files, folders, globs, pipes, hf://NAME, - (stdin) or a corpus name
     weights: tuple[Weight | MovingWeight, ...] = ()  # share of each source, or a ramp; default: proportional to size
     tokenizer: str = ""  # char, byte, bpe:VOCABULARY or a path; default: that of prepared sources, or bpe:4096
-    validation: str = "0.1"  # a file, a share at the end of each source (up to 4 million tokens), or none
+    validation: str = "0.1"  # a file, the share at the end of each source to hold out (up to 4 million tokens), or none
     field: str = "text"  # field of .jsonl, .parquet and hf:// records that holds the text
     encoding: str = "utf-8"  # encoding of the text files
     pack: Literal["stream", "documents"] = "stream"  # documents: a token attends only to its own document
@@ -50,18 +50,18 @@ class UpdateOptions:
     learning_rate: NotNegative | None = None  # peak; default: 0.5 / d_model (with mup, 0.5 / mup), doubled for muon
     mup: SizeOrZero = 0  # width for which learning_rate is given; muP adapts the rate to the model's width; 0: no muP
     schedule: Literal["wsd", "cosine", "linear", "constant"] = "wsd"  # wsd: warm-up, stable, then linear decay
-    warmup: Extent = 0.05  # warm-up of the learning rate: a share of the steps, or their number if 1 or more
-    decay: Extent = 0.35  # decay of the learning rate (wsd): a share of the steps, or their number if >= 1
+    warmup: Extent = 0.05  # warm-up of the learning rate: a share of the steps or, if 1 or more, a number of steps
+    decay: Extent = 0.35  # decay of the learning rate (wsd): a share of the steps or, if 1 or more, a number of steps
     min_lr_ratio: Share = 0.05  # learning rate at the last step, as a fraction of the peak
-    weight_decay: NotNegative = 0.1  # weight decay of matrices; norms and biases have none
-    beta1: Share = 0.9  # decay of the mean of gradients
-    beta2: Share = 0.99  # decay of the mean of squared gradients
+    weight_decay: NotNegative = 0.1  # weight decay of matrices; there is none for norms and biases
+    beta1: Share = 0.9  # decay rate of the mean of gradients
+    beta2: Share = 0.99  # decay rate of the mean of squared gradients
     clip: NotNegative = 1.0  # maximum norm of the gradient; 0: no limit
     label_smoothing: BelowOne = 0.0  # share of the target's probability to spread over the vocabulary
     z_loss: NotNegative = 0.0  # weight of the squared log of the softmax's denominator (PaLM: 1e-4)
     balance_loss: NotNegative = 0.01  # weight of the loss that balances the load of experts with a softmax router
     balance_bias: NotNegative = 0.001  # change per step of the routing bias of experts with a sigmoid router
-    average: BelowOne = 0.0  # decay of the moving average of the weights, which is saved as the model; 0: no averaging
+    average: BelowOne = 0.0  # decay rate of a moving average of the weights, which is saved as the model; 0: none
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class ComputeOptions:
 
     device: str = "auto"  # auto, cpu, cuda, mps
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # precision of matrix products; auto: the fastest
-    compile: bool = False  # compile the blocks with torch.compile, which starts slowly and then makes steps faster
+    compile: bool = False  # compile the blocks with torch.compile, which delays the start but makes steps faster
     recompute: bool = False  # recompute activations in the backward pass, which saves memory but takes 1/3 more time
-    loss_chunk: SizeOrZero = 0  # tokens whose logits are in memory at once; 0: as many as fit in 128 MB
+    loss_chunk: SizeOrZero = 0  # number of tokens whose logits are in memory at once; 0: as many as fit in 128 MB
     experts: Literal["auto", "loop", "grouped"] = "auto"  # backend of experts; auto: the faster one, as measured
     mesh: str = ""  # processes along each axis: "replicate=2 shard=4 tensor=2"; default: replicas, or shards if needed
 
@@ -82,12 +82,12 @@ class WatchOptions:
     """Measurements and saves. They affect the weights only if a step fails, since the run then returns to a save."""
 
     validate_every: SizeOrZero = 0  # steps between validations, each with a save; 0: twenty validations in the run
-    validation_tokens: Tokens = 16_384  # tokens of the validation text to use during the run
-    evaluation_tokens: SizeOrZero = 0  # validation tokens to use after the last step; 0: all, or what --time allows
+    validation_tokens: Tokens = 16_384  # number of tokens of the validation text to use during the run
+    evaluation_tokens: SizeOrZero = 0  # validation tokens to use after the last step; 0: all, or fewer with --time
     evaluate_tasks: str = ""  # tasks of onward evaluate at each validation, such as "cloze, copying"; default: none
     task_limit: Size = 100  # maximum number of questions in each of these tasks
     keep: Size = 2  # number of recent saves to keep, in addition to the best
-    spike: NotNegative = 8.0  # a step fails at a loss this many deviations above recent ones; 0: only NaN and infinity
+    spike: NotNegative = 8.0  # a step fails if its loss is this many deviations above recent losses; 0: no limit
     track: tuple[str, ...] = ()  # tensorboard and wandb, in addition to metrics.jsonl
     prompt: str = ""  # prompt for the sample shown at each validation; default: the beginning of the validation text
 
@@ -102,12 +102,12 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
 
     out: str = ""  # folder of the run; default: runs/ followed by the name of the first source
     base: str = ""  # model to start from: a folder or a name on the hub; default: new weights
-    preset: str = "auto"  # tiny, mini, small, medium or a release; auto: what --time allows, otherwise mini
+    preset: str = "auto"  # tiny, mini, small, medium or a release; auto: chosen to fit --time, or mini without --time
     model: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of DecoderConfig to change
-    imports: tuple[str, ...] = ()  # modules to import first, which define custom parts
+    imports: tuple[str, ...] = ()  # modules that define custom parts; they are imported first
     steps: SizeOrZero = 0  # number of optimizer steps; 0: as many as --time or --epochs allow
     time: str = ""  # time limit for the entire command, such as 100s, 5m or 2h; sets the number of steps, see schedule
-    epochs: NotNegative = 0.0  # passes over the training text
+    epochs: NotNegative = 0.0  # number of passes over the training text
     batch_size: BatchesOrZero = 0  # windows of context_length tokens per forward and backward pass; 0: see preset, or 8
     accumulation: Batches = 1  # batches per step across all processes; their gradients are summed
     seed: Seed = 0  # seed of the weights, the data order and dropout

@@ -28,7 +28,7 @@ class Options:
 
     positional: ClassVar[tuple[str, ...]] = ("folder",)
     folder: str  # folder of a run or a model
-    license: str = ""  # license of the model, named as on the hub: apache-2.0, mit, cc-by-4.0, ...
+    license: str = ""  # license of the model, as it is named on the hub: apache-2.0, mit, cc-by-4.0, ...
     name: str = ""  # name of the model on the hub, such as me/mybook; default: the name of the folder
     out: str = ""  # file to write; default: README.md in the folder
 

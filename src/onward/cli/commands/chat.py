@@ -55,10 +55,10 @@ class Options(Settings, Compiling, Loading):
     """The options of `onward chat`, which holds a conversation in the terminal."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
-    fixed: ClassVar[tuple[str, ...]] = (*OF_TEXTS, "adapter")  # the adapter of --adapter is the one in use
+    fixed: ClassVar[tuple[str, ...]] = (*OF_TEXTS, "adapter")  # the adapter that --adapter selects is in use
     model: str  # folder of the model, or its name on the hub
-    system: str = ""  # system prompt: a first message with instructions for the model
-    context: int = 8192  # maximum number of tokens of the conversation that the model sees, up to its own context
+    system: str = ""  # system prompt: a message at the start that contains instructions for the model
+    context: int = 8192  # number of tokens of the conversation that the model sees, at most its context length
     json: bool = False  # print each answer as one line of JSON
 
 

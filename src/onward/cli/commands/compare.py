@@ -40,7 +40,7 @@ class Options(VariantOptions):
     """The options of `onward compare`, which trains and compares variants of a run."""
 
     sources: tuple[str, ...] = ()  # texts, and TOML files of variants
-    variant: tuple[str, ...] = ()  # NAME: option=value ..., the options that differ in this variant; NAME alone: none
+    variant: tuple[str, ...] = ()  # NAME, or "NAME: option=value ..." with the options that differ
     seeds: Size = 3  # runs per variant, with seeds seed, seed + 1, ...; all variants use the same seeds
 
 

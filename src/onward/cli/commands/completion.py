@@ -54,7 +54,7 @@ class Options:
     """The options of `onward completion`, which prints a completion script."""
 
     positional: ClassVar[tuple[str, ...]] = ("shell",)
-    shell: Literal["bash", "zsh", "fish"]  # shell that runs the script
+    shell: Literal["bash", "zsh", "fish"]  # shell for which the script is written
 
 
 def main(argv: Sequence[str]) -> None:

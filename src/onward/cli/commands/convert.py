@@ -46,9 +46,9 @@ class Options:
     to: Literal["", "gguf", "hf", "single"] = ""  # format, if OUT does not determine it; single: a folder with one file
     accept: tuple[Literal["gelu", "ramp", "window"], ...] = ()  # write GGUF despite this difference in llama.cpp
     shard_bytes: float = 5e9  # maximum number of bytes in each weights file of a folder
-    from_bin: bool = False  # read pytorch_model.bin, a pickle, as weights only, in a process with limited memory
+    from_bin: bool = False  # read only the weights from pytorch_model.bin, a pickle, in a process with limited memory
     modelfile: bool = False  # write a Modelfile for ollama next to the GGUF file
-    dry_run: bool = False  # write nothing, and print the planned output and any information that would be lost
+    dry_run: bool = False  # print the planned output and any information that would be lost, but write nothing
     revision: str = ""  # branch, tag or commit of a model on the hub
     json: bool = False  # print the result as JSON
 

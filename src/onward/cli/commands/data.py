@@ -43,18 +43,18 @@ class Options(Cleaning):
 
     positional: ClassVar[tuple[str, ...]] = ("action", "sources")
     action: Literal["prepare", "join", "list", "get", "show"]  # prepare or show SOURCES, join FOLDER, get NAME, list
-    sources: tuple[str, ...] = ()  # files, folders, globs, pipes, hf://NAME, - (standard input) or the name of a corpus
+    sources: tuple[str, ...] = ()  # files, folders, globs, pipes, hf://NAME, - (standard input) or names of corpora
     model: str = ""  # model whose tokenizer and chat template are used; default: show texts without a model
-    method: str = "sft"  # fine-tuning method that reads the examples
+    method: str = "sft"  # fine-tuning method for which the examples are prepared
     template: str = ""  # chat template; default: the model's own, or a plain one
-    columns: str = ""  # renamed columns, such as prompt=question,completion=answer: Onward's name = the file's name
+    columns: str = ""  # columns to rename, such as prompt=question,completion=answer: Onward's name = the file's name
     count: int = 3  # number of examples to show
     tokenizer: str = "bpe:4096"  # char, byte, bpe:VOCABULARY_SIZE, or the path of a tokenizer
     out: str = ""  # folder for the shards
     field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
     encoding: str = "utf-8"  # encoding of text files
     workers: int = 0  # number of processes; 0: one per core
-    part: str = ""  # process one part of the work, such as 3/16, into OUT.part-3-of-16; `join` combines the parts
+    part: str = ""  # process only one part of the work; 3/16 writes to OUT.part-3-of-16; `join` combines the parts
     json: bool = False  # print the result as JSON
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "prepare": (

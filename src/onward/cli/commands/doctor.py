@@ -49,12 +49,12 @@ class Options:
     kwargs: str = ""  # arguments of NAME, as JSON
     adapter: str = ""  # FILE.py:FUNCTION, where FUNCTION(model, tokens) returns logits
     loss: str = ""  # FILE.py:FUNCTION, where FUNCTION(logits, targets) returns your training loss
-    cache: str = ""  # FILE.py:FUNCTION, where FUNCTION(model) returns a cache, a function from new tokens to logits
-    batches: str = ""  # FILE.py:NAME, pairs of token ids and targets, or a function that returns such pairs
-    validation_batches: str = ""  # FILE.py:NAME, pairs from held-out text in the same form
-    train: str = ""  # FILE.py:FUNCTION that trains: FUNCTION(model), or FUNCTION(model, optimizer, tokens, targets)
+    cache: str = ""  # FILE.py:FUNCTION; FUNCTION(model) returns a cache: a function from new tokens to logits
+    batches: str = ""  # FILE.py:NAME, a list of pairs (token ids, targets), or a function that returns such a list
+    validation_batches: str = ""  # FILE.py:NAME, the same for held-out text
+    train: str = ""  # FILE.py:FUNCTION that trains: FUNCTION(model) or FUNCTION(model, optimizer, tokens, targets)
     text: str = ""  # text that a trained model should predict well; default: the validation text of a run
-    validation: str = ""  # held-out text, if the target is training text
+    validation: str = ""  # held-out text, if TARGET is training text
     frozen: str = ""  # regular expression for the names of parameters that must not be trained
     vocab_size: SizeOrZero = 0  # number of token ids; 0: the number of logits
     context_length: SizeOrZero = 0  # maximum text length in tokens; 0: read from the model's attributes

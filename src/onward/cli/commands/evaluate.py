@@ -72,10 +72,10 @@ class Options(Loading):
         "judge": ("judge_model",),
     }
     model: str  # folder of the model, or its name on the hub
-    sources: tuple[str, ...] = ()  # texts; examples for a head; with --tasks, more models; default: the run's text
-    tasks: str = ""  # ask questions instead of measuring a text: tasks with their options, separated by commas
-    choices: str = ""  # your own questions: rows with question, choices and answer, as .jsonl, .json or .csv
-    answers: str = ""  # your own questions: rows with question and answer; the model generates its answer
+    sources: tuple[str, ...] = ()  # texts; with a head, examples; with --tasks, more models; default: the run's text
+    tasks: str = ""  # tasks to evaluate instead of a text, with their options, separated by commas
+    choices: str = ""  # file with your own questions: rows with question, choices and answer, as .jsonl, .json or .csv
+    answers: str = ""  # file with your own questions: rows with question and answer; the model generates its answers
     match: Match = "exact"  # how generated answers are compared
     judge: str = ""  # address (up to /v1) of an OpenAI-compatible judge that grades answers instead of `match`
     judge_model: str = ""  # name of the judge's model

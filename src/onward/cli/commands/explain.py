@@ -31,8 +31,8 @@ class Options(Loading):
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"out": ("theme",)}
     model: str  # folder of the model
     text: str  # the text that the model reads
-    position: int = -1  # position of the token to follow, from 0; negative: from the end
-    layer: int = 0  # the block to show in detail, from 0; negative: from the end
+    position: int = -1  # position of the token to follow, counted from 0; if negative, counted from the end
+    layer: int = 0  # block to show in detail, counted from 0; if negative, counted from the end
     out: str = ""  # a file that ends in .html or .json; default: the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # colors of the page; auto: follows the reader's system
 

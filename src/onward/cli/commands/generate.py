@@ -50,7 +50,7 @@ class Speculation:
     """Speculative decoding: the same distribution, faster. The model verifies several drafted tokens in one step."""
 
     draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens
-    lookup: int = 0  # number of tokens to draft from the text after an earlier match of the last tokens; 0: none
+    lookup: int = 0  # number of tokens to draft by copying the text after an earlier match of the last tokens; 0: none
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class Search:
 
     beams: int = 0  # number of beams for beam search; 0: no beam search
     groups: int = 1  # number of groups of beams that must differ (diverse beam search)
-    diversity: float = 0.0  # penalty on a token's log-probability for each earlier group that has just chosen it
+    diversity: float = 0.0  # penalty on a token's log-probability for each earlier group that chose it in this step
     length_penalty: float = 1.0  # exponent of the length in beam search; larger values prefer longer answers
-    early_stopping: Literal["true", "false", "never"] = "false"  # true: stop when there are as many answers as beams
+    early_stopping: Literal["true", "false", "never"] = "false"  # true: stop when as many answers as beams are finished
     alpha: float | None = None  # repetition penalty of contrastive search, from 0 to 1; 0.6 is usual
     k: int = 4  # number of candidate tokens in contrastive search
 
@@ -71,7 +71,7 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
     """The options of `onward generate`, which continues prompts."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
-    fixed: ClassVar[tuple[str, ...]] = ("adapter",)  # the adapter of --adapter is the one in use
+    fixed: ClassVar[tuple[str, ...]] = ("adapter",)  # the adapter that --adapter selects is in use
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "sampling": (
             *("seed", "stop", "logprobs", "regex", "json_schema", "grammar", "compile"),
@@ -82,11 +82,11 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
         "prompts": ("field",),
     }
     model: str  # folder of the model, or its name on the hub
-    prompt: tuple[str, ...] = ()  # texts to continue; - or no text with piped input: standard input
+    prompt: tuple[str, ...] = ()  # texts to continue; -, or no text if input is piped: standard input
     prompts: str = ""  # a file of prompts: one per line, or .jsonl; -: the lines of standard input
     field: str = "prompt"  # field that contains the prompt in each .jsonl line
     context_overflow: Literal["error", "slide"] = "error"  # slide: drop the older half of a full context
-    prompt_cache: str = ""  # folder that keeps the keys and values of prompts for the next call
+    prompt_cache: str = ""  # folder in which the keys and values of prompts are kept for the next call
     json: bool = False  # print one line of JSON per answer
 
     @property

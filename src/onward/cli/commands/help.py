@@ -25,7 +25,7 @@ class Options:
     """The options of `onward help`, which explains a term or a command."""
 
     positional: ClassVar[tuple[str, ...]] = ("term",)
-    term: tuple[str, ...]  # the term, one or more words
+    term: tuple[str, ...]  # term to explain (one or more words)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -92,7 +92,7 @@ class Options(Loading):
         "tuned": ("time",),
     }
     model: str  # folder of the model
-    words: tuple[str, ...] = ()  # a text and a view; heads; features and a text; or names and a pattern
+    words: tuple[str, ...] = ()  # a text and a view; "heads"; "features" and a text; or "names" and a pattern
     out: str = ""  # a file that ends in .svg, .png, .html or .json; default: the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # auto: follows the reader's system (a .png is light)
     layer: int | None = None  # attention and neurons: layer to draw, from 0; default: chosen automatically
@@ -102,8 +102,8 @@ class Options(Loading):
     wrong: str = ""  # patch: the token expected after the other text; default: the most likely token
     temperature: float = 0.8  # next: the temperature, as in onward generate
     top_k: int = 0  # next: sample from the k most likely tokens; 0: from all tokens
-    top_p: float = 1.0  # next: sample from the most likely tokens up to this total probability; 1: from all
-    tuned: str = ""  # lens: text to train a tuned lens on, before drawing
+    top_p: float = 1.0  # next: sample from the most likely tokens that reach this total probability; 1: from all
+    tuned: str = ""  # lens: text on which a tuned lens is trained before drawing
     activation: str = ""  # features: activation to decompose; default: the residual stream after the middle block
     time: str = "1m"  # features and --tuned: time limit for training
     json: bool = False  # print the numbers as JSON

@@ -31,7 +31,7 @@ class Options:
     positional: ClassVar[tuple[str, ...]] = ("chapter",)
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"chapter": ("run", "web", "notebook")}
     chapter: int | None = None  # number of a chapter; default: list the chapters
-    run: bool = False  # run the chapter's code and write its files to this folder
+    run: bool = False  # run the chapter's code, which writes its files to this folder
     web: str = ""  # write the chapter as a self-contained web page, such as attention.html
     notebook: str = ""  # write the chapter as a notebook for Jupyter, with its outputs, such as attention.ipynb
 

@@ -30,7 +30,7 @@ class Options:
     """The options of `onward models`, which lists and describes published decoders."""
 
     positional: ClassVar[tuple[str, ...]] = ("names",)
-    names: tuple[str, ...] = ()  # a release, folder or name on the hub; diff and two of these; or cached; default: all
+    names: tuple[str, ...] = ()  # a release, folder or hub name; "diff" and two of these; or "cached"; default: all
     json: bool = False  # print the result as JSON
 
 

@@ -51,18 +51,18 @@ class Options:
     quantized_cache: bool = False  # store the cache as int8
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"  # precision of matrix products in training
     optimizer: Literal["adamw", "muon"] = "adamw"  # optimizer for training
-    recompute: bool = False  # recompute activations in the backward
+    recompute: bool = False  # recompute activations in the backward pass
     vocab: Annotated[int, Range(2, 1 << 24)] = 4096  # vocabulary size, for the presets tiny, mini, small and medium
-    device: str = "auto"  # auto, cpu, cuda, mps: measured here; or b200, h200, h100, mi300x, a100, l40s, v100, rtx4090
+    device: str = "auto"  # auto, cpu, cuda, mps (measured here); or b200, h200, h100, mi300x, a100, l40s, v100, rtx4090
     count: Annotated[int, Range(1, 1 << 24)] = 1  # number of devices that train together
     mesh: str = ""  # mesh of devices that train together, as in onward train: "replicate=2 shard=4 tensor=2"
-    devices: str = ""  # number and kind of devices, such as 64xh100, to propose a mesh; replaces device, count and mesh
+    devices: str = ""  # devices, such as 64xh100, for which to propose a mesh; replaces device, count and mesh
     memory: str = ""  # memory of the device, such as 24GiB
     bandwidth: str = ""  # memory bandwidth, such as 3.35TB/s
     flops: str = ""  # operations per second, such as 989T
     share: Annotated[float, Range(0.01, 1)] | None = None  # share of peak speed in training; default: measured or 0.4
-    tokens: str = ""  # total training tokens, such as 10B, to compute the hours
-    price: Annotated[float, Range(0, 1e9)] = 0.0  # price per device hour, to compute the cost
+    tokens: str = ""  # total number of training tokens, such as 10B, to compute the training hours
+    price: Annotated[float, Range(0, 1e9)] = 0.0  # price per device and hour, to compute the cost
     json: bool = False  # print the result as JSON
 
     @property

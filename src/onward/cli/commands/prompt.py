@@ -42,7 +42,7 @@ class Options(Loading):
     examples: str = ""  # a file with more examples, in rows with a question and an answer
     separator: str = ""  # text between examples; default: a line break if the prompt has at most one semicolon, or "; "
     candidates: str = ""  # answers to compare, separated by commas; default: the model's most likely answers
-    max_new_tokens: Size = 1  # maximum number of tokens in an answer; above 1, beam search finds the answers
+    max_new_tokens: Size = 1  # maximum number of tokens in an answer; if greater than 1, beam search finds the answers
     top: Size = 8  # number of answers to show
     out: str = ""  # a file that ends in .svg, .png, .html or .json; default: the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # auto: follows the reader's system (a .png is light)

@@ -31,7 +31,7 @@ class Options:
     model: str  # folder of the model, or its name on the hub
     out: str  # folder to write the model to
     to: Literal["int8", "int4"] = "int8"  # precision of the weights
-    errors: bool = False  # also print the error of each layer's weight, largest first
+    errors: bool = False  # also print the quantization error of each layer's weight, largest first
     allow_nonfinite: bool = False  # write a model even if some weights are NaN or infinite
     revision: str = ""  # branch, tag or commit of a model on the hub; default: main
     json: bool = False  # print the result as JSON

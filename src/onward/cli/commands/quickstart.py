@@ -31,9 +31,9 @@ examples:
 class Options:
     """The options of `onward quickstart`, which trains a small model in minutes."""
 
-    out: str = "runs/quickstart"  # folder of the run; replaces an earlier quickstart in this folder
+    out: str = "runs/quickstart"  # folder of the run; an earlier quickstart in this folder is replaced
     time: str = "140s"  # how long to train
-    assistant: bool = False  # also train it to answer questions about Python in two more runs, which doubles the time
+    assistant: bool = False  # also train the model to answer questions about Python; two more runs double the time
     json: bool = False  # print the final figures as JSON
 
 

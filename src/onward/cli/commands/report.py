@@ -31,8 +31,8 @@ class Options:
     positional: ClassVar[tuple[str, ...]] = ("folder",)
     folder: str  # folder of a run or a model, or a name on the hub
     out: str = ""  # file to write the page to; default: report.html in the folder
-    text: str = ""  # text for the page's attention and next tokens; default: sentences of the run's validation text
-    compare: str = ""  # folder of a second run, whose curves are also drawn
+    text: str = ""  # text whose attention and next tokens are shown; default: sentences from the run's validation text
+    compare: str = ""  # folder of a second run whose curves are also drawn
     device: str = "auto"  # auto, cpu, cuda, mps
     json: bool = False  # print the figures as JSON
 

@@ -37,7 +37,7 @@ MOST = 2  # options that can be swept together
 class Options(VariantOptions):
     """The options of `onward sweep`, which trains a run for each value of an option."""
 
-    sweep: tuple[str, ...] = ()  # OPTION=VALUE,VALUE: values to train for an option
+    sweep: tuple[str, ...] = ()  # OPTION=VALUE,VALUE: an option and the values to try
 
 
 def main(argv: Sequence[str]) -> int:

@@ -23,7 +23,7 @@ class Loading:
     device: str = "auto"  # auto, cpu, cuda, mps
     dtype: Literal["", "float32", "bfloat16"] = ""  # dtype of the weights; default: the dtype of the files
     quantize: Literal["", "int8", "int4"] = ""  # store the weights as integers: smaller and faster, but less accurate
-    adapter_folder: str | None = None  # folder of an adapter of the model, as written by PEFT or a LoRA run
+    adapter_folder: str | None = None  # folder of an adapter for the model, written by PEFT or by a run with LoRA
     rope: str | None = None  # extend the context of rotary positions: yarn:2, linear:2, dynamic:2 or llama3:8
     allow_nonfinite: bool = False  # load a model even if some weights are NaN or infinite
     revision: str = ""  # branch, tag or commit of a model on the hub; default: main
@@ -33,7 +33,7 @@ class Loading:
 class Compiling:
     """When decoding steps are compiled. This option is shared by the commands that generate text."""
 
-    compile: bool = False  # compile before the first token instead of after 16, and keep the code for the next start
+    compile: bool = False  # compile before the first token, not after 16 tokens, and cache the code for the next start
 
 
 def compile_steps(engine: Engine, row_counts: Iterable[int]) -> None:

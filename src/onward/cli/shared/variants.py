@@ -33,8 +33,8 @@ class VariantOptions(RunConfig):
 
     positional: ClassVar[tuple[str, ...]] = ("sources",)
     fixed: ClassVar[tuple[str, ...]] = ("epochs",)
-    tokens: str = ""  # tokens to train each variant on, such as 10M
-    flops: str = ""  # operations for each variant, such as 1e13, counted as 6 per parameter and token
+    tokens: str = ""  # number of tokens on which each variant is trained, such as 10M
+    flops: str = ""  # number of operations for each variant, such as 1e13, counted as 6 per parameter and token
     seeds: Size = 1  # runs per variant, with seeds seed, seed + 1, ...; all variants use the same seeds
     config: str = ""  # a TOML file with options of `onward train` that all variants share
     json: bool = False  # print the result as JSON

@@ -20,7 +20,7 @@ class Mapping(Task, kind="mapping"):
     Four examples show each pair once, and eight twice.
     """
 
-    shots: SizeOrZero | None = None  # examples in the prompt; default: 0, 1, 2, 4 and 8, with one result for each
+    shots: SizeOrZero | None = None  # number of examples in the prompt; default: 0, 1, 2, 4 and 8, each with a result
 
     @property
     def label(self) -> str:

@@ -56,7 +56,7 @@ class Candidate:
     batch_size: int
     parameters: int
     step_seconds: float
-    epochs: float  # passes over the training text
+    epochs: float  # number of passes over the training text
     bits_per_byte: float  # forecast of the scaling law
 
 

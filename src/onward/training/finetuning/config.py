@@ -26,13 +26,13 @@ class ExampleOptions:
     """The method, its examples, and the adapters. docs/finetuning.md describes the data that each method needs."""
 
     method: Method = SFT()  # how the model learns from the examples
-    columns: str = ""  # renamed columns, such as prompt=question,completion=answer: Onward's name = the file's name
+    columns: str = ""  # columns to rename, such as prompt=question,completion=answer: Onward's name = the file's name
     template: str = ""  # chat template: chatml, llama3, mistral, gemma, plain or a file; default: the model's own
     length: SizeOrZero = 0  # maximum number of tokens in an example; 0: the model's context length, at most 4096
-    too_long: Literal["error", "cut", "drop"] = "error"  # what to do with longer examples; cut: keep the first tokens
+    too_long: Literal["error", "cut", "drop"] = "error"  # how to treat longer examples; cut: keep only the first tokens
     packed: bool = True  # pack as many examples into a row as fit; examples never attend to each other
     lora: Adapters | None = None  # adapters to train instead of the weights: a rank, or lora(rank=16, dora=true)
-    first: Literal["", "merged", "frozen"] = ""  # with lora on an adapter: merge that adapter, or freeze it
+    first: Literal["", "merged", "frozen"] = ""  # if the base has an adapter and lora is given: merge or freeze it
     quantize: Literal["", "int8", "int4"] = ""  # store the frozen weights under the adapters as integers (QLoRA)
 
 
@@ -48,7 +48,7 @@ class FinetuneConfig(RunConfig, ExampleOptions):
 
     learning_rate: NotNegative | None = None  # peak learning rate; default: a constant of the method divided by d_model
     optimizer: str = "adamw"  # adamw, muon (for matrices, with AdamW for the rest) or module:Class of a library
-    weight_decay: NotNegative = 0.0  # weight decay of matrices; norms and biases have none
+    weight_decay: NotNegative = 0.0  # weight decay of matrices; there is none for norms and biases
     out: str = ""  # folder of the run; default: runs/ followed by the names of the model and the method
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ class APO(ComparedPairs, kind="apo"):
         "zero: 1 - s(beta r(chosen)) + s(beta r(rejected)); down: s(beta r(chosen)) + 1 - s(beta m)"
     )
 
-    variant: Literal["zero", "down"] = "zero"  # assume chosen answers better (zero) or worse (down) than the model
+    variant: Literal["zero", "down"] = "zero"  # zero if chosen answers are better than the model's, down if worse
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
         c, r = self.beta * chosen.ratio, self.beta * rejected.ratio

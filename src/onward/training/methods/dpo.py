@@ -26,7 +26,7 @@ class DPO(ComparedPairs, kind="dpo"):
     formula: ClassVar[str] = "-(1 - e) log s(beta m) - e log s(-beta m)"
 
     label_smoothing: BelowOne = 0.0  # e: assumed share of pairs whose answers are swapped
-    tail: Share = 1.0  # weight of the tokens by which the longer answer exceeds the shorter one
+    tail: Share = 1.0  # weight of the tokens by which the longer answer exceeds the shorter answer
     normalized: bool = False  # make r a mean over the answer's tokens instead of a sum
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:

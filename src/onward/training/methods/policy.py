@@ -57,9 +57,9 @@ class PolicyMethod(Method, kind=""):
     temperature: Positive = 1.0  # temperature for sampling and for the probabilities in the loss
     kl: NotNegative = 0.0  # weight of the KL divergence from the initial model
     iterations: Size = 1  # steps that use the same completions
-    mask_truncated: bool = False  # exclude completions that reach completion_length from the loss
+    mask_truncated: bool = False  # exclude completions from the loss if they reach completion_length
     environment: Environment | None = None  # replies to the model's turns: calculator, or FILE.py:FUNCTION
-    replay: SizeOrZero = 0  # number of prompts with differing rewards to keep; they replace prompts with equal rewards
+    replay: SizeOrZero = 0  # number of prompts with unequal rewards to keep; they replace prompts with equal rewards
 
     def check(self) -> None:
         if self.reward is None:
@@ -127,7 +127,7 @@ class GroupMethod(PolicyMethod, kind=""):
     """The base class of methods whose advantages compare the completions of a prompt: A = (reward - mean) /
     deviation."""
 
-    scale: Scale = "group"  # divide advantages by the standard deviation in the group or the batch, or not at all
+    scale: Scale = "group"  # divide advantages by the standard deviation in the group or in the batch, or not at all
 
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
         return {"advantages": group_advantages(rollouts.rewards, self.samples, self.scale)[:, None]}

@@ -43,7 +43,7 @@ class Synced(ReferenceModel, kind="synced"):
     not adapters."""
 
     every: Size = 512  # steps between updates of the reference
-    share: Annotated[float, Range(1e-6, 1)] = 0.6  # fraction of the distance to the model per update; 1: a copy
+    share: Annotated[float, Range(1e-6, 1)] = 0.6  # fraction of the distance to the model that an update covers
 
     def open(self, base: Base) -> Reference:
         from onward.training.losses.answers import SyncedReference

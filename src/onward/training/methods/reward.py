@@ -30,7 +30,7 @@ class RewardModelling(Method, kind="reward"):
         "calibration_error",
     )
 
-    center: NotNegative = 0.0  # weight of the squared sum of each pair's rewards, which keeps rewards close to 0
+    center: NotNegative = 0.0  # weight of a term that keeps rewards close to 0: the squared sum of each pair's rewards
 
     def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
         from onward.data.forms import preferred

@@ -67,7 +67,7 @@ class Regex(Reward, kind="regex"):
     """1 if a regular expression matches the whole completion, up to surrounding spaces; else 0. Also 0 if matching
     takes longer than a second."""
 
-    pattern: str  # regular expression in Python's notation; a dot also matches line breaks
+    pattern: str  # regular expression in Python's syntax; a dot also matches line breaks
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -138,7 +138,7 @@ class Format(Reward, kind="format"):
 class JsonSchema(Reward, kind="json_schema"):
     """1 for JSON that conforms to a schema, 0.1 for other JSON, else 0."""
 
-    file: str  # file that contains the schema, draft 2020-12
+    file: str  # file that contains the JSON schema (draft 2020-12)
 
     def open(self, tokenizer: Tokenizer | None = None, device: str = "auto") -> Scorer:
         try:

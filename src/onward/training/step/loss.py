@@ -103,7 +103,7 @@ class CrossEntropy(Loss):
     uses_all: ClassVar[bool] = True
     z_loss: float = 0.0  # weight of (log Z)^2, Z being the softmax's denominator (PaLM, Chowdhery et al. 2022)
     label_smoothing: float = 0.0  # share of each target spread over the vocabulary (Szegedy et al. 2016, section 7)
-    chunk: int = 0  # tokens whose logits are in memory at once; 0: as many as fit in 128 MiB in fp32
+    chunk: int = 0  # number of tokens whose logits are in memory at once; 0: as many as fit in 128 MiB in fp32
 
     @explained
     def __call__(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -44,17 +44,17 @@ class Options(RunConfig):
 
     positional: ClassVar[tuple[str, ...]] = ("sources",)
     fixed: ClassVar[tuple[str, ...]] = ("steps", "time", "epochs", "base", "batch_size", "validate_every", "weights")
-    budget: str = ""  # time limit of the command, --check included, such as 10m
-    grid_flops: str = ""  # operations for the entire grid, such as 1e12, instead of --budget
+    budget: str = ""  # time limit for the command, including --check, such as 10m
+    grid_flops: str = ""  # number of operations for the entire grid, such as 1e12, instead of --budget
     check: bool = False  # also train the larger run, and compare its loss with the forecast
     tokenizer: str = "byte"  # char, byte, bpe:VOCABULARY or a path; small runs need a small vocabulary
-    preset: str = "tiny"  # preset whose width varies; --model.* changes its other fields
+    preset: str = "tiny"  # preset whose width is varied; --model.* changes its other fields
     mup: SizeOrZero = 64  # width for which learning_rate is given; muP adapts the rate to the other widths
     learning_rate: float | None = None  # learning rate for steps of 1024 tokens; default: 0.5 / mup
     validation_tokens: Tokens = (
         4096  # tokens of the validation text that are used at the end of a run, besides the next
     )
-    evaluation_tokens: SizeOrZero = 32_768  # tokens of the validation text to measure the loss on
+    evaluation_tokens: SizeOrZero = 32_768  # number of tokens of the validation text on which the loss is measured
     config: str = ""  # a TOML file with options of `onward train`
     json: bool = False  # print the result as JSON
 
