@@ -34,7 +34,7 @@ class Sampling:
     top_p: Positive = 1.0  # keep the most likely tokens that reach this total probability (nucleus sampling)
     min_p: Share = 0.0  # keep the tokens with at least this fraction of the most likely token's probability
     typical_p: Positive = 1.0  # keep the most typical tokens that reach this total probability
-    repetition_penalty: Factor = 1.0  # divide positive logits of earlier tokens by this; multiply negative ones
+    repetition_penalty: Factor = 1.0  # factor that divides positive and multiplies negative logits of earlier tokens
     frequency_penalty: Bias = 0.0  # amount subtracted from a token's logit for each time it was generated
     presence_penalty: Bias = 0.0  # amount subtracted from a token's logit if it was generated at all
     no_repeat_ngram_size: SizeOrZero = 0  # no sequence of this many tokens occurs twice; 0: no limit
