@@ -39,6 +39,7 @@ RESULTS = {  # which calls return, a base of classes of the user, and where eval
 INTERNAL = {  # called at each token or step, by other methods
     *("Batch.changed", "Decoder.hidden_of_checked", "KVCache.narrow", "PagedKVCache.narrow", "Tokens.spans_in"),
     *("Engine.distribute", "Engine.forward", "Engine.propose", "Request.context_from", "Trainer.backward"),
+    "Trainer.accumulate",
     *("Tokenizer.encoded", "Tokenizer.pieces", "LanguageModel.search_arguments", "LanguageModel.search_result"),
     *("LanguageModel.engine_for", "FinetuneConfig.of"),
     *(f"{name}.{of}" for name in ("Sampling", "GenerationOptions") for of in dir(onward.Sampling) if of[0] != "_"),

@@ -13,14 +13,14 @@ SIZES = st.integers(1, 64)
 
 @given(SIZES, SIZES, SIZES)
 def test_a_mesh_is_read_back_from_its_text(replicate: int, shard: int, tensor: int) -> None:
-    mesh = Mesh(replicate, shard, tensor)
+    mesh = Mesh(replicate=replicate, shard=shard, tensor=tensor)
     assert Mesh.parse(str(mesh)) == mesh
     assert mesh.count == replicate * shard * tensor
 
 
 def test_axes_may_come_in_any_order_and_be_left_out() -> None:
-    assert Mesh.parse("tensor=2, replicate=3") == Mesh(3, 1, 2)
-    assert str(Mesh(3, 1, 2)) == "replicate=3 tensor=2"
+    assert Mesh.parse("tensor=2, replicate=3") == Mesh(replicate=3, tensor=2)
+    assert str(Mesh(replicate=3, tensor=2)) == "replicate=3 tensor=2"
     assert str(Mesh()) == "replicate=1"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from onward.config.decoder import DecoderConfig, Experts
 from onward.config.lora import LoRA
@@ -35,8 +35,9 @@ from support.finetuning import method, pairs, tokenizer
 from support.ranks import Ranks
 
 STEPS, BATCHES = 3, 4
-TWO = "replicate=2", "shard=2", "tensor=2"
+TWO = "replicate=2", "shard=2", "tensor=2", "pipeline=2"
 FOUR = "replicate=4", "shard=4", "tensor=4", "replicate=2 shard=2", "shard=2 tensor=2", "replicate=2 tensor=2"
+STAGES = "pipeline=2 shard=2", "pipeline=2 replicate=2", "pipeline=2 tensor=2", "pipeline=4"
 
 
 def windows(config: DecoderConfig) -> list[Batch]:
@@ -178,6 +179,12 @@ def differences(name: str, mesh: str) -> tuple[str, float]:
     """The greatest difference between a mesh and one process, relative to the largest value of a tensor, and where."""
     case, processes = CASES[name], Processes.join().arranged(Mesh.parse(mesh)).connected(torch.device("cpu"))
     several = train(case, processes)
+    if processes.mesh.pipeline > 1:
+        of_stages: Any = [None] * processes.count
+        distributed.all_gather_object(of_stages, several.tensors)
+        for tensors in of_stages:
+            for key, tensor in tensors.items():
+                assert torch.equal(several.tensors.setdefault(key, tensor), tensor), key
     if processes.rank:
         return "", 0.0
     one = train(case, Processes())
@@ -203,6 +210,8 @@ def cases(meshes: Sequence[str]) -> list[Any]:
     for i, (name, case) in enumerate(CASES.items()):
         able = [m for m in meshes if not undivided(case.decoder, Mesh.parse(m).tensor) and name not in NOT_DIVIDED]
         able = able or [m for m in meshes if Mesh.parse(m).tensor == 1]
+        stages = 1 if case.loss else case.decoder.n_layers
+        able = [m for m in able if Mesh.parse(m).pipeline <= stages]
         for j, mesh in enumerate(able):
             marks = () if meshes is TWO and i % len(able) == j else pytest.mark.long
             chosen.append(pytest.param(name, mesh, id=f"{name}-{mesh}", marks=marks))
@@ -217,6 +226,6 @@ def test_two_processes_train_as_one(name: str, mesh: str, two: Ranks) -> None:
     assert_equal_to_one_process(two, name, mesh)
 
 
-@pytest.mark.parametrize(("name", "mesh"), cases(FOUR))
+@pytest.mark.parametrize(("name", "mesh"), cases(FOUR + STAGES))
 def test_four_processes_train_as_one(name: str, mesh: str, four: Ranks) -> None:
     assert_equal_to_one_process(four, name, mesh)

@@ -22,6 +22,7 @@ from onward.data.windows import Batch
 from onward.model.decoder import Decoder
 from onward.parallel import parallelize
 from onward.parallel.parts import local
+from onward.parallel.pipeline import Absent
 from onward.planning.dry import Shortened
 from onward.planning.traffic import collectives
 from onward.training.processes import Processes
@@ -37,7 +38,14 @@ SIZES = {  # of a collective: the argument whose bytes count, and that of the gr
     "c10d._allgather_base_": ("all-gather", 0, 2),
     "c10d._reduce_scatter_base_": ("reduce-scatter", 1, 2),
     "_c10d_functional.all_reduce": ("all-reduce", 0, 2),
+    "c10d.send": ("send", 0, 1),
+    "c10d.broadcast_": ("broadcast", 0, 1),
 }
+
+
+def is_vote(tensors: Any) -> bool:
+    """Whether a stage sends integers: before their first step, stages agree on the shapes of hidden states."""
+    return not tree_leaves(tensors)[0].is_floating_point()
 
 
 class Counted(TorchDispatchMode):
@@ -51,11 +59,13 @@ class Counted(TorchDispatchMode):
         sizes = vars(processes.mesh).items()
         some = [axis for axis, size in sizes if size < processes.count] if devices else []
         self.axes = {devices.get_group(axis).group_name: axis for axis in some}
+        if processes.stage is not None:
+            self.axes[processes.stage.group_name] = "stage"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return 1.0 if args[0].is_floating_point() else 1
-        if counted := SIZES.get(func.name().replace("::", ".")):
+        if (counted := SIZES.get(func.name().replace("::", "."))) and not (counted[0] == "send" and is_vote(args[0])):
             kind, tensors, group = counted
             given: Any = args[group]
             name = given if isinstance(given, str) else distributed.ProcessGroup.unbox(given).group_name
@@ -118,11 +128,11 @@ class Uncounted(Balance):
 
 
 @contextmanager
-def fake_processes(mesh: Mesh) -> Iterator[Processes]:
-    """The first of the processes of a mesh, in a group whose collectives do nothing."""
-    distributed.init_process_group("fake", rank=0, world_size=mesh.count)
+def fake_processes(mesh: Mesh, stage: int = 0) -> Iterator[Processes]:
+    """The first of the processes of a mesh, or of a stage of it, in a group whose collectives do nothing."""
+    distributed.init_process_group("fake", rank=stage * mesh.stage, world_size=mesh.count)
     try:
-        yield Processes(0, mesh.count, None, mesh).connected(torch.device("cpu"))
+        yield Processes(stage * mesh.stage, mesh.count, None, mesh).connected(torch.device("cpu"))
     finally:
         distributed.destroy_process_group()
 
@@ -156,10 +166,11 @@ def simulated(
     precision: str = "bf16",
     optimizer: str = "adamw",
     recompute: bool = False,
+    stage: int = 0,
 ) -> Simulated:
-    """Make a step of the first of many ranks, on one batch."""
+    """Make a step of the first of many ranks, on one batch; of that of a stage, on a batch for each stage."""
     replicas = patch.object(parallelize, "sum_of_bucket", sum_of_nothing)
-    with fake_processes(mesh) as processes, SizeLimit(1 << 62), replicas, patch.object(parallelize, "allocate"):
+    with fake_processes(mesh, stage) as processes, SizeLimit(1 << 62), replicas, patch.object(parallelize, "allocate"):
         with torch.device("meta"):
             model: Any = Decoder(config)
         model.hidden = lambda tokens, positions: model.hidden_of_checked(tokens, None, None)
@@ -167,11 +178,11 @@ def simulated(
         counted, allocated = Counted(processes), Allocated()
         with FakeTensorMode(allow_non_fake_inputs=True), Shortened():
             model.to_empty(device="cpu")
-            if config.tied:
+            if config.tied and not isinstance(model.head, Absent):
                 model.head.weight = model.embed.weight
             trainer = Trainer(
                 model,
-                optimizers(model, optimizer, 1e-3, 0.1, (0.9, 0.99), {}, (0, mesh.count)),
+                optimizers(model, optimizer, 1e-3, 0.1, (0.9, 0.99), {}, (0, mesh.stage), processes.stage),
                 lambda step: 1e-3,
                 StepConfig(clip=1.0, precision=precision),
                 processes=processes,
@@ -180,8 +191,8 @@ def simulated(
             marks = list[int]()
             gradients = list[int]()
             mark: Any = lambda *_: marks.append(allocated.now - gathered_bytes(model))
-            trainer.module.register_forward_pre_hook(mark, prepend=True)
-            model.blocks[-1].register_forward_hook(mark, prepend=True)  # before all tokens are gathered
+            own = [block for block in model.blocks if not isinstance(block, Absent)]
+            own[-1].register_forward_hook(mark, prepend=True)  # before all tokens are gathered
 
             def before_update(*_: object) -> None:
                 gradients.append(sum(local(p.grad).nbytes for p in model.parameters() if p.grad is not None))
@@ -191,14 +202,16 @@ def simulated(
             batch = Batch(torch.zeros(rows, length, dtype=torch.int64), torch.zeros(rows, length, dtype=torch.int64))
             for parameter in model.parameters():
                 allocated.add(parameter)
+            mark()
             with allocated, counted:
-                trainer.train_step(StepPlan([batch]))
+                trainer.train_step(StepPlan([batch] * mesh.pipeline))
         states = [t for o in trainer.optimizers for s in o.state.values() for t in s.values() if t.ndim]
         weights = sum(local(p).nbytes for p in model.parameters())
     state = sum(local(tensor).nbytes for tensor in states)
     buckets = 0 if mesh.divides else gradients[0]  # of replicas, which the reducer allocates out of sight
-    peak = state + marks[2] + buckets
-    return Simulated(weights, gradients[0], state, marks[1] - marks[0], peak, counted.calls, counted.bytes)
+    peak = state + marks[-1] + buckets
+    at_most = marks[mesh.pipeline - stage]  # when the last batch before the first backward has passed
+    return Simulated(weights, gradients[0], state, at_most - marks[0], peak, counted.calls, counted.bytes)
 
 
 def planned(

@@ -79,14 +79,17 @@ def test_saves_move_between_meshes(settings: dict[str, Any], alone: Path, two: R
     run = tmp_path / "run"
     two.run(train, run, settings, 2, "shard=2")
     two.run(train, run, settings, 4, "tensor=2")
-    train(run, settings, 6, "replicate=1")
+    train(run, settings, 5, "replicate=1")
+    two.run(train, run, settings, 7, "pipeline=2")
     two.run(train, run, settings, 8, "replicate=2")
     assert_equal_but_for_rounding(alone, run)
     assert not any(map(damage, saves(run)))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mesh", ["shard=4", "replicate=2 shard=2", "shard=2 tensor=2", "tensor=4"])
+@pytest.mark.parametrize(
+    "mesh", ["shard=4", "replicate=2 shard=2", "shard=2 tensor=2", "tensor=4", "pipeline=2 shard=2"]
+)
 def test_saves_move_to_four_processes(
     mesh: str, settings: dict[str, Any], alone: Path, two: Ranks, four: Ranks, tmp_path: Path
 ) -> None:
@@ -99,7 +102,7 @@ def test_saves_move_to_four_processes(
     assert_equal_but_for_rounding(tmp_path / "alone", run)
 
 
-@pytest.mark.parametrize("mesh", ["shard=2", pytest.param("tensor=2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("mesh", first(1, ["shard=2", "tensor=2", "pipeline=2"]))
 def test_the_same_mesh_resumes_bit_for_bit(mesh: str, settings: dict[str, Any], two: Ranks, tmp_path: Path) -> None:
     options = settings | {"optimizer": "muon", "average": 0.0}
     two.run(train, tmp_path / "whole", options, 8, mesh)
@@ -137,10 +140,14 @@ def test_processes_begin_together_as_one_does(
         tokenizer = Tokenizer.load(Path(options.pop("tokenizer")))
         save(LanguageModel(Decoder(model.decoder(tokenizer.vocab_size)), tokenizer), tmp_path / "base")
     begin(tmp_path / "one", options, "replicate=1")
-    two.run(begin, tmp_path / "two", options, "shard=2")
-    one, other = (saves(tmp_path / run)[0] for run in ("one", "two"))
-    for name in "model.safetensors", "config.json", "state.safetensors":
-        assert (one / name).read_bytes() == (other / name).read_bytes()
+    for mesh in "shard=2", "pipeline=2":
+        two.run(begin, tmp_path / mesh, options, mesh)
+        one, other = (saves(tmp_path / run)[0] for run in ("one", mesh))
+        for name in "model.safetensors", "config.json":
+            assert (one / name).read_bytes() == (other / name).read_bytes()
+        state, other_state = (read_tensors(save / "state.safetensors") for save in (one, other))
+        assert state.keys() == other_state.keys()
+        assert all(torch.equal(tensor, other_state[name]) for name, tensor in state.items())
 
 
 def harmful_once(model: Decoder, batch: Batch) -> Any:
@@ -151,9 +158,10 @@ def harmful_once(model: Decoder, batch: Batch) -> Any:
 
 def test_processes_of_a_mesh_roll_back_together(settings: dict[str, Any], two: Ranks, tmp_path: Path) -> None:
     train(tmp_path / "one", settings, loss=harmful_once)
-    events = two.run(train, tmp_path / "two", settings, 8, "shard=2", harmful_once)
-    assert [names.count("Rollback") for names in events] == [1, 1]
-    assert_equal_but_for_rounding(tmp_path / "one", tmp_path / "two")
+    for mesh in "shard=2", "pipeline=2":
+        events = two.run(train, tmp_path / mesh, settings, 8, mesh, harmful_once)
+        assert [names.count("Rollback") for names in events] == [1, 1]
+        assert_equal_but_for_rounding(tmp_path / "one", tmp_path / mesh)
 
 
 def finetune(out: Path, base: Path, rows: Path, mesh: str) -> None:
@@ -177,10 +185,12 @@ def test_adapters_are_trained_and_saved_on_a_mesh(mesh: str, two: Ranks, tmp_pat
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a product": ({"mesh": "shard=2 tensor=2"}, "takes 1 x 2 x 2 = 4 processes, and there are 2"),
+    "a product": ({"mesh": "shard=2 tensor=2"}, "takes 2 x 2 = 4 processes, and there are 2"),
     "heads": ({"mesh": "tensor=2", "model": {"n_heads": 3, "d_head": 8}}, "2 does not divide n_heads 3"),
     "batches": ({"mesh": "shard=2", "accumulation": 3}, "accumulation is 3.*give --accumulation 4"),
     "fp16": ({"mesh": "shard=2", "precision": "fp16"}, "precision fp16 is not for a divided model"),
+    "stages": ({"mesh": "pipeline=2", "accumulation": 1}, "accumulation is 1.*2 stages.*give --accumulation 2"),
+    "blocks": ({"mesh": "pipeline=2", "model": {"n_layers": 1}}, "has 1 blocks, fewer than stages"),
     "a time": ({"mesh": "shard=2", "steps": 0, "time": "5m", "preset": "mini"}, "time is not for a divided model"),
     "tasks": ({"mesh": "shard=2", "evaluate_tasks": "cloze"}, "evaluate_tasks is not for a divided model"),
 }

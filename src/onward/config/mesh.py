@@ -14,15 +14,17 @@ MOST = 1 << 20  # processes along an axis
 
 @dataclass(frozen=True)
 class Mesh:
-    """The numbers of processes of a distributed run along three axes; processes with consecutive ranks differ along the
+    """The numbers of processes of a distributed run along four axes; processes with consecutive ranks differ along the
     last axis, `tensor`.
 
-    `replicate` groups each hold the whole model and process different training windows; the `shard` processes of a
-    group divide weights, gradients and optimizer state, and process different windows too (FSDP); `tensor` processes
-    divide the heads and the feed-forward units of each layer and the vocabulary, and process the same windows (Shoeybi
-    et al. 2019, Megatron-LM).
+    `pipeline` stages each hold a range of blocks, and process the same windows one after the other (Huang et al. 2019,
+    GPipe). Within a stage, `replicate` groups each hold all of it and process different training windows; the `shard`
+    processes of a group divide weights, gradients and optimizer state, and process different windows too (FSDP);
+    `tensor` processes divide the heads and feed-forward units of each layer and the vocabulary, and process the same
+    windows (Shoeybi et al. 2019, Megatron-LM).
     """
 
+    pipeline: int = 1
     replicate: int = 1
     shard: int = 1
     tensor: int = 1
@@ -43,7 +45,7 @@ class Mesh:
                 )
             sizes[axis] = int(size)
         if not sizes:
-            raise UserError(f"mesh is {text!r}: name axes and their processes, such as 'replicate=2 shard=4 tensor=2'")
+            raise UserError(f"mesh is {text!r}: name axes and their processes, such as 'replicate=2 shard=4'")
         return cls(**sizes)
 
     def __str__(self) -> str:
@@ -53,6 +55,11 @@ class Mesh:
     @property
     def count(self) -> int:
         """The number of processes of the mesh, the product of its axes."""
+        return self.pipeline * self.stage
+
+    @property
+    def stage(self) -> int:
+        """The number of processes of a pipeline stage; without a pipeline, of the mesh."""
         return self.replicate * self.shard * self.tensor
 
     @property
@@ -63,14 +70,14 @@ class Mesh:
 
     @property
     def divides(self) -> bool:
-        """Whether the model is divided over processes (`shard` or `tensor` above 1), so that no process holds all of
-        it."""
-        return self.shard * self.tensor > 1
+        """Whether the model is divided over processes (`pipeline`, `shard` or `tensor` above 1), so that no process
+        holds all of it."""
+        return self.pipeline * self.shard * self.tensor > 1
 
     def check_count(self, count: int) -> None:
         """Raise a UserError unless the mesh has `count` processes, the number that were started."""
         if self.count != count:
-            product = " x ".join(map(str, vars(self).values()))
+            product = " x ".join(str(size) for size in vars(self).values() if size > 1) or "1"
             raise UserError(
                 f"mesh is {str(self)!r}, which takes {product} = {self.count} processes, and there are {count}: start "
                 f"{self.count}, or give another mesh"
@@ -78,7 +85,13 @@ class Mesh:
 
     def check_decoder(self, config: DecoderConfig) -> None:
         """Raise a UserError if the processes of the tensor axis cannot divide the heads or the feed-forward units of a
-        decoder evenly. Key/value heads that are fewer than the processes are copied to several of them."""
+        decoder evenly, or if the decoder has fewer blocks than the pipeline has stages. Key/value heads that are fewer
+        than the processes are copied to several of them."""
+        if self.pipeline > config.n_layers:
+            raise UserError(
+                f"mesh is {str(self)!r}, and the decoder has {config.n_layers} blocks, fewer than stages: choose "
+                f"pipeline of at most {config.n_layers}"
+            )
         uneven = undivided(config, self.tensor)
         if uneven:
             known = [n for n in range(1, config.n_heads + 1) if not undivided(config, n)]
@@ -98,6 +111,12 @@ def divides_vocabulary(config: DecoderConfig, n: int) -> bool:
     """Return whether `n` processes of a tensor axis can divide the rows of the embedding and the head of a decoder
     evenly; if not, each process holds both whole."""
     return config.vocab_size % n == 0
+
+
+def layers_of_stage(n_layers: int, stages: int, stage: int) -> range:
+    """Return the layers of a stage; if stages do not divide them evenly, earlier stages have one more."""
+    first, end = (-(-n_layers * i // stages) for i in (stage, stage + 1))
+    return range(first, end)
 
 
 def undivided(config: DecoderConfig, n: int) -> str:

@@ -1,7 +1,9 @@
 """Initialization of the weights, in one function."""
 
+from collections.abc import Iterable
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from onward.config.decoder import DecoderConfig, at
 
@@ -20,10 +22,14 @@ def initialize(model: nn.Module, config: DecoderConfig, std: float = 0.02) -> No
     A block with attention and feed-forward adds 2 to N. The division keeps the variance of the residual stream from
     growing with depth (Radford et al. 2019, section 2.3).
     """
-    if next(model.parameters()).is_meta:
-        return
+    if not next(model.parameters()).is_meta:
+        draw(model.named_parameters(), config, std)
+
+
+def draw(parameters: Iterable[tuple[str, Tensor]], config: DecoderConfig, std: float = 0.02) -> None:
+    """Draw the values of a decoder's parameters, given with their names; see `initialize`."""
     additions = sum(at(config.block, layer).additions for layer in range(config.n_layers))
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters:
         if parameter.ndim >= 2:
             ends_branch = name.removesuffix(".weight").endswith(("attn.out", ".down"))
             nn.init.normal_(parameter, std=std / additions**0.5 if ends_branch else std)

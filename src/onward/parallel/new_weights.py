@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onward.config.decoder import DecoderConfig
 from onward.model.decoder import Decoder
-from onward.model.initialize import initialize
-from onward.parallel.parts import local, part_of
+from onward.model.initialize import draw
+from onward.parallel.parts import local, part_of, whole_parameters
 
 ALLOCATIONS = [getattr(torch.ops.aten, name) for name in ("empty", "zeros", "ones", "full")]
 
@@ -35,7 +35,7 @@ class MatricesOnMeta(TorchDispatchMode):
 
 class DrawnWhole(TorchFunctionMode):
     """A context in which a normal initialization of a divided parameter draws the values of the full parameter on the
-    CPU, and keeps this process's part."""
+    CPU, and keeps this process's part; of a parameter on the meta device it keeps nothing."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -43,7 +43,8 @@ class DrawnWhole(TorchFunctionMode):
             return func(*args, **kwargs)
         parameter = kwargs.pop("tensor")
         full = nn.init.normal_(torch.empty(parameter.shape, dtype=parameter.dtype), **kwargs)
-        local(parameter).copy_(part_of(full, parameter))
+        if not parameter.is_meta:
+            local(parameter).copy_(part_of(full, parameter))
         return parameter
 
 
@@ -56,9 +57,9 @@ def new_decoder(config: DecoderConfig, seed: int) -> tuple[Decoder, Callable[[De
         model = Decoder(config)
     generator = torch.get_rng_state()
 
-    def draw(model: Decoder) -> None:
+    def fill(model: Decoder) -> None:
         torch.set_rng_state(generator)
         with torch.no_grad(), DrawnWhole():
-            initialize(model, config)
+            draw(whole_parameters(model).items(), config)
 
-    return model, draw
+    return model, fill

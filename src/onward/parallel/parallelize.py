@@ -1,5 +1,6 @@
 """Parallel training over a finished decoder, from outside, in a fixed order: tensor parallelism, compile, activation
-checkpointing, and then FSDP2 around the blocks (the order of torchtitan, Liang et al. 2024)."""
+checkpointing, pipeline stages, and then FSDP2 around the blocks (that of torchtitan, Liang et al. 2024, but for
+stages)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from onward.config.mesh import Mesh
 from onward.model.decoder import Decoder
 from onward.parallel.parts import allocate, is_first_holder, local
+from onward.parallel.pipeline import Absent, Pipeline, split
 from onward.parallel.tensor import divide_layers
 from onward.transforms.compiling import compile_blocks
 from onward.transforms.recompute import recompute_blocks
@@ -27,8 +29,8 @@ REPLICAS = WeakSet[DistributedDataParallel]()
 
 
 def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
-    """Return torch's DeviceMesh of all processes, with the axes replicate, shard and tensor; the processes must have
-    joined their group."""
+    """Return torch's DeviceMesh of all processes, with the axes pipeline, replicate, shard and tensor; the processes
+    must have joined their group."""
     axes = vars(mesh)
     return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
@@ -49,17 +51,19 @@ def parallelize(
     Parameters on the meta device get memory, block by block, and undefined values: `fill` is then called with the model
     to set them.
 
-    Parameters become DTensors if the mesh divides the model. In "bf16" the matrices of blocks are gathered in bf16, in
-    which autocast computes with them; gradients are summed in the dtype of the weights. Raises a UserError for a size
-    or a part that the tensor axis cannot divide.
+    Parameters become DTensors if shards or a tensor axis divide the model. In "bf16" the matrices of blocks are
+    gathered in bf16, in which autocast computes with them; gradients are summed in the dtype of the weights. Raises a
+    UserError for more stages than blocks, and for a size or a part that the tensor axis cannot divide.
     """
+    mesh.check_decoder(model.config)
     if mesh.tensor > 1 and devices is not None:
-        mesh.check_decoder(model.config)
         divide_layers(model, devices["tensor"])
     if compile:
         compile_blocks(model)
     if recompute:  # outside of the compiled blocks
         recompute_blocks(model)
+    if mesh.pipeline > 1 and devices is not None:
+        split(model, devices["pipeline"])
     if mesh.divides and mesh.data > 1 and devices is not None:
         shard(
             model,
@@ -77,7 +81,7 @@ def shard(model: Any, mesh: DeviceMesh, precision: str) -> None:
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=model.dtype, cast_forward_inputs=False)
     count = mesh.size(-1)
     placement: Any = lambda parameter: Shard(shard_dim(local(parameter).shape, count))
-    for block in model.blocks:
+    for block in (block for block in model.blocks if not isinstance(block, Absent)):
         allocate(block, mesh.device_type)
         fully_shard(block, mesh=mesh, mp_policy=policy, shard_placement_fn=placement)
     allocate(model, mesh.device_type)
@@ -197,22 +201,26 @@ def accumulating(module: nn.Module, *, last: bool) -> AbstractContextManager[obj
     return module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext()
 
 
-def clip_gradients(parameters: Iterable[Tensor], limit: float) -> float:
+def clip_gradients(parameters: Iterable[Tensor], limit: float, pipeline: Pipeline | None = None) -> float:
     """Scale the gradients of parameters in place so that their norm, over all processes, is at most `limit` (0: no
-    limit), and return their norm before scaling."""
-    grads = [p.grad for p in parameters if p.grad is not None]
-    divided = any(isinstance(grad, DTensor) for grad in grads)
-    norm = norm_of(grads) if divided else float(nn.utils.get_total_norm(grads))
+    limit), and return their norm before scaling. `pipeline` is that of the model, if it has stages."""
+    trained = [p for p in parameters if p.grad is not None]
+    grads = [p.grad for p in trained if p.grad is not None]
+    if pipeline or any(isinstance(grad, DTensor) for grad in grads):
+        counted = [g for p, g in zip(trained, grads) if not (pipeline and pipeline.is_copy(p))]
+        norm = norm_of(counted, divided=True)
+    else:
+        norm = float(nn.utils.get_total_norm(grads))
     if limit and norm > limit:
         torch._foreach_mul_([local(grad) for grad in grads], limit / (norm + 1e-6))
     return norm
 
 
-def norm_of(tensors: Sequence[Tensor]) -> float:
-    """Compute the norm of all elements of several tensors, such as gradients, as one vector. All processes must call
-    this together if the tensors are divided."""
+def norm_of(tensors: Sequence[Tensor], *, divided: bool) -> float:
+    """Compute the norm of all elements of several tensors, such as gradients, as one vector; if they are parts of a
+    `divided` model, of the tensors of all processes, which call this together."""
     norms = torch.stack([*map(torch.linalg.vector_norm, map(local, tensors))]).double()
     square = (norms * torch.tensor([is_first_holder(t) for t in tensors], device=norms.device)).square().sum()
-    if any(isinstance(tensor, DTensor) for tensor in tensors):
+    if divided:
         distributed.all_reduce(square)
     return float(square.sqrt())

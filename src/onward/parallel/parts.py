@@ -108,6 +108,24 @@ def all_gathered(tensor: Tensor, count: int, group: distributed.ProcessGroup | N
     return tensors
 
 
+def is_divided(model: nn.Module) -> bool:
+    """Return whether this process holds only a part of a model."""
+    return hasattr(model, "pipeline") or any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def whole_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters of a model by name; those that only other stages of a pipeline hold are on the meta
+    device."""
+    own, pipeline = dict[str, Tensor](model.named_parameters()), getattr(model, "pipeline", None)
+    return {name: own.get(name, outline) for name, outline in pipeline.outlines.items()} if pipeline else own
+
+
+def counted_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """List the parameters of a model, without those that an earlier stage of a pipeline holds, too."""
+    pipeline = getattr(model, "pipeline", None)
+    return [parameter for parameter in model.parameters() if not (pipeline and pipeline.is_copy(parameter))]
+
+
 @contextmanager
 def gathered_parameters(model: nn.Module) -> Iterator[None]:
     """A context in which the trainable parameters of a divided model are full tensors; all processes must enter it
@@ -132,5 +150,5 @@ def is_first_holder(tensor: Tensor) -> bool:
     tensor."""
     if not isinstance(tensor, DTensor):
         return True
-    mesh = tensor.device_mesh
-    return not any(mesh.get_local_rank(axis) for axis, kind in enumerate(tensor.placements) if kind.is_replicate())
+    places = zip(tensor.device_mesh.get_coordinate() or (), tensor.placements)
+    return not any(place for place, kind in places if kind.is_replicate())

@@ -25,7 +25,7 @@ def arrangements(count: int, neighbors: int = MACHINE, tensor: Sequence[int] = (
     for n in tensor:
         for shards in (neighbors // n, count // n):
             if shards > 0 and count % (shards * n) == 0:
-                meshes.append(Mesh(count // (shards * n), shards, n))
+                meshes.append(Mesh(replicate=count // (shards * n), shard=shards, tensor=n))
     return list(dict.fromkeys(meshes))
 
 
@@ -78,11 +78,14 @@ def step_time(
     head = 3 * sum(part.flops for part in part_sizes(config) if part.name == "head")
     whole = 0 if divides_vocabulary(config, mesh.tensor) else head  # operations of each process
     operations = whole + (training_flops(config, length, recompute) - whole) / mesh.tensor
-    return StepTime(rows * length * operations / (machine.training_share * machine.peak(precision)), meanwhile, waiting)
+    turns = (2 * mesh.pipeline - 1) / mesh.pipeline  # of a stage, which waits for the others in all but one per batch
+    seconds = turns * rows * length * operations / (machine.training_share * machine.peak(precision))
+    return StepTime(seconds, meanwhile, waiting)
 
 
 def bandwidth(collective: Collective, mesh: Mesh, machine: Machine) -> float:
     """Return the bytes per second that a device sends in a collective (such as an all-reduce): over the links of a
     machine if all devices that take part are in one machine, else over the network."""
-    stride = {"tensor": 1, "shard": mesh.tensor, "replicate": mesh.tensor * mesh.shard}.get(collective.axis, 1)
+    strides = {"shard": mesh.tensor, "replicate": mesh.tensor * mesh.shard, "pipeline": mesh.stage}
+    stride = strides.get(collective.axis, 1)
     return machine.link if stride * collective.devices <= MACHINE else machine.network

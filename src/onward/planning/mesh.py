@@ -14,7 +14,8 @@ from onward.data.windows import Batch
 from onward.planning.dry import DryStep, Segment, dry_step
 from onward.planning.memory import AUTOCAST, HOLES, ORTHOGONAL, TrainingMemory, training_memory
 from onward.planning.parameters import kinds, modules, parameters, size
-from onward.planning.pieces import Group, groups, matrices_by_shape
+from onward.planning.pieces import Group, groups, matrices_by_shape, of_stage
+from onward.planning.stages import of_later_batch, of_one_batch
 
 LOOKUP = 9  # bytes that a divided embedding keeps of a token: its row, and whether another process has it
 
@@ -51,15 +52,19 @@ def device_memory(
     optimizer: str = "adamw",
     recompute: bool = False,
     holes: float = HOLES,
+    stage: int | None = None,
 ) -> TrainingMemory:
-    """Compute the memory of training on a mesh of devices, for the device that needs the most, with batches of `rows`
-    windows of `length` tokens per device; the other arguments are those of `training_memory`. Raises a UserError for a
-    decoder that the mesh cannot divide."""
+    """Compute the memory of training on a mesh of devices, for the device that needs the most, or for one in a pipeline
+    `stage`, with batches of `rows` windows of `length` tokens per device, as many in a step as there are stages; the
+    other arguments are those of `training_memory`. Raises a UserError for a decoder that the mesh cannot divide."""
     options: dict[str, Any] = {"precision": precision, "optimizer": optimizer, "recompute": recompute, "holes": holes}
     if mesh.count == 1:
         return training_memory(config, rows, length, loss, **options)
     mesh.check_decoder(config)
-    of_decoder, part = groups(config, mesh), narrowed(config, mesh.tensor)
+    if stage is None:
+        stages = (device_memory(config, mesh, rows, length, loss, **options, stage=i) for i in range(mesh.pipeline))
+        return max(stages, key=lambda memory: memory.peak)
+    of_decoder, part = groups(config, mesh, stage), narrowed(of_stage(config, mesh, stage), mesh.tensor)
     sharded = mesh.divides and mesh.data > 1
     local, trained = (sum(group.count * group.total("local", only) for group in of_decoder) for only in (False, True))
     matrices = sum(group.count * group.matrices for group in of_decoder)
@@ -81,6 +86,8 @@ def device_memory(
         dry = replace(dry, embedding=Segment(dry.embedding.kept + looked_up, dry.embedding.peak + looked_up))
     if mesh.tensor > 1 and not recompute:
         dry = with_norms(dry, config, mesh.tensor, rows * length)
+    if mesh.pipeline > 1:
+        dry = of_one_batch(dry, part, mesh, stage, 4 * rows * length * config.d_model)
     activations, gathered = dry.forward.kept, 0
     if sharded:
         dry = with_gathers(dry, part, of_decoder, width)
@@ -90,8 +97,20 @@ def device_memory(
     if not mesh.divides:
         dry = with_buckets(dry, part)
     transient = dry.step.peak
+    if mesh.pipeline > 1:
+        states = 4 * rows * length * config.d_model
+        received, sent = (mesh.pipeline * states * there for there in (stage > 0, stage < mesh.pipeline - 1))
+        # after the forward of a recomputed batch, the inputs of its blocks are left, and no cast weights
+        held = states * (part.n_layers - (stage > 0)) if recompute else activations
+        others = mesh.pipeline - stage - 1  # batches whose backward comes later
+        transient += others * held
+        if not sharded:
+            later = (others - (stage == 0)) * held + of_later_batch(dry, part, mesh, stage).step.peak
+            transient = max(transient, 4 * trained + later)
+        transient += 2 * received + sent
+        activations += others * held + received + sent
     if optimizer == "muon":
-        transient = max(transient, 4 * trained + 2 * matrices + orthogonalizing(of_decoder, mesh.count))
+        transient = max(transient, 4 * trained + 2 * matrices + orthogonalizing(of_decoder, mesh.stage))
     state = 8 * trained - (4 * matrices if optimizer == "muon" else 0)
     return TrainingMemory(
         4 * local, 4 * trained, state, activations, dry.loss.peak, transient, int(holes * transient), gathered

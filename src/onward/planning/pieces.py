@@ -6,14 +6,17 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import compress
 
 from torch import nn
 
 from onward.config.decoder import DecoderConfig
-from onward.config.mesh import Mesh
+from onward.config.mesh import Mesh, layers_of_stage
 from onward.model.decoder import Decoder
 from onward.parallel.parallelize import shard_dim
+from onward.parallel.pipeline import holds
 from onward.parallel.tensor import Rule, rules_of, rules_of_vocabulary
+from onward.planning.dry import reduced
 from onward.planning.parameters import modules
 
 
@@ -74,12 +77,22 @@ class Group:
         return sum(piece.local for piece in self.pieces if self.is_block and piece.trained and piece.matrix)
 
 
-def groups(config: DecoderConfig, mesh: Mesh) -> list[Group]:
-    """Return a decoder's parameters as the devices of a mesh divide them: a Group for each kind of block, and last a
-    Group for the embedding, final norm and head."""
-    all_modules = modules(config)
-    rest, _ = all_modules[-1]
-    return [Group(tuple(pieces_of(module, mesh)), count, module is not rest) for module, count in all_modules]
+def of_stage(config: DecoderConfig, mesh: Mesh, stage: int) -> DecoderConfig:
+    """Return the decoder with only the layers of a pipeline stage."""
+    if mesh.pipeline == 1:
+        return config
+    return reduced(config, [*layers_of_stage(config.n_layers, mesh.pipeline, stage)])
+
+
+def groups(config: DecoderConfig, mesh: Mesh, stage: int = 0) -> list[Group]:
+    """Return the parameters of a decoder, or of a pipeline stage of it, as the devices of a mesh divide them: a Group
+    for each kind of block, and last a Group for the embedding, final norm and head."""
+    *blocks, (rest, _) = modules(of_stage(config, mesh, stage))
+    held = [holds(name, config, stage, mesh.pipeline) for name, _ in rest.named_parameters()]
+    return [
+        *(Group(tuple(pieces_of(block, mesh)), count, True) for block, count in blocks),
+        Group(tuple(compress(pieces_of(rest, mesh), held)), 1, False),
+    ]
 
 
 def pieces_of(module: nn.Module, mesh: Mesh) -> Iterator[Piece]:

@@ -23,9 +23,9 @@ from onward.model.decoder import Decoder
 from onward.parallel.vocabulary import rows_at_once
 from onward.planning.dry import Shortened, computing_in, kinds_of_layers, reduced
 from onward.planning.memory import AUTOCAST
-from onward.planning.pieces import groups, matrices_by_shape
+from onward.planning.pieces import Group, groups, matrices_by_shape, of_stage
 
-SUM, GATHER, SCATTER = "all-reduce", "all-gather", "reduce-scatter"
+SUM, GATHER, SCATTER, SEND, BROADCAST = "all-reduce", "all-gather", "reduce-scatter", "send", "broadcast"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Collective:
     """The communication of one kind (such as all-reduces) for one purpose in a training step of a mesh of devices, as
     one device takes part in it."""
 
-    axis: str  # mesh axis along which the devices communicate; "": all devices
+    axis: str  # mesh axis along which the devices communicate; "": all devices; "stage": those of a pipeline stage
     kind: str
     purpose: str
     devices: int  # number of devices that take part
@@ -43,6 +43,8 @@ class Collective:
     @property
     def sent(self) -> float:
         """The bytes that one device sends in all calls, if the devices use the ring algorithm."""
+        if self.kind == SEND:
+            return self.bytes
         return (2 if self.kind == SUM else 1) * (self.devices - 1) / self.devices * self.bytes
 
 
@@ -55,23 +57,52 @@ def collectives(
     precision: str = "bf16",
     optimizer: str = "adamw",
     recompute: bool = False,
+    stage: int | None = None,
 ) -> list[Collective]:
     """List the communication of a training step in which each device of a mesh trains on one batch of `rows` windows of
-    `length` tokens. Replicas sum gradients in buckets, which count as one call."""
-    calls = [*of_shards(config, mesh, precision), *of_replicas(config, mesh)]
+    `length` tokens or, in a `stage` of a pipeline, on as many batches as there are stages; by default of the stage that
+    sends the most. Replicas sum gradients in buckets, which count as one call."""
+    if stage is None:
+        options: dict[str, Any] = {"precision": precision, "optimizer": optimizer, "recompute": recompute}
+        stages = (collectives(config, mesh, rows, length, **options, stage=i) for i in range(mesh.pipeline))
+        return max(stages, key=lambda calls: sum(one.sent for one in calls))
+    of_decoder, part = groups(config, mesh, stage), of_stage(config, mesh, stage)
+    calls = [*of_shards(of_decoder, mesh, precision)]
     if mesh.tensor > 1:
-        calls += of_tensor(config, mesh, rows, length, precision, recompute)
+        calls += of_tensor(part, of_decoder, mesh, rows, length, precision, recompute)
+    calls = [replace(one, calls=mesh.pipeline * one.calls, bytes=mesh.pipeline * one.bytes) for one in calls]
+    calls += of_replicas(of_decoder, mesh)
+    if mesh.pipeline > 1:
+        calls += of_pipeline(config, of_decoder, mesh, rows * length, stage)
     if optimizer == "muon":
-        calls += of_muon(config, mesh)
-    calls += of_numbers(config, mesh)
+        calls += of_muon(of_decoder, mesh)
+    calls += of_numbers(part, mesh)
     return [one for one in calls if one.devices > 1 and one.bytes]
 
 
-def of_shards(config: DecoderConfig, mesh: Mesh, precision: str) -> Iterator[Collective]:
+def of_pipeline(
+    config: DecoderConfig, of_decoder: list[Group], mesh: Mesh, tokens: int, stage: int
+) -> Iterator[Collective]:
+    """Yield the communication of a pipeline stage in a step: hidden states in fp32 to the next stage and their
+    gradients to the previous one, both for as many batches of `tokens` tokens as there are stages; the gradient of a
+    tied weight between the first and the last stage; and the loss."""
+    n = mesh.pipeline
+    states, is_first, is_last = 4 * tokens * config.d_model, stage == 0, stage == n - 1
+    make = partial(Collective, "pipeline", SEND)
+    yield make("hidden states", n, n * (not is_last), n * states * (not is_last))
+    yield make("gradients of hidden states", n, n * (not is_first), n * states * (not is_first))
+    if config.tied and (is_first or is_last):
+        yield make("the gradient of the tied weight", n, 1, 4 * of_decoder[-1].pieces[0].local)
+    yield Collective("pipeline", BROADCAST, "the loss", n, 1, 8)
+    experts = sum(isinstance(part, Experts) for part in mlps(config))
+    yield Collective("", SUM, "loads of experts", mesh.count, min(1, experts), 8 * experts)
+
+
+def of_shards(of_decoder: list[Group], mesh: Mesh, precision: str) -> Iterator[Collective]:
     """Yield the communication of shards (FSDP) in a step: gathers of weights, for blocks in the forward and again in
     the backward, and sums of gradients in fp32, of which each device keeps its part."""
     make = partial(Collective, "shard")
-    for group in groups(config, mesh):
+    for group in of_decoder:
         numbers, kind = group.count * group.total("gathered"), "blocks" if group.is_block else "embedding and head"
         times, width = (2, low_width(precision)) if group.is_block else (1, 4)
         yield make(GATHER, f"weights of {kind}", mesh.shard, times * group.count, times * width * numbers)
@@ -79,16 +110,21 @@ def of_shards(config: DecoderConfig, mesh: Mesh, precision: str) -> Iterator[Col
         yield make(SCATTER, f"gradients of {kind}", mesh.shard, group.count, sums)
 
 
-def of_replicas(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
+def of_replicas(of_decoder: list[Group], mesh: Mesh) -> Iterator[Collective]:
     """Yield the communication of replicas in a step: the sums of gradients in fp32."""
-    of_decoder = groups(config, mesh)
     gradients = 4 * sum(group.count * group.total("local", trained=True) for group in of_decoder)
     calls = sum(group.count for group in of_decoder) if mesh.divides else 1
     yield Collective("replicate", SUM, "gradients", mesh.replicate, calls, gradients)
 
 
 def of_tensor(
-    config: DecoderConfig, mesh: Mesh, rows: int, length: int, precision: str, recompute: bool
+    config: DecoderConfig,
+    of_decoder: list[Group],
+    mesh: Mesh,
+    rows: int,
+    length: int,
+    precision: str,
+    recompute: bool,
 ) -> Iterator[Collective]:
     """Yield the communication of tensor parallelism in a step: that of the inputs and outputs of attention and
     feed-forward; sums of the gradients of parameters that each device keeps undivided; gathers of queries and keys for
@@ -101,7 +137,7 @@ def of_tensor(
     width = low_width(precision) if mesh.data > 1 else 4
     summed = [
         (group.count, piece.size)
-        for group in groups(config, mesh)
+        for group in of_decoder
         for piece in group.pieces
         if (piece.summed or (divided and piece.stream)) and piece.trained
     ]
@@ -206,10 +242,11 @@ def branches_of(config: DecoderConfig, rows: int, length: int, precision: str) -
     return layers, replace(ends, embedded=embedded.nbytes, before_head=before_head.nbytes)
 
 
-def of_muon(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
+def of_muon(of_decoder: list[Group], mesh: Mesh) -> Iterator[Collective]:
     """Yield the communication of the optimizer Muon in a step, in bf16: gathers of the parts of each matrix's update,
-    and gathers of the orthogonalized matrices, each of which is computed by one of all devices."""
-    of_decoder, parts, calls = groups(config, mesh), Counter[str](), Counter[str]()
+    and gathers of the orthogonalized matrices, each of which is computed by one device of all, or of a pipeline
+    stage."""
+    parts, calls, n = Counter[str](), Counter[str](), mesh.stage
     for group in of_decoder:
         for piece in group.pieces if group.is_block else ():
             if piece.trained and piece.matrix:
@@ -220,9 +257,14 @@ def of_muon(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
                     calls["tensor"] += group.count
     for axis in "shard", "tensor":
         yield Collective(axis, GATHER, "updates of matrices", getattr(mesh, axis), calls[axis], 2 * parts[axis])
-    turns = {shape: -(-number // mesh.count) for shape, number in matrices_by_shape(of_decoder).items()}
-    made = sum(turn * mesh.count * math.prod(shape) for shape, turn in turns.items())
-    yield Collective("", GATHER, "orthogonalized matrices", mesh.count, sum(turns.values()), 2 * made)
+    turns = {shape: -(-number // n) for shape, number in matrices_by_shape(of_decoder).items()}
+    made = sum(turn * n * math.prod(shape) for shape, turn in turns.items())
+    yield Collective(stage_axis(mesh), GATHER, "orthogonalized matrices", n, sum(turns.values()), 2 * made)
+
+
+def stage_axis(mesh: Mesh) -> str:
+    """Return the axis of the processes of a stage: "" for all, without a pipeline."""
+    return "stage" if mesh.pipeline > 1 else ""
 
 
 def of_numbers(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
@@ -231,7 +273,7 @@ def of_numbers(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
     calls = 3 if mesh.divides else 2
     yield Collective("", SUM, "numbers of targets, loss, norm", mesh.count, calls, 8 * (calls + 1))
     counts = [part.count for part in mlps(config) if isinstance(part, Experts)]
-    yield Collective("", SUM, "tokens of each expert", mesh.count, len(counts), 8 * sum(counts))
+    yield Collective(stage_axis(mesh), SUM, "tokens of each expert", mesh.stage, len(counts), 8 * sum(counts))
 
 
 def mlps(config: DecoderConfig) -> list[object]:

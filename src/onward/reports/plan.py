@@ -221,21 +221,28 @@ class Planned:
         """Yield the lines for one device of a mesh in training: its memory, the bytes that it sends in a step, and its
         speed."""
         section = f"one device of mesh {mesh}, training in {self.precision}"
-        memory, windows = self.on_mesh(mesh), self.batch * mesh.data
+        memory, windows = self.on_mesh(mesh), self.batch * mesh.data * mesh.pipeline
         yield from memory_lines(section, memory, mesh)
         if mesh.tensor > 1:
             yield vocabulary_line(section, self.config, mesh)
         yield from self.fit(
             partial(size, section), memory.peak, "largest sum of these and temporary tensors at one time"
         )
-        yield Line(section, "windows of a step", windows, f"{windows:,} windows", f"batch x {mesh.data} with their own")
+        for stage in range(mesh.pipeline) if mesh.pipeline > 1 else ():
+            peak = self.on_mesh(mesh, stage).peak
+            yield size(section, f"peak in stage {stage}", peak, "its blocks, and a batch for each stage from it on")
+        times = f" x {mesh.pipeline} one after the other" * (mesh.pipeline > 1)
+        by = f"batch x {mesh.data} with their own{times}"
+        yield Line(section, "windows of a step", windows, f"{windows:,} windows", by)
         yield from traffic_lines(section, self.sent(mesh), mesh)
         if self.machine.link:
-            yield from time_lines(section, self.time(mesh), windows * self.context, mesh.count)
+            yield from time_lines(section, self.time(mesh), windows * self.context, mesh)
 
-    def on_mesh(self, mesh: Mesh) -> TrainingMemory:
-        """Compute the training memory of one device of a mesh, an arrangement of several devices."""
-        return device_memory(self.trained, mesh, self.batch, self.context, CrossEntropy(), **self.step_options)
+    def on_mesh(self, mesh: Mesh, stage: int | None = None) -> TrainingMemory:
+        """Compute the training memory of one device of a mesh, an arrangement of several devices: of the device that
+        needs the most, or of one in a pipeline `stage`."""
+        options = self.step_options | {"stage": stage}
+        return device_memory(self.trained, mesh, self.batch, self.context, CrossEntropy(), **options)
 
     @property
     def mesh_options(self) -> dict[str, Any]:
@@ -254,7 +261,7 @@ class Planned:
 
     def speed(self, mesh: Mesh) -> float:
         """Estimate the training tokens per second of all devices of a mesh together."""
-        return self.batch * mesh.data * self.context / self.time(mesh).seconds
+        return self.batch * mesh.data * mesh.pipeline * self.context / self.time(mesh).seconds
 
     def proposals(self, count: int) -> list[Proposal]:
         """List the meshes that `count` devices can form, with their memory and speed. First come those whose training

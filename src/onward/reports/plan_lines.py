@@ -77,21 +77,22 @@ def traffic_lines(section: str, sent: list[Collective], mesh: Mesh) -> Iterator[
             how = " + ".join(
                 (f"({n} - 1) / {n} x gathers and scatters", f"2 ({n} - 1) / {n} x sums")[ring] for ring in rings
             )
+            how = "sends, and the loss" if axis == "pipeline" else how
             yield size(section, f"sent along {axis}", round(sum(one.sent for one in along)), how)
 
 
-def time_lines(section: str, time: StepTime, tokens: int, count: int) -> Iterator[Line]:
-    """Yield the lines of the plan for the time of a training step of `tokens` tokens on `count` devices. `section` is
-    the heading under which they stand."""
+def time_lines(section: str, time: StepTime, tokens: int, mesh: Mesh) -> Iterator[Line]:
+    """Yield the lines of the plan for the time of a training step of `tokens` tokens on a mesh. `section` is the
+    heading under which they stand."""
 
     def line(what: str, seconds: float, by: str) -> Line:
         return Line(section, what, seconds, f"{1e3 * seconds:,.4g} ms", by)
 
-    yield line("arithmetic", time.arithmetic, "operations of a device / its share of the arithmetic")
+    turns = f" x (2 x {mesh.pipeline} - 1) turns" * (mesh.pipeline > 1)
+    yield line("arithmetic", time.arithmetic, f"operations of a device{turns} / its share of the arithmetic")
     yield line("sent meanwhile", time.meanwhile, "along shard and replicate / bandwidth of the link or network")
-    yield line("waited for", time.waiting, "along tensor / bandwidth")
+    yield line("waited for", time.waiting, "along tensor" + " and pipeline" * (mesh.pipeline > 1) + " / bandwidth")
     yield line("step", time.seconds, "the longer of arithmetic and sent meanwhile, and waited for")
-    speed = tokens / time.seconds / count
-    yield Line(
-        section, "tokens per second", speed, f"{speed:,.0f} of each device", f"{tokens:,} tokens / step / {count}"
-    )
+    speed = tokens / time.seconds / mesh.count
+    by = f"{tokens:,} tokens / step / {mesh.count}"
+    yield Line(section, "tokens per second", speed, f"{speed:,.0f} of each device", by)

@@ -55,6 +55,7 @@ class Processes:
     store: distributed.Store | None = None  # store for small values that all processes see; None for one process
     mesh: Mesh = Mesh()  # arrangement of the processes
     devices: DeviceMesh | None = None  # torch's DeviceMesh; None if each process holds the whole model
+    stage: distributed.ProcessGroup | None = None  # processes of the same pipeline stage; None: all
 
     @classmethod
     def join(cls) -> "Processes":
@@ -97,7 +98,10 @@ class Processes:
     def connected(self, device: torch.device) -> "Processes":
         """Return these processes with torch's DeviceMesh over their devices of the type of `device`, if the mesh
         divides the model; all processes must call this together."""
-        return replace(self, devices=device_mesh(self.mesh, device) if self.mesh.divides else None)
+        if not self.mesh.divides:
+            return replace(self, devices=None)
+        stage = distributed.new_subgroups(self.mesh.stage)[0] if self.mesh.pipeline > 1 else None
+        return replace(self, devices=device_mesh(self.mesh, device), stage=stage)
 
     def agreed(self, value: Callable[[], str]) -> str:
         """Return in all processes the text that rank 0 computes by calling `value`; the other processes wait for it."""
@@ -110,9 +114,9 @@ class Processes:
 
     @property
     def batch_rank(self) -> int:
-        """The index of this process among the processes that have batches of their own; processes along the tensor axis
-        share their batches and have the same index."""
-        return self.rank // self.mesh.tensor
+        """The index of this process among the processes that have batches of their own; processes along the pipeline
+        or tensor axis share their batches and have the same index."""
+        return self.rank % self.mesh.stage // self.mesh.tensor
 
     def wait(self) -> None:
         """Wait until all processes have called this method."""
@@ -137,22 +141,32 @@ class Processes:
 
     def sum_of_batches(self, values: Sequence[float]) -> list[float]:
         """Return the sum of each of the `values` over the processes that have batches of their own; processes along the
-        tensor axis, which share their batches, count once."""
-        return [value / self.mesh.tensor for value in self.sum(values)]
+        pipeline or tensor axis, which share their batches, count once."""
+        return [value / (self.mesh.pipeline * self.mesh.tensor) for value in self.sum(values)]
+
+    def sum_of_stages(self, values: Sequence[float]) -> list[float]:
+        """Return the sum of each of the `values` over the stages of a pipeline; processes of a stage have equal
+        values."""
+        return [value / self.mesh.stage for value in self.sum(values)] if self.mesh.pipeline > 1 else list(values)
 
     def check_batches(self, batches: int) -> None:
         """Raise a UserError if a step has fewer batches (`batches`) than there are processes with batches of their own
-        or, with shards, if these processes would not have equally many batches."""
+        times stages or, with shards or stages, if these processes would not have equally many batches."""
         count = self.mesh.data
         if batches < count:
             raise UserError(
                 f"accumulation is {batches} for {count} processes, and each needs a batch: start fewer processes, "
                 f"or a run with --accumulation {count}"
             )
-        if self.mesh.shard > 1 and batches % count:
+        if batches < count * self.mesh.pipeline:
+            raise UserError(
+                f"accumulation is {batches}, and each of the {self.mesh.pipeline} stages of mesh {str(self.mesh)!r} "
+                f"computes another batch at the same time: give --accumulation {count * self.mesh.pipeline} or more"
+            )
+        if self.mesh.pipeline * self.mesh.shard > 1 and batches % count:
             more = -(-batches // count) * count
             raise UserError(
-                f"accumulation is {batches}, and the {count} processes of mesh {str(self.mesh)!r} compute equally many "
+                f"accumulation is {batches}, and {count} processes of mesh {str(self.mesh)!r} compute equally many "
                 f"batches: give --accumulation {more}"
             )
 
@@ -174,7 +188,8 @@ class Processes:
         of_ranks: list[Any] = [None] * self.count
         distributed.all_gather_object(of_ranks, facts)
         for rank, other in enumerate(of_ranks):
-            same_part = rank % (self.mesh.shard * self.mesh.tensor)
+            stage, place = divmod(rank, self.mesh.stage)
+            same_part = stage * self.mesh.stage + place % (self.mesh.shard * self.mesh.tensor)
             first = {name: of_ranks[same_part if name in of_part else 0][name] for name in facts}
             if differ := [name for name, value in first.items() if other[name] != value]:
                 known = same_part if {*differ} <= {*of_part} else 0
@@ -186,7 +201,7 @@ class Processes:
                 )
 
     def sum_tensors(self, tensors: Iterable[Tensor]) -> None:
-        """Replace tensors by their sums over all processes, in place."""
-        if self.count > 1:
+        """Replace tensors by their sums over the processes of a stage, in place."""
+        if self.mesh.stage > 1:
             for tensor in tensors:
-                distributed.all_reduce(tensor)
+                distributed.all_reduce(tensor, group=self.stage)

@@ -89,7 +89,9 @@ class Saver:
                 tensors = copied(state.tensors)
                 write = partial(write_adapter_save, folder, files, tensors, values[0]) if first else write
             elif self.writers is not None:
-                write = SharedSave(self.writers, folder, model.config, state.tensors, frozen, *values).write
+                pipeline: Any = getattr(model, "pipeline", None)
+                of_stages = pipeline.of_stages if pipeline else lambda value: [value]
+                write = SharedSave(self.writers, folder, model.config, state.tensors, frozen, *values, of_stages).write
             else:
                 write = partial(write_save, folder, model.config, copied(state.tensors), copied(frozen), *values)
 

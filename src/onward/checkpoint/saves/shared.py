@@ -5,7 +5,7 @@ the files with their headers, each writes the tensors that it has kept into them
 the folder does not depend on the number of processes, and any other number can read it. All see one disk.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch import Tensor, distributed
 
 from onward.checkpoint.huggingface.save import described
 from onward.checkpoint.names import rows, to_theirs
-from onward.checkpoint.saves.folder import CONFIG, STATE, by_file, write_progress
+from onward.checkpoint.saves.folder import CONFIG, KINDS, STATE, by_file, write_progress
 from onward.checkpoint.weights import SINGLE, fill
 from onward.config.decoder import DecoderConfig
 from onward.errors import UserError
@@ -50,7 +50,8 @@ def agree(writers: Writers, folder: Path) -> bool:
 
 class SharedSave:
     """The part of a checkpoint that this process writes, if several processes write it together. All processes
-    construct it at the same time; `write` may then be called in a thread. Arguments as of `folder.write_save`."""
+    construct it at the same time; `write` may then be called in a thread. Arguments as of `folder.write_save`, with the
+    tensors of this process's pipeline stage; `of_stages` exchanges a value and returns that of each stage."""
 
     def __init__(
         self,
@@ -61,21 +62,31 @@ class SharedSave:
         frozen: Mapping[str, Tensor],
         progress: dict[str, Any],
         hf: Mapping[str, Any],
+        of_stages: Callable[[Any], Sequence[Any]],
     ) -> None:
         self.writers, self.folder, self.config, self.progress = writers, folder, config, progress
         self.key = f"save/{next(NUMBERS)}"
         self.average = next((t.dtype for name, t in tensors.items() if name.startswith("average/")), None)
-        self.weights, self.state = by_file(outlines(tensors), outlines(frozen), self.average)
+        self.stages = of_stages((outlines(tensors), outlines(frozen)))
+        of_trainer, of_frozen = ({n: t for stage in self.stages for n, t in stage[i].items()} for i in (0, 1))
+        self.weights, self.state = by_file(of_trainer, of_frozen, self.average)
         self.hf, self.kind = described(config, self.weights, hf, self.weights["embed.weight"].dtype)
-        owners = self.owners
+        owners, places = self.owners, {name: i for i, name in enumerate([*of_trainer, *of_frozen])}
         own, own_frozen = dict[str, Tensor](), dict[str, Tensor]()
-        for i, (kept, name, tensor) in enumerate(
-            [(own, *item) for item in tensors.items()] + [(own_frozen, *item) for item in frozen.items()]
-        ):
-            full = gathered(tensor)
-            if owners.get(name.rpartition("/")[2], i % writers.count) == writers.rank:
+        for kept, name, tensor in [(own, *item) for item in tensors.items()] + [
+            (own_frozen, *item) for item in frozen.items()
+        ]:
+            full, holders = gathered(tensor), self.holders(name)
+            if owners.get(name.rpartition("/")[2], holders[places[name] % len(holders)]) == writers.rank:
                 kept[name] = full.to("cpu", copy=True)
         self.own_weights, self.own_state = by_file(own, own_frozen, self.average)
+
+    def holders(self, name: str) -> range:
+        """Return the ranks of the first stage that has a tensor of the trainer, or a parameter with this name."""
+        size = self.writers.count // len(self.stages)
+        kinds = "", *KINDS
+        stage = next(i for i, s in enumerate(self.stages) if any(kind + name in part for kind in kinds for part in s))
+        return range(stage * size, (stage + 1) * size)
 
     @property
     def owners(self) -> dict[str, int]:
@@ -84,7 +95,7 @@ class SharedSave:
         bytes_of = [0] * self.writers.count
         owners: dict[str, int] = {}
         for _, names, _, _ in rows(self.kind, self.config, self.weights):
-            least = bytes_of.index(min(bytes_of))
+            least = min(self.holders(names[0]), key=bytes_of.__getitem__)
             bytes_of[least] += sum(self.weights[name].nbytes for name in names)
             owners |= dict.fromkeys(names, least)
         return owners

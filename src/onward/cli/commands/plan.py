@@ -55,7 +55,7 @@ class Options:
     vocab: Annotated[int, Range(2, 1 << 24)] = 4096  # vocabulary size, for the presets tiny, mini, small and medium
     device: str = "auto"  # auto, cpu, cuda, mps (measured here); or b200, h200, h100, mi300x, a100, l40s, v100, rtx4090
     count: Annotated[int, Range(1, 1 << 24)] = 1  # number of devices that train together
-    mesh: str = ""  # mesh of devices that train together, as in onward train: "replicate=2 shard=4 tensor=2"
+    mesh: str = ""  # devices that train together, as in onward train: "pipeline=2 replicate=2 shard=4 tensor=2"
     devices: str = ""  # devices, such as 64xh100, for which to propose a mesh; replaces device, count and mesh
     memory: str = ""  # memory of the device, such as 24GiB
     bandwidth: str = ""  # memory bandwidth, such as 3.35TB/s

@@ -148,6 +148,7 @@ def in_words(result: dict[str, Any]) -> list[str]:
 
 def describe(run: "Run", say: Say) -> None:
     """Print the sizes of a run's model and data, and the results of the checks before training; `say` prints a line."""
+    from onward.parallel.parts import whole_parameters
     from onward.training.run.checks import start_checks
     from onward.training.run.progress import expected_steps, steps_in_words
 
@@ -159,7 +160,7 @@ def describe(run: "Run", say: Say) -> None:
             say(skipped)
     if inputs.cut_documents and run.config.pack == "documents":
         say("the validation text begins inside a document, since no document begins near its share of the text")
-    parameters = sum(p.numel() for p in run.model.parameters())
+    parameters = sum(p.numel() for p in whole_parameters(run.model).values())
     say(
         f"{parameters:,} parameters, {inputs.tokens:,} training tokens, {steps_in_words(run)} "
         f"{'step' if expected_steps(run) == 1 else 'steps'}, "

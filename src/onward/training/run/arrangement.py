@@ -58,6 +58,11 @@ def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
     if isinstance(config, FinetuneConfig):
         refused[f"method {config.method.kind}"] = config.method.samples_itself
         refused["quantize"] = bool(config.quantize)
+    if mesh.pipeline > 1 and isinstance(config, FinetuneConfig):
+        raise UserError(
+            f"fine-tuning is not for the stages of a pipeline, and mesh is {str(mesh)!r}: divide by shards or a tensor "
+            "axis"
+        )
     if given := [name for name, is_given in refused.items() if is_given]:
         raise UserError(
             f"{given[0]} is not for a divided model, and mesh is {str(mesh)!r}: leave it out, or use replicas only"

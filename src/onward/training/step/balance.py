@@ -3,6 +3,7 @@
 Shapes: X experts, K experts per token, N tokens.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule, SigmoidRoutingModule
-from onward.parallel.parts import local, part_of
+from onward.parallel.parts import local, part_of, whole_parameters
 
 
 class Balance:
@@ -20,12 +21,12 @@ class Balance:
     Softmax routers get an auxiliary loss (Switch Transformer, Fedus et al. 2021, section 2.2), sigmoid routers a
     routing bias (DeepSeek-V3, DeepSeek-AI 2024, section 2.1.2). For a decoder without experts it does nothing. `counts`
     are the assignments (X,) in each layer with experts since the last `step`; in a run of many processes they are
-    summed.
+    summed. Of a pipeline it counts the layers of this process's stage; `layers` are those of all stages.
     """
 
     def __init__(self, model: Decoder, loss: float, bias: float) -> None:
         """`loss` is the weight of the auxiliary loss, `bias` the change of a routing bias per step; 0: off."""
-        self.loss, self.bias = loss, bias
+        self.bias = bias
         mlps = {layer: getattr(block, "mlp", None) for layer, block in enumerate(model.blocks)}
         self.routers: dict[int, Any] = {
             layer: mlp.router for layer, mlp in mlps.items() if isinstance(mlp, ExpertsModule)
@@ -34,6 +35,11 @@ class Balance:
             torch.zeros(len(router.weight), dtype=torch.long, device=router.weight.device)
             for router in self.routers.values()
         ]
+        names = whole_parameters(model)
+        self.layers = [int(name.split(".")[1]) for name in names if name.endswith(".mlp.router.weight")]
+        with_loss = [layer for layer in self.layers if f"blocks.{layer}.mlp.router.routing_bias" not in names]
+        own = sum(layer in self.routers for layer in with_loss)
+        self.loss = loss * own / max(1, len(with_loss))  # the layers of a stage have their share of the mean
         self.assignments: list[Tensor] = []  # (X,) for each layer with an auxiliary loss, and its mean shares, (X,)
         self.shares: list[Tensor] = []
         for router, counts in zip(self.routers.values(), self.counts):
@@ -80,13 +86,15 @@ class Balance:
                 local(bias).add_(part_of((load.mean() - load).sign(), bias), alpha=self.bias)
             counts.zero_()
 
-    def loads(self) -> dict[str, float]:
+    def loads(self, total: Callable[[Sequence[float]], Sequence[float]] = list) -> dict[str, float]:
         """Return, as `expert_load/LAYER` for each layer with experts, the largest count of an expert divided by the
-        mean count, since the last `step`; {} without experts."""
-        if not self.counts:
+        mean count, since the last `step`; {} without experts. `total` sums numbers over the stages of a pipeline."""
+        if not self.layers:
             return {}
-        ratios = torch.stack([counts.max() / counts.float().mean() for counts in self.counts])
-        return {f"expert_load/{layer}": ratio for layer, ratio in zip(self.routers, ratios.tolist())}
+        ratios = [counts.max() / counts.float().mean() for counts in self.counts]
+        own = dict(zip(self.routers, torch.stack(ratios).tolist() if ratios else ()))
+        loads = total([own.get(layer, 0.0) for layer in self.layers])
+        return {f"expert_load/{layer}": load for layer, load in zip(self.layers, loads)}
 
 
 def learning(module: nn.Module) -> bool:

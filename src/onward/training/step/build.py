@@ -48,7 +48,14 @@ def build_trainer(
     return Trainer(
         model,
         optimizers(
-            model, c.optimizer, peak, c.weight_decay, (c.beta1, c.beta2), rates, (processes.rank, processes.count)
+            model,
+            c.optimizer,
+            peak,
+            c.weight_decay,
+            (c.beta1, c.beta2),
+            rates,
+            (processes.rank % processes.mesh.stage, processes.mesh.stage),
+            processes.stage,
         ),
         learning_rate(c, model),
         StepConfig(c.clip, c.precision),

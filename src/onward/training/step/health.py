@@ -12,11 +12,11 @@ from statistics import median
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from onward.data.windows import Batch
 from onward.model.decoder import Decoder, without_dropout
 from onward.parallel.parallelize import norm_of
+from onward.parallel.parts import counted_parameters, is_divided
 from onward.tracing.listening import Uncompiled
 from onward.tracing.names import activation_names
 from onward.tracing.sites import attend_modules
@@ -70,7 +70,7 @@ def measure(model: Decoder, batch: Batch) -> dict[str, float]:
     dead_units/LAYER         share of the feed-forward's units (of experts: those with tokens) that stay below 1e-5 of
                              the layer's largest activation at every token of the batch
     """
-    if isinstance(model.embed.weight, DTensor):
+    if is_divided(model):
         return {}
     positions = None if batch.positions is None else batch.positions[:1, :TOKENS]
     sinks = {layer: attend.sinks is not None for layer, attend in attend_modules(model).items()}
@@ -132,8 +132,8 @@ def entropy(weights: Tensor, sinks: bool) -> float:
 
 
 def matrices(model: nn.Module) -> list[Tensor]:
-    """List the trainable matrices and stacks of matrices of a model, detached."""
-    return [p.detach() for p in model.parameters() if p.requires_grad and p.ndim >= 2]
+    """List the trainable matrices and stacks of matrices of a model, detached; each of a pipeline in one stage."""
+    return [p.detach() for p in counted_parameters(model) if p.requires_grad and p.ndim >= 2]
 
 
 def update_ratio(before: Sequence[Tensor], model: nn.Module) -> float:
@@ -143,5 +143,5 @@ def update_ratio(before: Sequence[Tensor], model: nn.Module) -> float:
     About 1e-3 is usual; much less learns slowly, much more is unstable.
     """
     exact = lambda tensor: tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-    norm = lambda tensors: norm_of([exact(tensor) for tensor in tensors])
+    norm = lambda tensors: norm_of([exact(tensor) for tensor in tensors], divided=is_divided(model))
     return norm(now - then for now, then in zip(matrices(model), before, strict=True)) / (norm(before) or 1.0)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from onward.errors import UserError
-from onward.parallel.parts import all_gathered, full_tensor, local, part_of
+from onward.parallel.parts import all_gathered, full_tensor, local, part_of, whole_parameters
 
 
 def optimizers(
@@ -22,6 +22,7 @@ def optimizers(
     betas: tuple[float, float],
     rates: Mapping[str, float] = {},
     processes: tuple[int, int] = (0, 1),
+    group: distributed.ProcessGroup | None = None,
 ) -> list[torch.optim.Optimizer]:
     """Make the optimizers for a decoder's trainable parameters: a list of one or two.
 
@@ -32,9 +33,9 @@ def optimizers(
     `rates` are factors of AdamW's learning rate by parameter name (default 1), stored in the parameter groups as
     "rate". For matrices that Muon trains, the square root of the factor is used, since Muon's updates grow with the
     square root of the width and AdamW's with the width. `processes` is (rank of this process, number of processes that
-    train the model).
+    train the model, or one stage of it), and `group` is their process group, by default that of all processes.
     """
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    trained = {name: p for name, p in whole_parameters(model).items() if p.requires_grad}
     if name == "adamw":
         return [adamw(trained, learning_rate, weight_decay, betas, rates)]
     if name == "muon":
@@ -43,7 +44,7 @@ def optimizers(
         roots = {name: rate**0.5 for name, rate in rates.items()}
         rank, count = processes
         groups = parameter_groups(hidden, weight_decay, roots)
-        muon = Muon(groups, learning_rate, weight_decay, rank=rank, count=count)
+        muon = Muon(groups, learning_rate, weight_decay, rank=rank, count=count, group=group)
         return [muon, adamw(rest, learning_rate, weight_decay, betas, rates)]
     cls = library_class(name)
     options: dict[str, Any] = {"betas": betas} if "betas" in inspect.signature(cls).parameters else {}
@@ -54,7 +55,7 @@ def optimizers(
 
 
 def adamw(
-    parameters: dict[str, nn.Parameter],
+    parameters: dict[str, Tensor],
     learning_rate: float,
     weight_decay: float,
     betas: tuple[float, float],
@@ -67,14 +68,15 @@ def adamw(
 
 
 def parameter_groups(
-    parameters: dict[str, nn.Parameter], weight_decay: float, rates: Mapping[str, float] = {}
+    parameters: dict[str, Tensor], weight_decay: float, rates: Mapping[str, float] = {}
 ) -> list[dict[str, Any]]:
     """Return the groups of parameters for a torch optimizer: by weight decay, which vectors do not have, and by "rate",
     the factor of the learning rate from `rates` (by parameter name, default 1). The decay per step, learning rate times
-    weight decay, does not depend on the factor."""
-    groups = defaultdict[tuple[bool, float], list[nn.Parameter]](list)
+    weight decay, does not depend on the factor. Parameters on the meta device, those of other pipeline stages, are left
+    out; their groups are kept, so that all stages have the same groups."""
+    groups = defaultdict[tuple[bool, float], list[Tensor]](list)
     for name, parameter in parameters.items():
-        groups[is_matrix(name, parameter), rates.get(name, 1.0)].append(parameter)
+        groups[is_matrix(name, parameter), rates.get(name, 1.0)] += [parameter] * (not parameter.is_meta)
     return [
         {"params": members, "weight_decay": weight_decay / rate if matrix else 0.0, "rate": rate}
         for (matrix, rate), members in groups.items()
@@ -124,11 +126,12 @@ class Muon(torch.optim.Optimizer):
         *,
         rank: int = 0,
         count: int = 1,
+        group: distributed.ProcessGroup | None = None,
     ) -> None:
-        """`rank` is the number of this process among `count`, which all make the same updates: each orthogonalizes some
-        of the matrices, and shares them."""
+        """`rank` is the number of this process among the `count` of a process group, which all make the same updates:
+        each orthogonalizes some of the matrices, and shares them."""
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
-        self.rank, self.count = rank, count
+        self.rank, self.count, self.group = rank, count, group
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -166,7 +169,7 @@ class Muon(torch.optim.Optimizer):
             turn, owner = divmod(i, self.count)
             if owner == 0:
                 mine = done[turn] if turn < len(done) else part.new_zeros(shape)
-                shared = all_gathered(mine, self.count)
+                shared = all_gathered(mine, self.count, self.group)
             full = shared[owner]
             yield part_of(full.mT if p.size(-2) > p.size(-1) else full, p)
 

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -18,7 +19,8 @@ from onward.checkpoint.saves.state import LOSS, TrainerState, restore, training_
 from onward.data.windows import Batch
 from onward.limits import keep_freed_memory
 from onward.parallel.parallelize import accumulating, clip_gradients, wrapped
-from onward.parallel.parts import divided, local
+from onward.parallel.parts import divided, local, whole_parameters
+from onward.parallel.pipeline import Pipeline
 from onward.training.processes import Processes
 from onward.training.step.average import Average
 from onward.training.step.balance import Balance
@@ -132,6 +134,7 @@ class Trainer:
         self.scaler = scaler or grad_scaler(config.precision, self.device)
         module, mesh = wrap(LossModule(model, self.loss, balance)), self.processes.mesh
         self.module = wrapped(module, model, mesh, uses_all=self.loss.uses_all)
+        self.pipeline: Pipeline | None = getattr(model, "pipeline", None)
         self.step = 0  # steps made
 
     @checked
@@ -159,7 +162,7 @@ class Trainer:
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
-        norm = clip_gradients((p for group in groups for p in group["params"]), self.config.clip)
+        norm = clip_gradients((p for group in groups for p in group["params"]), self.config.clip, self.pipeline)
         # fp16 overflows now and then: the scaler skips such an update and scales less, as long as that can help
         overflow_is_usual = self.scaler.is_enabled() and self.scaler.get_scale() >= 1
         failure = self.spikes.check_step(mean, 0.0 if overflow_is_usual else norm)
@@ -172,7 +175,7 @@ class Trainer:
         figures = reported
         if self.balance is not None:
             self.processes.sum_tensors(self.balance.counts)
-            figures |= self.balance.loads()
+            figures |= self.balance.loads(self.processes.sum_of_stages)
             self.balance.step()
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -194,6 +197,18 @@ class Trainer:
         counts = [sum(batch.divisor for batch in batches), sum(batch.num_targets for batch in batches)]
         count, targets = map(round, self.processes.sum_of_batches(counts))
         count = max(1, count)
+        if self.pipeline:
+            precision = partial(autocast, self.config.precision, self.device)
+            auxiliary = self.balance.auxiliary if self.balance else float
+            reported = [self.pipeline.backward(self.module, batches, count, precision, auxiliary)]
+        else:
+            reported = self.accumulate(batches, count)
+        names = list(reported[0])
+        sums = self.processes.sum_of_batches([sum(one[name].item() for one in reported) for name in names])
+        return self.loss.summarize({name: value / count for name, value in zip(names, sums)}), max(1, targets)
+
+    def accumulate(self, batches: Sequence[Batch], count: int) -> list[dict[str, Tensor]]:
+        """Accumulate the gradients of batches, divided by `count`; return the sums that the loss reports of each."""
         reported: list[dict[str, Tensor]] = []
         for batch in batches:
             seed_dropout(batch.seed, self.device)  # a function of the windows, in whichever process
@@ -204,9 +219,7 @@ class Trainer:
                     loss, to_report = self.module(batch)
                 self.scaler.scale(loss / count).backward()
             reported.append(to_report)
-        names = list(reported[0])
-        sums = self.processes.sum_of_batches([sum(one[name].item() for one in reported) for name in names])
-        return self.loss.summarize({name: value / count for name, value in zip(names, sums)}), max(1, targets)
+        return reported
 
     def finite(self) -> bool:
         """Return whether all weights are finite, that is neither NaN nor infinite, in all processes."""
@@ -235,7 +248,7 @@ class Trainer:
             tensors,
             {
                 "step": self.step,
-                "frozen": [name for name, p in self.model.named_parameters() if not p.requires_grad],
+                "frozen": [name for name, p in whole_parameters(self.model).items() if not p.requires_grad],
                 "losses": self.spikes.state,
                 "scaler": self.scaler.state_dict(),
                 "averaged": self.average.updates if self.average else 0,

@@ -1,0 +1,47 @@
+"""The memory of a pipeline stage in a training step, from a dry step of a decoder with the stage's layers."""
+
+from dataclasses import replace
+
+from onward.config.decoder import DecoderConfig
+from onward.config.mesh import Mesh
+from onward.parallel.pipeline import holds
+from onward.planning.dry import DryStep, Segment
+from onward.planning.parameters import kinds, modules, size
+
+
+def of_one_batch(dry: DryStep, part: DecoderConfig, mesh: Mesh, stage: int, states: int) -> DryStep:
+    """Change the memory of a dry step of a decoder `part`, the stage's layers, to that of the first batch in a pipeline
+    stage. Only the first stage embeds; the others have received the hidden states, of `states` bytes. Only the last
+    stage computes logits and the loss."""
+    (rest, _), embedding, head = modules(part)[-1], outside(part, 0), outside(part, 1)
+    more = embedding * (stage == 0) - (4 * size(rest) - head)  # gradients; that of a tied weight is made in the head
+    dry = replace(dry, end=Segment(dry.end.kept + more, dry.end.peak + more))
+    if stage:
+        dry = replace(dry, embedding=Segment(dry.embedding.kept - states, dry.embedding.peak - states))
+    return dry if stage == mesh.pipeline - 1 else replace(dry, head=Segment(0, 0))
+
+
+def of_later_batch(dry: DryStep, part: DecoderConfig, mesh: Mesh, stage: int) -> DryStep:
+    """Change the memory of the first batch in a stage to that of a later one, which adds its gradients to those of the
+    first and frees them."""
+    made = {layer: 4 * size(block) for layers, (block, _) in zip(kinds(part), modules(part)) for layer in layers}
+    head = outside(part, 1) * (stage == mesh.pipeline - 1)
+    return replace(
+        dry,
+        head=freed(dry.head, head),
+        backward=[freed(segment, made[layer]) for segment, layer in zip(dry.backward, reversed(range(part.n_layers)))],
+        end=freed(dry.end, made[0] + outside(part, 0) * (stage == 0)),
+    )
+
+
+def outside(part: DecoderConfig, stage: int) -> int:
+    """Return the bytes of the gradients of the parameters outside of the blocks in the first (0) or last (1) of two
+    stages."""
+    rest, _ = modules(part)[-1]
+    named = rest.named_parameters()
+    return 4 * sum(p.numel() for name, p in named if p.requires_grad and holds(name, part, stage, 2))
+
+
+def freed(segment: Segment, size: int) -> Segment:
+    """Return a segment at whose end `size` bytes are freed that were kept."""
+    return Segment(segment.kept - size, segment.peak)
