@@ -190,7 +190,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "batches": ({"mesh": "shard=2", "accumulation": 3}, "accumulation is 3.*give --accumulation 4"),
     "fp16": ({"mesh": "shard=2", "precision": "fp16"}, "precision fp16 is not for a divided model"),
     "stages": ({"mesh": "pipeline=2", "accumulation": 1}, "accumulation is 1.*2 stages.*give --accumulation 2"),
-    "blocks": ({"mesh": "pipeline=2", "model": {"n_layers": 1}}, "has 1 blocks, fewer than stages"),
+    "blocks": ({"mesh": "pipeline=2", "model": {"n_layers": 1}}, "fewer blocks than stages.*at most 1"),
     "a time": ({"mesh": "shard=2", "steps": 0, "time": "5m", "preset": "mini"}, "time is not for a divided model"),
     "tasks": ({"mesh": "shard=2", "evaluate_tasks": "cloze"}, "evaluate_tasks is not for a divided model"),
 }
@@ -200,4 +200,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_mesh_that_a_run_cannot_use_is_refused(options: dict[str, Any], sentence: str) -> None:
     config = RunConfig(**{"steps": 4, "accumulation": 2} | options)
     with pytest.raises(UserError, match=sentence):
+        arranged(config, Processes(count=2), 100)
+
+
+def test_fine_tuning_has_no_pipelines() -> None:
+    config = FinetuneConfig.of(base="x", sources=("y",), method="sft", steps=4, accumulation=2, mesh="pipeline=2")
+    with pytest.raises(UserError, match="fine-tuning is not for the stages of a pipeline"):
         arranged(config, Processes(count=2), 100)

@@ -89,7 +89,7 @@ class Mesh:
         than the processes are copied to several of them."""
         if self.pipeline > config.n_layers:
             raise UserError(
-                f"mesh is {str(self)!r}, and the decoder has {config.n_layers} blocks, fewer than stages: choose "
+                f"mesh is {str(self)!r}, and the decoder has fewer blocks than stages: choose "
                 f"pipeline of at most {config.n_layers}"
             )
         uneven = undivided(config, self.tensor)
