@@ -111,6 +111,19 @@ def test_plan_of_a_mesh_has_the_memory_and_the_bytes_sent_of_one_device(capsys: 
     assert found["speed: training"] == pytest.approx(32 * found[f"{device}: tokens per second"])
 
 
+def test_plan_of_a_pipeline_has_the_memory_of_each_stage_and_the_bubble(capsys: Any) -> None:
+    mesh = "pipeline=3 replicate=2"
+    found = planned(capsys, "mini", "--vocab", "64", "--device", "h100", "--batch", "2", "--mesh", mesh)
+    device = f"one device of mesh {mesh}"
+    peaks = [found[f"{device}: peak in stage {stage}"] for stage in range(3)]
+    assert found[f"{device}: peak"] == max(peaks)
+    assert found[f"{device}: bubble"] == pytest.approx(2 / 5)
+    assert found[f"{device}: windows of a step"] == 2 * 2 * 3
+    hidden_states = 4 * 3 * 2 * decoder_of("mini", 64).context_length * decoder_of("mini", 64).d_model
+    assert hidden_states <= found[f"{device}: sent along pipeline"] < 3 * hidden_states
+    assert found["speed: training"] == pytest.approx(6 * found[f"{device}: tokens per second"])
+
+
 def test_plan_of_devices_proposes_the_fastest_mesh_that_fits(capsys: Any) -> None:
     words = "llama-3.1-8b", "--context", "8192"
     found = planned(capsys, *words, "--devices", "64xh100")

@@ -11,11 +11,11 @@ from onward.errors import UserError
 SIZES = st.integers(1, 64)
 
 
-@given(SIZES, SIZES, SIZES)
-def test_a_mesh_is_read_back_from_its_text(replicate: int, shard: int, tensor: int) -> None:
-    mesh = Mesh(replicate=replicate, shard=shard, tensor=tensor)
+@given(SIZES, SIZES, SIZES, SIZES)
+def test_a_mesh_is_read_back_from_its_text(pipeline: int, replicate: int, shard: int, tensor: int) -> None:
+    mesh = Mesh(pipeline, replicate, shard, tensor)
     assert Mesh.parse(str(mesh)) == mesh
-    assert mesh.count == replicate * shard * tensor
+    assert mesh.count == pipeline * replicate * shard * tensor
 
 
 def test_axes_may_come_in_any_order_and_be_left_out() -> None:
@@ -38,7 +38,7 @@ def test_an_unknown_axis_gets_the_nearest() -> None:
 
 
 def test_a_mesh_of_another_number_of_processes_is_refused() -> None:
-    with pytest.raises(UserError, match="takes 1 x 2 x 2 = 4 processes, and there are 3"):
+    with pytest.raises(UserError, match="takes 2 x 2 = 4 processes, and there are 3"):
         Mesh.parse("shard=2 tensor=2").check_count(3)
 
 

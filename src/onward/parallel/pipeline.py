@@ -41,11 +41,11 @@ def holds(name: str, config: DecoderConfig, stage: int, stages: int) -> bool:
 
 class Absent(nn.Module):
     """Stands for a module of another stage and passes hidden states on. `weight` is empty; it has the dtype and the
-    device of the model."""
+    device of the model. `out_features` is that of an output head, the number of its logits in this process."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, out_features: int = 0) -> None:
         super().__init__()
-        self.weight = weight
+        self.weight, self.out_features = weight, out_features
 
     def forward(self, x: Tensor, *_: object) -> Tensor:
         return x
@@ -99,13 +99,14 @@ class Pipeline:
         return output
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits (B, T, V) of the last stage in all stages; of other stages `hidden` gives the shape."""
+        """Return the logits (B, T, V) of the last stage in all stages, or their columns of this process's part of the
+        vocabulary; in other stages `hidden` gives the shape."""
         if self.in_step:
             return Decoder.logits(self.model, hidden)
         if self.is_last:
             logits = Decoder.logits(self.model, hidden).to(self.model.dtype).contiguous()
         else:
-            logits = hidden.new_empty(*hidden.shape[:-1], self.model.config.vocab_size, dtype=self.model.dtype)
+            logits = hidden.new_empty(*hidden.shape[:-1], self.model.head.out_features, dtype=self.model.dtype)
         distributed.broadcast(logits, group=self.group, group_src=self.stages - 1)
         return logits
 
@@ -264,8 +265,9 @@ def split(model: Decoder, mesh: DeviceMesh) -> None:
         for name in FIRST:
             setattr(model, name, nn.Identity())
     if not pipeline.is_last:
-        model.head = absent  # type: ignore[assignment]
+        model.head = Absent(absent.weight, model.head.out_features)  # type: ignore[assignment]
         for name in LAST:
             setattr(model, name, nn.Identity())
     any_model: Any = model
-    any_model.pipeline, any_model.hidden, any_model.logits = pipeline, pipeline.hidden, pipeline.logits
+    any_model.pipeline, any_model.hidden = pipeline, pipeline.hidden
+    getattr(model, "vocabulary", any_model).logits = pipeline.logits

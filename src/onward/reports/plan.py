@@ -228,15 +228,24 @@ class Planned:
         yield from self.fit(
             partial(size, section), memory.peak, "largest sum of these and temporary tensors at one time"
         )
-        for stage in range(mesh.pipeline) if mesh.pipeline > 1 else ():
-            peak = self.on_mesh(mesh, stage).peak
-            yield size(section, f"peak in stage {stage}", peak, "its blocks, and a batch for each stage from it on")
+        if mesh.pipeline > 1:
+            yield from self.stage_lines(section, mesh)
         times = f" x {mesh.pipeline} one after the other" * (mesh.pipeline > 1)
         by = f"batch x {mesh.data} with their own{times}"
         yield Line(section, "windows of a step", windows, f"{windows:,} windows", by)
         yield from traffic_lines(section, self.sent(mesh), mesh)
         if self.machine.link:
             yield from time_lines(section, self.time(mesh), windows * self.context, mesh)
+
+    def stage_lines(self, section: str, mesh: Mesh) -> Iterator[Line]:
+        """Yield the lines for the stages of a pipeline: the peak memory of each, and the share of a step for which a
+        stage waits. `section` is the heading under which they stand."""
+        p = mesh.pipeline
+        for stage in range(p):
+            peak = self.on_mesh(mesh, stage).peak
+            yield size(section, f"peak in stage {stage}", peak, "its blocks, and a batch for each stage from it on")
+        bubble, by = (p - 1) / (2 * p - 1), f"({p} - 1) / (m + {p} - 1), for m = {p} batches one after the other"
+        yield Line(section, "bubble", bubble, f"{bubble:.1%} of the arithmetic", by)
 
     def on_mesh(self, mesh: Mesh, stage: int | None = None) -> TrainingMemory:
         """Compute the training memory of one device of a mesh, an arrangement of several devices: of the device that
