@@ -89,7 +89,7 @@ def of_stages() -> list[Any]:
 @pytest.mark.parametrize(("name", "mesh", "options"), of_stages())
 def test_plan_of_stages_is_what_their_ranks_do(name: str, mesh: str, options: dict[str, Any]) -> None:
     for stage in range(2):
-        assert_planned(DECODERS[name], Mesh.parse(mesh), 12, share=0.1, **options, stage=stage)
+        assert_planned(EVEN[name], Mesh.parse(mesh), 12, share=0.1, **options, stage=stage)
 
 
 RELEASES = [

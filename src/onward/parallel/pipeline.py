@@ -255,6 +255,8 @@ def split(model: Decoder, mesh: DeviceMesh) -> None:
     pipeline = Pipeline(model, mesh)
     absent = Absent(torch.empty(0, dtype=model.dtype, device=mesh.device_type))
     layers = layers_of_stage(model.config.n_layers, pipeline.stages, pipeline.stage)
+    if stream := getattr(model, "stream", None):
+        stream.between(model.blocks[layers[0]], model.blocks[layers[-1]])
     for layer in range(model.config.n_layers):
         if layer not in layers:
             model.blocks[layer] = absent

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh
+from torch.utils.hooks import RemovableHandle
 
 from onward.config.mesh import divides_tokens
 from onward.model.context import AttentionContext
@@ -29,8 +30,16 @@ class Stream:
         self.mesh, self.group, self.divided = mesh, mesh.get_group(), False
         for block in model.blocks:
             block.forward = partial(self.run, block.forward)  # type: ignore[method-assign]
-        model.blocks[0].register_forward_pre_hook(self.begin)
-        model.blocks[-1].register_forward_hook(self.end)
+        changed: Any = model
+        changed.stream, self.hooks = self, list[RemovableHandle]()
+        self.between(model.blocks[0], model.blocks[-1])
+
+    def between(self, first: nn.Module, last: nn.Module) -> None:
+        """Divide the tokens from the block `first` to the block `last`, such as those of a pipeline stage, and in no
+        other block."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks = [first.register_forward_pre_hook(self.begin), last.register_forward_hook(self.end)]
 
     def begin(self, block: nn.Module, inputs: tuple[Tensor, AttentionContext]) -> tuple[Tensor, AttentionContext]:
         """Reduce the inputs of the first block to this process's tokens (B, T / n, D) if n divides T; otherwise return

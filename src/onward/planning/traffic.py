@@ -69,7 +69,7 @@ def collectives(
     of_decoder, part = groups(config, mesh, stage), of_stage(config, mesh, stage)
     calls = [*of_shards(of_decoder, mesh, precision)]
     if mesh.tensor > 1:
-        calls += of_tensor(part, of_decoder, mesh, rows, length, precision, recompute)
+        calls += of_tensor(part, of_decoder, mesh, rows, length, precision, recompute, stage)
     calls = [replace(one, calls=mesh.pipeline * one.calls, bytes=mesh.pipeline * one.bytes) for one in calls]
     calls += of_replicas(of_decoder, mesh)
     if mesh.pipeline > 1:
@@ -125,11 +125,12 @@ def of_tensor(
     length: int,
     precision: str,
     recompute: bool,
+    stage: int,
 ) -> Iterator[Collective]:
-    """Yield the communication of tensor parallelism in a step: that of the inputs and outputs of attention and
-    feed-forward; sums of the gradients of parameters that each device keeps undivided; gathers of queries and keys for
-    norms over all heads; and the sums of a divided vocabulary. `recompute` repeats the forward of blocks in the
-    backward."""
+    """Yield the communication of tensor parallelism in a step, in a pipeline `stage`: that of the inputs and outputs
+    of attention and feed-forward; sums of the gradients of parameters that each device keeps undivided; gathers of
+    queries and keys for norms over all heads; and the sums of a divided vocabulary. `recompute` repeats the forward of
+    blocks in the backward."""
     make, n = partial(Collective, "tensor", SUM), mesh.tensor
     layers, ends = branches_of(config, rows, length, precision)
     divided = divides_tokens(length, n)
@@ -148,9 +149,11 @@ def of_tensor(
         tokens = rows * length
         chunks = -(-tokens // rows_at_once(config.vocab_size // n))
         chunks = -(-tokens // -(-tokens // chunks))  # as torch.chunk makes them
-        yield make("embeddings", n, 1, ends.embedded)
-        yield make("maxima, denominators and targets of the softmax", n, 3 * chunks, 3 * 4 * tokens)
-        yield make("gradients of the inputs of the head", n, chunks, ends.before_head)
+        if stage == 0:
+            yield make("embeddings", n, 1, ends.embedded)
+        if stage == mesh.pipeline - 1:
+            yield make("maxima, denominators and targets of the softmax", n, 3 * chunks, 3 * 4 * tokens)
+            yield make("gradients of the inputs of the head", n, chunks, ends.before_head)
 
 
 def of_branches(layers: list[Branches], ends: Ends, n: int, *, divided: bool, recompute: bool) -> Iterator[Collective]:
