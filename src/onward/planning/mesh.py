@@ -104,9 +104,8 @@ def device_memory(
         held = states * (part.n_layers - (stage > 0)) if recompute else activations
         others = mesh.pipeline - stage - 1  # batches whose backward comes later
         transient += others * held
-        if not sharded:
-            later = (others - (stage == 0)) * held + of_later_batch(dry, part, mesh, stage).step.peak
-            transient = max(transient, 4 * trained + later)
+        later = of_later_batch(dry, part, mesh, stage, of_decoder if sharded else []).step.peak
+        transient = max(transient, 4 * trained + (others - (stage == 0)) * held + later)
         transient += 2 * received + sent
         activations += others * held + received + sent
     if optimizer == "muon":

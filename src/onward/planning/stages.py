@@ -7,6 +7,7 @@ from onward.config.mesh import Mesh
 from onward.parallel.pipeline import holds
 from onward.planning.dry import DryStep, Segment
 from onward.planning.parameters import kinds, modules, size
+from onward.planning.pieces import Group
 
 
 def of_one_batch(dry: DryStep, part: DecoderConfig, mesh: Mesh, stage: int, states: int) -> DryStep:
@@ -21,16 +22,22 @@ def of_one_batch(dry: DryStep, part: DecoderConfig, mesh: Mesh, stage: int, stat
     return dry if stage == mesh.pipeline - 1 else replace(dry, head=Segment(0, 0))
 
 
-def of_later_batch(dry: DryStep, part: DecoderConfig, mesh: Mesh, stage: int) -> DryStep:
+def of_later_batch(dry: DryStep, part: DecoderConfig, mesh: Mesh, stage: int, shards: list[Group]) -> DryStep:
     """Change the memory of the first batch in a stage to that of a later one, which adds its gradients to those of the
-    first and frees them."""
-    made = {layer: 4 * size(block) for layers, (block, _) in zip(kinds(part), modules(part)) for layer in layers}
-    head = outside(part, 1) * (stage == mesh.pipeline - 1)
+    first and frees them. `shards` are the stage's parameters if FSDP divides them: gradients of the embedding and the
+    head are then divided at the end."""
+    if shards:
+        *blocks, rest = [4 * group.total("local", trained=True) for group in shards]
+        head, others = 0, rest
+    else:
+        blocks = [4 * size(block) for block, _ in modules(part)[:-1]]
+        head, others = outside(part, 1) * (stage == mesh.pipeline - 1), outside(part, 0) * (stage == 0)
+    made = {layer: bytes_made for layers, bytes_made in zip(kinds(part), blocks) for layer in layers}
     return replace(
         dry,
         head=freed(dry.head, head),
         backward=[freed(segment, made[layer]) for segment, layer in zip(dry.backward, reversed(range(part.n_layers)))],
-        end=freed(dry.end, made[0] + outside(part, 0) * (stage == 0)),
+        end=freed(dry.end, made[0] + others),
     )
 
 
