@@ -71,8 +71,9 @@ def test_killed_process_is_started_again(two: Ranks, story_file: Path, tmp_path:
 
 
 @pytest.mark.long
-def test_processes_killed_at_thirty_moments_end_with_the_same_weights(
-    four: Ranks, story_file: Path, tmp_path: Path
+@pytest.mark.parametrize(("mesh", "kills"), [("shard=2 tensor=2", 30), ("pipeline=2 shard=2", 4)])
+def test_processes_killed_at_any_moment_end_with_the_same_weights(
+    mesh: str, kills: int, four: Ranks, story_file: Path, tmp_path: Path
 ) -> None:
-    settings = SETTINGS | {"sources": [str(story_file)], "mesh": "shard=2 tensor=2", "steps": 400}
-    assert_survives(four, 4, 30, 1.0, settings, tmp_path)
+    settings = SETTINGS | {"sources": [str(story_file)], "mesh": mesh, "accumulation": 4, "steps": 400}
+    assert_survives(four, 4, kills, 1.0, settings, tmp_path)

@@ -20,6 +20,7 @@ from onward.checkpoint.source import SizeLimit
 from onward.config.decoder import AttentionOnly, DecoderConfig, Experts, SelfAttention, at
 from onward.config.mesh import Mesh, divides_tokens, divides_vocabulary
 from onward.model.decoder import Decoder
+from onward.parallel.pipeline import FIRST
 from onward.parallel.vocabulary import rows_at_once
 from onward.planning.dry import Shortened, computing_in, kinds_of_layers, reduced
 from onward.planning.memory import AUTOCAST
@@ -132,7 +133,7 @@ def of_tensor(
     queries and keys for norms over all heads; and the sums of a divided vocabulary. `recompute` repeats the forward of
     blocks in the backward."""
     make, n = partial(Collective, "tensor", SUM), mesh.tensor
-    layers, ends = branches_of(config, rows, length, precision)
+    layers, ends = branches_of(config, rows, length, precision, embeds=stage == 0)
     divided = divides_tokens(length, n)
     yield from of_branches(layers, ends, n, divided=divided, recompute=recompute)
     width = low_width(precision) if mesh.data > 1 else 4
@@ -220,10 +221,12 @@ class Branches:
         self.ends_early = False
 
 
-def branches_of(config: DecoderConfig, rows: int, length: int, precision: str) -> tuple[list[Branches], Ends]:
+def branches_of(
+    config: DecoderConfig, rows: int, length: int, precision: str, *, embeds: bool
+) -> tuple[list[Branches], Ends]:
     """Return the sizes of the attention and the feed-forward of each layer in a batch of `rows` windows of `length`
     tokens, and those before and after the blocks. They are measured in a dry run of the forward with two blocks of each
-    kind."""
+    kind. Unless the decoder `embeds` tokens, it receives hidden states in fp32, as a later pipeline stage does."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)
@@ -240,7 +243,12 @@ def branches_of(config: DecoderConfig, rows: int, length: int, precision: str) -
                 child.register_forward_hook(branches.note if name in ("attn", "mlp") else branches.note_other)
             block.register_forward_hook(note_ends)
         tokens = torch.zeros(rows, length, dtype=torch.int64)
-        embedded, before_head = model.embed(tokens), model.embed_out(model.hidden_of_checked(tokens, None, None))
+        embedded, given = model.embed(tokens), tokens
+        if not embeds:
+            given = torch.zeros(rows, length, config.d_model)
+            for name in FIRST:
+                setattr(model, name, nn.Identity())
+        before_head = model.embed_out(model.hidden_of_checked(given, None, None))
     layers = [noted[chosen.index(kind) + (kind != layer)] for layer, kind in enumerate(kinds)]
     return layers, replace(ends, embedded=embedded.nbytes, before_head=before_head.nbytes)
 
