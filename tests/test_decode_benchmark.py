@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.decode import parts, serving, speculation, speed, uncached
+from benchmarks.decode import parts, serving, speculation, speed, uncached, variants
 from benchmarks.decode.bench import Bench
 from benchmarks.decode.models import CONFIG, TINY, gguf_name, gguf_tensor, random_model
 from benchmarks.decode.tables import Table
@@ -23,7 +23,9 @@ ALONE = (speed.decode, speed.prefill, speed.batch, serving.requests, serving.slo
 
 
 @pytest.mark.parametrize(
-    "section", [*ALONE, parts.parts, uncached.uncached, speculation.speculation], ids=lambda f: f.__name__
+    "section",
+    [*ALONE, parts.parts, uncached.uncached, speculation.speculation, variants.variants],
+    ids=lambda f: f.__name__,
 )
 def test_section_without_other_libraries_gives_a_table_of_onward(
     section: Callable[[Bench], Table], tmp_path: Path
@@ -42,7 +44,7 @@ def test_program_prints_the_tables_of_all_sections_as_json() -> None:
     done = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert len(result["tables"]) == 13
+    assert len(result["tables"]) == 14
     peers = {row[1] for row in result["tables"][1]["rows"]}
     assert peers == {"onward", "transformers", "llama.cpp"} - set(result["absent"])
 

@@ -18,6 +18,7 @@ sections:
   families     decoding by each family that transformers has too, at 75 to 126 M parameters
   context      decoding after 8,000 tokens
   stories      stories260K, a trained model of 260,032 parameters
+  variants     decoding with adapters and with quantized caches, by compiled and by plain steps
   memory       peak memory in a fresh process
   uncached     with and without a cache, by length
   speculation  a draft of 2 layers for a target of 48, whose tokens are accepted at a rate of 0.8
@@ -45,7 +46,7 @@ def main() -> None:
 
     import torch
 
-    from benchmarks.decode import families, memory, parts, serving, speculation, speed, stories, uncached
+    from benchmarks.decode import families, memory, parts, serving, speculation, speed, stories, uncached, variants
     from benchmarks.decode.bench import Bench
     from benchmarks.decode.models import PRECISIONS, SIZES
     from benchmarks.decode.peers import missing
@@ -53,7 +54,7 @@ def main() -> None:
 
     compared = speed.decode, speed.prefill, speed.batch, serving.requests, serving.context
     others = parts.parts, serving.slots, stories.stories, memory.memory, uncached.uncached, speculation.speculation
-    alone = (*others, families.families)
+    alone = (*others, families.families, variants.variants)
     sections = {function.__name__: function for function in (*compared, *alone)}
     chosen, precisions = options.sections or list(sections), options.precisions or list(PRECISIONS)
     for names, known in ((chosen, sections), (precisions, PRECISIONS)):

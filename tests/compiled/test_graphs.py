@@ -38,11 +38,17 @@ def contiguous(config: DecoderConfig) -> CacheManager:
     return CacheManager(KVCache(config, 3, 600, step=256, device=device()))
 
 
+def quantized(config: DecoderConfig) -> CacheManager:
+    return CacheManager(KVCache(config, 3, 600, step=256, quantized=True, device=device()))
+
+
 def paged(config: DecoderConfig) -> CacheManager:
     return BlockManager(PagedKVCache(config, 3, 600, blocks=500, block_size=4, device=device()))
 
 
-@pytest.mark.parametrize(("name", "manager"), [("gemma2", contiguous), ("alibi in windows", paged)])
+@pytest.mark.parametrize(
+    ("name", "manager"), [("gemma2", contiguous), ("alibi in windows", paged), ("llama", quantized)]
+)
 def test_graphs_of_all_lengths_give_the_logits_of_plain_steps(
     name: str, manager: Callable[[DecoderConfig], CacheManager]
 ):

@@ -38,13 +38,12 @@ def model_of(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> Decod
     return Decoder(config).to(dtype).eval()
 
 
-@pytest.mark.parametrize("dtype", BOUND)
-@pytest.mark.parametrize("name", [name for name in DECODERS if name not in REFUSED])
-def test_compiled_steps_equal_plain_ones_and_rows_do_not_meet(name: str, dtype: torch.dtype):
+def check_steps(name: str, dtype: torch.dtype, quantized: bool) -> None:
+    """Compiled steps of three rows, some of which go back, equal plain ones."""
     model = model_of(DECODERS[name], dtype)
-    caches = [KVCache(model.config, 3, 24, 3, dtype=dtype) for _ in range(2)]
+    caches = [KVCache(model.config, 3, 24, 3, quantized=quantized, dtype=dtype) for _ in range(2)]
     programs = {width: compile_step(model, caches[0], (3, width)) for width in (1, 3)}
-    steps = [*((n, 1) for n in range(7)), (7, 3), (10, 1), (10, 1), (8, 3), (5, 1), (6, 1)]  # some go back
+    steps = [*((n, 1) for n in range(7)), (7, 3), (10, 1), (10, 1), (8, 3), (5, 1), (6, 1)]
     with torch.inference_mode():
         for step, width in steps:
             tokens = torch.randint(0, model.config.vocab_size, (3, width))
@@ -52,6 +51,20 @@ def test_compiled_steps_equal_plain_ones_and_rows_do_not_meet(name: str, dtype: 
             logits = programs[width].run(tokens, positions, caches[0], 12)
             plain = model(tokens, positions, caches[1])
             assert (logits - plain).abs().max() <= BOUND[dtype] * plain.abs().max()
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("name", [name for name in DECODERS if name not in REFUSED])
+def test_compiled_steps_equal_plain_ones_and_rows_do_not_meet(name: str, dtype: torch.dtype):
+    check_steps(name, dtype, quantized=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("llama", torch.bfloat16), *((name, torch.float32) for name in ("gemma2", "alibi in windows", "deepseek"))],
+)
+def test_compiled_steps_with_a_quantized_cache_equal_plain_ones(name: str, dtype: torch.dtype):
+    check_steps(name, dtype, quantized=True)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -166,9 +179,22 @@ def quantized(config: DecoderConfig) -> CacheManager:
     return CacheManager(KVCache(config, 2, 64, 8, quantized=True))
 
 
+def quantized_and_paged(config: DecoderConfig) -> CacheManager:
+    return BlockManager(PagedKVCache(config, 2, 64, 8, block_size=4, blocks=60, quantized=True))
+
+
+def in_another_dtype(config: DecoderConfig) -> CacheManager:
+    return CacheManager(KVCache(config, 2, 64, 8, quantized=True, dtype=torch.bfloat16))
+
+
 @pytest.mark.parametrize(
     ("name", "cache", "compiled"),
-    [*((name, paged, 2) for name in ("llama", "gemma2", "no-output", "deepseek")), ("llama", quantized, 0)],
+    [
+        *((name, paged, 2) for name in ("llama", "gemma2", "no-output", "deepseek")),
+        *((name, quantized, 2) for name in ("llama", "gemma2", "deepseek")),
+        ("gemma2", quantized_and_paged, 2),
+        ("llama", in_another_dtype, 0),
+    ],
 )
 def test_engine_with_a_cache_gives_the_same_tokens_compiled_or_not(
     name: str, cache: Callable[[DecoderConfig], CacheManager], compiled: int

@@ -127,6 +127,7 @@ def test_program_refuses_a_cache_of_another_form() -> None:
         "torch.float32": KVCache(config, 2, 12, dtype=torch.bfloat16),
         "(2, 13, 2, 4)": KVCache(replace(config, n_kv_heads=4), 2, 12),
         "another kind": onward.PagedKVCache(config, 2, 12, blocks=9),
+        "of another kind": KVCache(config, 2, 12, quantized=True),
     }
     for reason, cache in others.items():
         with pytest.raises(NotCompilable) as refusal:

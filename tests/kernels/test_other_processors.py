@@ -37,9 +37,9 @@ KERNELS: list[tuple[Any, ...]] = [  # functions that compile one, without their 
     *((products.products, dtype, dtype, True) for dtype in DTYPES),
     *((products.products, form, dtype, True) for form in ("int8", "int4") for dtype in DTYPES),
     *(
-        (attention.attention, attention.Form(6, 2, 24, 40, dtype, SCORES, paged, 8))
+        (attention.attention, attention.Form(6, 2, 24, 40, dtype, SCORES, paged, 8, quantized))
         for dtype in DTYPES
-        for paged in (False, True)
+        for paged, quantized in ((False, False), (True, False), (True, True))
     ),
     *((experts.chosen, dtype, True) for dtype in DTYPES),
     *((draws.draws, "bfloat16", masked) for masked in (False, True)),
@@ -98,7 +98,11 @@ def test_every_kernel_is_valid_code_for_other_processors(processor: str, emitted
         assert load.sizes.pop() > 0, kernel
 
 
-FORMS = [(form, kind) for form in ("bfloat16", "float32", "int8", "int4") for kind in (KVCache, PagedKVCache)]
+QUANTIZED = partial(KVCache, quantized=True)
+FORMS: list[tuple[str, Any]] = [
+    (form, kind) for form in ("bfloat16", "float32", "int8", "int4") for kind in (KVCache, PagedKVCache)
+]
+FORMS += [(form, QUANTIZED) for form in DTYPES]
 STEPS = [("llama", form, kind) for form, kind in FORMS] + [
     (name, "bfloat16", KVCache) for name in DECODERS if name != "llama"
 ]

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from onward.compiled.program import Program
+from onward.compiled.recording import record_step
 from onward.compiled.steps import compile_step
 from onward.config.decoder import Alibi, DecoderConfig, NoPosition, SelfAttention
 from onward.generation.cache.blocks import BlockManager
@@ -26,7 +28,7 @@ from onward.kernels.llvm.code import LANES
 from onward.kernels.quantized import quantized_linear
 from onward.kernels.rotation import rotate
 from onward.model import backends
-from onward.model.cache import KVCache
+from onward.model.cache import SCALE, CacheView, KVCache, quantize
 from onward.model.context import attention_contexts
 from onward.model.decoder import Decoder
 from onward.model.mask import AttentionMask
@@ -150,14 +152,16 @@ def losses(memory: Allocator) -> Found:
 
 @torch.no_grad()
 def attentions(memory: Allocator) -> Found:
-    forms = (  # dtype, H, K, E, window, cap, positions
-        (torch.float32, 4, 2, 8, 0, None, NoPosition()),
-        (torch.float32, 3, 1, 17, 3, 2.0, NoPosition()),
-        (torch.float32, 2, 2, 1, 0, 2.0, Alibi()),
-        (torch.bfloat16, 4, 2, 33, 0, 2.0, NoPosition()),
-        (torch.bfloat16, 6, 1, 16, 3, None, Alibi()),
+    forms = (  # dtype, H, K, E, window, cap, positions, whether the cache is quantized
+        (torch.float32, 4, 2, 8, 0, None, NoPosition(), False),
+        (torch.float32, 3, 1, 17, 3, 2.0, NoPosition(), False),
+        (torch.float32, 2, 2, 1, 0, 2.0, Alibi(), False),
+        (torch.bfloat16, 4, 2, 33, 0, 2.0, NoPosition(), False),
+        (torch.bfloat16, 6, 1, 16, 3, None, Alibi(), False),
+        (torch.float32, 6, 3, 17, 3, 2.0, Alibi(), True),
+        (torch.bfloat16, 4, 2, 33, 0, None, NoPosition(), True),
     )
-    for dtype, heads, kv_heads, d_head, window, softcap, position in forms:
+    for dtype, heads, kv_heads, d_head, window, softcap, position, quantized in forms:
         parts: dict[str, Any] = {"attention": SelfAttention(window=window), "position": position}
         config = DecoderConfig(9, 8, 1, heads, n_kv_heads=kv_heads, d_head=d_head, **parts)
         options: dict[str, Any] = {
@@ -165,7 +169,7 @@ def attentions(memory: Allocator) -> Found:
             "softcap": softcap,
             "sinks": softcap and memory.place(numbers(heads, dtype=dtype)),
         }
-        for manager in managers(config, 2, 5, dtype):
+        for manager in managers(config, 2, 5, dtype, quantized):
             whole = [numbers(2, 11, n, d_head, dtype=dtype) for n in (heads, kv_heads, kv_heads)]
             for start, end in (0, 4), (4, 9), (9, 11):
                 assert all(manager.reserve(row, start, end) for row in range(2))
@@ -179,10 +183,10 @@ def attentions(memory: Allocator) -> Found:
             assert found is not None
             yield found, backends.reference(*given, **options), 2 * DTYPES[dtype]
             layer = entries[0].cache
-            cached = layer.entries["k"], layer.entries["v"]
-            plain = plain_attend(
-                q, *cached, positions, layer.table, window=window, slopes=context.mask.slopes, **options
-            )
+            cached = [layer.entries[name] for name in ("k", "v")]
+            scales = [layer.entries[name + SCALE] for name in ("k", "v")] if quantized else []
+            given = *cached, positions, layer.table, None, scales
+            plain = plain_attend(q, *given, window=window, slopes=context.mask.slopes, **options)
             yield found, plain, 2 * DTYPES[dtype]
 
 
@@ -207,12 +211,15 @@ def causal_windows(memory: Allocator) -> Found:
         yield from ((a, b, bound) for a, b in zip(*found))
 
 
-def managers(config: DecoderConfig, rows: int, chunk: int, dtype: torch.dtype) -> tuple[CacheManager, ...]:
+def managers(
+    config: DecoderConfig, rows: int, chunk: int, dtype: torch.dtype, quantized: bool = False
+) -> tuple[CacheManager, ...]:
     """Of a contiguous cache, one that grows, and a paged one, for 12 positions."""
+    given: dict[str, Any] = {"dtype": dtype, "quantized": quantized}
     return (
-        CacheManager(KVCache(config, rows, 12, chunk, dtype=dtype)),
-        CacheManager(KVCache(config, rows, 12, chunk, step=3, dtype=dtype)),
-        BlockManager(PagedKVCache(config, rows, 12, chunk, blocks=40, block_size=2, dtype=dtype)),
+        CacheManager(KVCache(config, rows, 12, chunk, **given)),
+        CacheManager(KVCache(config, rows, 12, chunk, step=3, **given)),
+        BlockManager(PagedKVCache(config, rows, 12, chunk, blocks=40, block_size=2, **given)),
     )
 
 
@@ -227,6 +234,39 @@ def tails(memory: Allocator) -> Found:
         options: dict[str, Any] = {"window": window, "scale": 0.3, "softcap": None, "sinks": None}
         given = q, keys, keys, memory.place(positions), None, tails
         yield attend(*given, **options), plain_attend(*given, **options), 2 * DTYPES[dtype]
+        codes, scales = zip(*(map(memory.place, quantize(t, dtype)) for t in (keys, keys, tails)))
+        given = q, *codes[:2], given[3], None, codes[2], scales
+        yield attend(*given, **options), plain_attend(*given, **options), 2 * DTYPES[dtype]
+
+
+@torch.no_grad()
+def quantized_writes(memory: Allocator) -> Found:
+    """A step that only writes its vectors to the cache: codes and scales are those of `LayerCache.update`, bit for
+    bit."""
+    for dtype, width, kind in product(DTYPES, (1, 16, 35), (0, 2)):
+        config = DecoderConfig(9, 8, 1, 2, d_head=width, position=NoPosition())
+        pair = [managers(config, 2, 3, dtype, quantized=True)[kind] for _ in range(2)]
+        weight = memory.place(numbers(9, 2 * width, dtype=dtype))
+        weight[3] = 0  # scales are never 0
+        weight[5] = torch.arange(2 * width) - width  # of which half are between two codes
+
+        def run(tokens: Tensor, positions: Tensor, view: CacheView, weight: Tensor = weight) -> Tensor:
+            vectors, layer = F.embedding(tokens, weight), view.layers[0]
+            layer.update("k", vectors.unflatten(-1, (2, -1)), layer.slot_indices(positions))
+            return vectors
+
+        for manager in pair:
+            memory.cache(manager.cache)
+        program = Program(record_step(run, pair[0].cache, (2, 3)), pair[0].cache, [weight])
+        for start in 0, 3, 6:
+            assert all(manager.reserve(row, start, start + 3) for manager in pair for row in range(2))
+            tokens, positions = torch.randint(9, (2, 3)), start + torch.arange(3).expand(2, -1)
+            tokens[0, :2] = torch.tensor([3, 5])
+            program.run(tokens, positions, pair[0].cache, 12)
+            run(tokens, positions, pair[1].cache.view(0, 2))
+        for name in "k", "k" + SCALE:
+            got, wanted = (manager.cache.layers[0].entries[name] for manager in pair)
+            yield got, wanted, 0
 
 
 @torch.no_grad()
@@ -245,21 +285,21 @@ def draws(memory: Allocator) -> Found:
 
 @torch.no_grad()
 def programs(memory: Allocator) -> Found:
-    steps = (  # the kind of cache, and the tokens of a row
-        ("llama", torch.bfloat16, 0, 1),
-        ("gemma2", torch.float32, 2, 1),
-        ("gpt2", torch.float32, 1, 3),
-        ("neox", torch.bfloat16, 2, 2),
-        ("bloom", torch.float32, 2, 1),
-        ("gpt-oss", torch.float32, 0, 1),
-        ("deepseek", torch.float32, 2, 2),
+    steps = (  # the kind of cache, whether it is quantized, and the tokens of a row
+        ("llama", torch.bfloat16, 0, False, 1),
+        ("gemma2", torch.float32, 2, False, 1),
+        ("gpt2", torch.float32, 1, True, 3),
+        ("neox", torch.bfloat16, 2, False, 2),
+        ("bloom", torch.float32, 2, False, 1),
+        ("gpt-oss", torch.float32, 0, False, 1),
+        ("deepseek", torch.float32, 2, True, 2),
     )
-    for name, dtype, kind, width in steps:
+    for name, dtype, kind, quantized, width in steps:
         torch.manual_seed(0)
         config = DECODERS[name]
         model = Decoder(config).to(dtype).eval()
         model = memory.model(stirred(model, "one") if name == "neox" else model)
-        pair = [managers(config, 3, 3, dtype)[kind] for _ in range(2)]
+        pair = [managers(config, 3, 3, dtype, quantized)[kind] for _ in range(2)]
         for manager in pair:
             memory.cache(manager.cache)
         program = compile_step(model, pair[0].cache, (3, width))
@@ -283,6 +323,7 @@ CASES: dict[str, Case] = {
         losses,
         attentions,
         tails,
+        quantized_writes,
         causal_windows,
         draws,
         programs,

@@ -11,7 +11,7 @@ from torch import Tensor
 from onward.compiled.calls import Call, unreadable_is_not_compilable
 from onward.compiled.recording import Attention, Write
 from onward.kernels.memory import Unreadable, address, buffer, rows_address
-from onward.model.cache import KVCache, LayerCache
+from onward.model.cache import SCALE, KVCache, LayerCache
 
 
 class Binding:
@@ -22,7 +22,7 @@ class Binding:
 
     def __init__(self, calls: Sequence[Call], cache: KVCache, rows: int) -> None:
         self.calls, self.rows = calls, rows
-        self.paged = [layer.table is not None for layer in cache.layers]
+        self.kinds = [(layer.table is not None, layer.quantized) for layer in cache.layers]
         self.layers: list[LayerCache] = []
         self.threads = 0
         self.scratch: Tensor | None = None  # (T, H, L): attention scores
@@ -37,7 +37,7 @@ class Binding:
     def bind(self, layers: list[LayerCache], threads: int) -> None:
         """Set the kernel arguments that depend on the memory of `layers`, the cache of each layer of the model, and on
         the number of threads. Raises Unreadable for a cache entry that the kernels cannot read."""
-        if self.paged != [layer.table is not None for layer in layers]:
+        if self.kinds != [(layer.table is not None, layer.quantized) for layer in layers]:
             raise Unreadable("a cache of another kind")
         queries = [call.record.q for call in self.calls if isinstance(call.record, Attention)]
         heads = max((q.size(2) for q in queries), default=0)
@@ -54,18 +54,26 @@ class Binding:
                 columns = layer.table.size(1)
                 arguments.table, arguments.columns = rows_address(layer.table, torch.int64, self.rows, columns)
             if isinstance(record, Write):
-                arguments.entry = self.entry(layer, record.name, record.vectors.dtype, record.vectors.shape[2:])
+                dtype, shape = record.vectors.dtype, record.vectors.shape[2:]
+                arguments.entry, arguments.scales = self.entry(layer, record.name, dtype, shape)
             else:
-                for field, name, shape in zip(("k", "v", "tails"), record.names, record.shapes):
-                    setattr(arguments, field, self.entry(layer, name, record.q.dtype, shape))
+                fields = ("k", "k_scales"), ("v", "v_scales"), ("tails", "tail_scales")
+                for pair, name, shape in zip(fields, record.names, record.shapes):
+                    for field, value in zip(pair, self.entry(layer, name, record.q.dtype, shape)):
+                        setattr(arguments, field, value)
                 arguments.row_slots, arguments.scratch, arguments.length = layer.slots, scratch, length
         self.layers, self.threads = layers, threads
 
-    def entry(self, layer: LayerCache, name: str, dtype: torch.dtype, shape: Sequence[int]) -> int:
-        """Return the memory address of a layer's cache entry `name` (such as the keys), a contiguous tensor of `dtype`
-        with vectors of `shape` for each position: (B or more, S, *shape) or, if paged, (blocks, S, *shape). Raises
+    def entry(self, layer: LayerCache, name: str, dtype: torch.dtype, shape: Sequence[int]) -> tuple[int, int]:
+        """Return the memory addresses of a layer's cache entry `name` (such as the keys) and of its scales, 0 if the
+        cache is not quantized. The entry is a contiguous tensor of `dtype`, or of int8 with scales of `dtype`, with
+        vectors of `shape` for each position: (B or more, S, *shape) or, if paged, (blocks, S, *shape). Raises
         Unreadable for any other tensor."""
         entry = layer.entries[name]
         if layer.table is None and len(entry) < self.rows:
             raise Unreadable(f"a cache of {len(entry)} rows for a step of {self.rows}")
-        return address(entry, dtype, len(entry), layer.slots, *shape)
+        size = len(entry), layer.slots
+        if not layer.quantized:
+            return address(entry, dtype, *size, *shape), 0
+        scales = address(layer.entries[name + SCALE], dtype, *size, *shape[:-1], 1)
+        return address(entry, torch.int8, *size, *shape), scales

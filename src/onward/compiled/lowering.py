@@ -13,9 +13,9 @@ from onward.compiled.interface import NotCompilable
 from onward.compiled.needed import label, name_of, tensors_in
 from onward.compiled.recording import Attention, Operation, Record, Write
 from onward.compiled.rows import ROWS
-from onward.kernels.llvm import attention
+from onward.kernels.llvm import attention, writes
 from onward.kernels.memory import address
-from onward.model.cache import KVCache
+from onward.model.cache import KVCache, LayerCache
 
 OPERATIONS = ELEMENTWISE | ROWS  # by the name of the operation
 MIN_PARALLEL_HEADS = 512  # numbers of a row's queries from which several threads are faster than one
@@ -29,29 +29,34 @@ def lower(records: Sequence[Record], cache: KVCache, positions: Tensor) -> list[
     with unreadable_is_not_compilable():
         for record in records:
             if isinstance(record, Write):
-                calls.append(write(record, cache.layers[record.layer].table is not None, positions))
+                calls.append(write(record, cache.layers[record.layer], positions))
             elif isinstance(record, Attention):
-                calls.append(attend(record, cache.layers[record.layer].table is not None, positions))
+                calls.append(attend(record, cache.layers[record.layer], positions))
             else:
                 calls += operation_calls(record)
     return calls
 
 
-def write(record: Write, paged: bool, positions: Tensor) -> Call:
-    """Return the kernel call that writes the vectors of `record` to a contiguous or a `paged` cache, at `positions`
+def write(record: Write, layer: LayerCache, positions: Tensor) -> Call:
+    """Return the kernel call that writes the vectors of `record` to a cache of the kind of `layer`, at `positions`
     (B, T)."""
-    width, dtype = record.vectors[0, 0].numel(), DTYPES[record.vectors.dtype]
-    arguments = attention.WriteArguments(
+    (*_, width), dtype, paged = record.vectors.shape, DTYPES[record.vectors.dtype], layer.table is not None
+    count = record.vectors[0, 0].numel() // width
+    arguments = writes.WriteArguments(
         vectors=contiguous_address(record.vectors),
         positions=contiguous_address(positions),
         tokens=positions.size(1),
         items=positions.numel(),
     )
-    return Call(("write", width, dtype, paged), attention.write(width, dtype, paged), arguments, record=record)
+    if layer.quantized:
+        form = count, width, dtype, paged
+        return Call(("write codes", *form), writes.write_codes(*form), arguments, record=record)
+    width *= count
+    return Call(("write", width, dtype, paged), writes.write(width, dtype, paged), arguments, record=record)
 
 
-def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
-    """Return the kernel call that computes the attention of `record` over a contiguous or a `paged` cache, with queries
+def attend(record: Attention, layer: LayerCache, positions: Tensor) -> Call:
+    """Return the kernel call that computes the attention of `record` over a cache of the kind of `layer`, with queries
     at `positions` (B, T). Raises NotCompilable for caches of other shapes."""
     rows, tokens, heads, d_head = record.q.shape
     if any(len(shape) != 2 for shape in record.shapes):
@@ -62,7 +67,8 @@ def attend(record: Attention, paged: bool, positions: Tensor) -> Call:
         raise NotCompilable("attention to a cache of another form")
     given = record.sinks is not None, record.slopes is not None
     options = attention.Options(record.window, record.scale, record.softcap, *given)
-    form = attention.Form(heads, kv_heads, d_head, d_value, DTYPES[record.q.dtype], options, paged, d_tail)
+    paged, dtype = layer.table is not None, DTYPES[record.q.dtype]
+    form = attention.Form(heads, kv_heads, d_head, d_value, dtype, options, paged, d_tail, layer.quantized)
     arguments = attention.AttentionArguments(
         y=contiguous_address(record.y),
         q=contiguous_address(record.q),

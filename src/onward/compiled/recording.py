@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from onward.compiled.interface import NotCompilable, Shape
 from onward.model.adapters import Selection
-from onward.model.cache import CacheEntry, CacheView, KVCache, LayerCache, SlotIndices
+from onward.model.cache import SCALE, CacheEntry, CacheView, KVCache, LayerCache, SlotIndices
 from onward.model.mask import AttentionMask
 from onward.model.paged import PagedLayerCache
 
@@ -121,7 +121,7 @@ class RecordedLayer(LayerCache):
 
     def update(self, name: str, vectors: Tensor, indices: SlotIndices) -> CacheEntry:
         assert self.recorder is not None
-        if vectors.dtype != self.entries[name].dtype:
+        if vectors.dtype != self.entries[name + SCALE if self.quantized else name].dtype:
             raise NotCompilable("a cache in another dtype than the model")
         self.recorder.records.append(Write(self.index, name, vectors.contiguous()))
         return RecordedEntry(self, name, indices)
@@ -175,12 +175,17 @@ class Recording:
     result: Tensor
 
 
-def is_plain(cache: KVCache, dtype: torch.dtype) -> bool:
-    """Return whether a cache is of a kind that compiled steps can read: its layers are not quantized, and all entries
-    have this dtype."""
-    tensors = [tensor for layer in cache.layers for tensor in layer.entries.values()]
+def is_readable(cache: KVCache, dtype: torch.dtype) -> bool:
+    """Return whether compiled steps can read a cache: all entries have this dtype, or are quantized with scales in this
+    dtype."""
     known = all(type(layer) in (LayerCache, PagedLayerCache) for layer in cache.layers)
-    return known and all(t.dtype == dtype for t in tensors)
+    tensors = [
+        tensor
+        for layer in cache.layers
+        for name, tensor in layer.entries.items()
+        if name.endswith(SCALE) or not layer.quantized
+    ]
+    return known and all(tensor.dtype == dtype for tensor in tensors)
 
 
 @torch.inference_mode(False)  # inference mode would hide the parts of composed operations

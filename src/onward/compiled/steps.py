@@ -13,7 +13,7 @@ from torch import Tensor
 from onward.compiled.devices import IMPLEMENTATIONS
 from onward.compiled.fingerprint import ModelState
 from onward.compiled.interface import CompiledStep, NotCompilable, Shape, TooManyRows
-from onward.compiled.recording import is_plain
+from onward.compiled.recording import is_readable
 from onward.kernels.rules import is_watched
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
@@ -22,6 +22,12 @@ from onward.tracing.listening import Uncompiled
 COMPILE_AFTER = 16  # plain steps of a kind before a step is compiled
 MAX_STEPS = 128  # compiled steps that a runner and a pool keep: each has memory of its own
 Kind = tuple[Shape, tuple[str, ...]]  # the shape of a step, and the LoRA adapters that its rows use
+Layout = tuple[torch.dtype, type[KVCache], bool]  # of a cache: its dtype, its class, and whether it is quantized
+
+
+def layout(model: Decoder, cache: KVCache) -> Layout:
+    """Return the layout of a cache for a model: a compiled step fits every cache of the same layout."""
+    return model.dtype, type(cache), cache.layers[0].quantized
 
 
 class StepPool:
@@ -29,7 +35,7 @@ class StepPool:
     model when they were compiled."""
 
     def __init__(self) -> None:
-        self.free: defaultdict[tuple[Kind, torch.dtype, type[KVCache]], list[CompiledStep]] = defaultdict(list)
+        self.free: defaultdict[tuple[Kind, *Layout], list[CompiledStep]] = defaultdict(list)
         self.num_plain: defaultdict[Kind, int] = defaultdict(int)  # plain steps so far
         self.key: tuple[object, ...] = ()  # see `Snapshot.key`
         self.refusals: dict[tuple[str, ...], str] = {}  # by adapters, the reason why no step can be compiled
@@ -46,7 +52,7 @@ class StepPool:
         """Take a compiled step for the first rows of a cache out of the pool, or compile a new one, with the adapters
         that the model uses now; return None if the step cannot be compiled. `kind` has the shape and the adapters."""
         shape, adapters = kind
-        if free := self.free[kind, model.dtype, type(cache)]:
+        if free := self.free[kind, *layout(model, cache)]:
             return free.pop()
         if adapters in self.refusals:
             return None
@@ -60,8 +66,8 @@ class StepPool:
 
     def release(self, model: Decoder, cache: KVCache, kind: Kind, step: CompiledStep) -> None:
         """Return a compiled step of a `kind` (shape and adapters) to the pool, for the next runner of this model with a
-        cache of the same class. The pool discards its oldest steps beyond MAX_STEPS."""
-        self.free[kind, model.dtype, type(cache)].append(step)
+        cache of the same layout. The pool discards its oldest steps beyond MAX_STEPS."""
+        self.free[kind, *layout(model, cache)].append(step)
         while sum(map(len, self.free.values())) > MAX_STEPS:
             del self.free[next(iter(self.free))]
 
@@ -81,15 +87,15 @@ class Steps:
 
     They belong to the snapshot of the model at `state.follow()`, which the runner calls before each step, and are
     discarded when the model has changed. Steps stay uncompiled with hooks other than those of LoRA adapters, edits,
-    replaced methods, autocast, a mode of PyTorch that watches operations, a quantized cache, or a device without an
-    implementation.
+    replaced methods, autocast, a mode of PyTorch that watches operations, a cache in another dtype than the model, or a
+    device without an implementation.
     """
 
     def __init__(
         self, model: Decoder, cache: KVCache, state: ModelState, compile_after: int | None = COMPILE_AFTER
     ) -> None:
         self.model, self.cache, self.state = model, cache, state
-        self.compile_after = compile_after if is_plain(cache, model.dtype) else None
+        self.compile_after = compile_after if is_readable(cache, model.dtype) else None
         self.pool = POOLS.setdefault(model, StepPool())
         self.used: dict[Kind, CompiledStep | None] = {}  # the step that was used last is the last one
         self.key: tuple[object, ...] = ()  # of the steps in use
@@ -137,7 +143,7 @@ class Steps:
         be compiled."""
         device = self.model.device.type
         if self.compile_after is None:
-            raise NotCompilable("a quantized cache")
+            raise NotCompilable("a cache of another kind or dtype than those that compiled steps read")
         if device not in IMPLEMENTATIONS:
             raise NotCompilable(f"the model is on {device}")
         snapshot = self.state.follow()

@@ -161,7 +161,7 @@ def without_gathering(
     if isinstance(k, CacheEntry) or isinstance(v, CacheEntry) or not mask.plain or not mask.linear:
         return None
     size = (k[0].numel() + v[0].numel()) * k.element_size()
-    if size > MAX_KEYS * q.size(2) or not kernel.takes_kernel(q, k, v, k.size(1)) or not is_worth("attention", q):
+    if size > MAX_KEYS * q.size(2) or not kernel.takes_kernel(q, [k, v], k.size(1)) or not is_worth("attention", q):
         return None
     positions = mask.query_positions.expand(len(q), -1)
     with suppress(Unreadable):

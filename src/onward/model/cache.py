@@ -52,6 +52,11 @@ class LayerCache:
         """The number of slots of a row of this cache, S."""
         return next(iter(self.entries.values())).size(1)
 
+    @property
+    def quantized(self) -> bool:
+        """Whether the entries of this cache are int8 codes, with one scale for each vector."""
+        return any(name.endswith(SCALE) for name in self.entries)
+
     def locate(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the row and slot indices, the first two indices into every entry, for positions (B, T)."""
         slot = positions % self.slots if self.wraps else positions.clamp(max=self.slots - 1)
@@ -112,11 +117,13 @@ class CacheEntry:
         cache memory without a copy; returns (B, T, H, F). `scale` multiplies the scores, `softcap` caps them (None: no
         cap), `sinks` (H,) are learned sink scores.
 
-        Returns None if the kernel cannot do this, for example for quantized entries or a biased mask; the caller then
-        computes attention from the result of `read`.
+        Returns None if the kernel cannot do this, for example for a biased mask or a cache in another dtype; the caller
+        then computes attention from the result of `read`.
         """
-        keys, values = (entry.cache.entries[entry.name] for entry in (self, v))
-        if not mask.linear or not takes_kernel(q, keys, values, mask.key_positions.size(1)):
+        names = [name for name in (self.name, v.name, self.tail) if name]
+        keys, values, *tails = (self.cache.entries[name] for name in names)
+        scales = [self.cache.entries[name + SCALE] for name in names] if self.cache.quantized else []
+        if not mask.linear or not takes_kernel(q, scales or [keys, values], mask.key_positions.size(1)):
             return None
         positions = mask.query_positions.expand(len(q), -1).to(torch.int64)
         if not self.cache.wraps:  # padding beyond the slots sees the tokens of the last slot
@@ -128,7 +135,8 @@ class CacheEntry:
                 values,
                 positions,
                 self.cache.table,
-                self.cache.entries[self.tail] if self.tail else None,
+                tails[0] if tails else None,
+                scales,
                 window=mask.window,
                 scale=scale,
                 softcap=softcap,

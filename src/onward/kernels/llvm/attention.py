@@ -1,11 +1,11 @@
-"""Code of the kernels that write to a contiguous or a paged cache and attend to it. Only visible positions are read."""
+"""Code of the kernel that attends to a contiguous or a paged cache. Only visible positions are read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -15,48 +15,20 @@ from onward.kernels.llvm.compiler import Emit, Values, arguments, callable_kerne
 from onward.kernels.llvm.elementwise import exp, like, tanh
 from onward.kernels.llvm.products import Matrix, least, tile
 from onward.kernels.llvm.units import shuffle, sums, unit_for
+from onward.kernels.llvm.writes import block_of
 
-WriteArguments = arguments("WriteArguments", "entry", "vectors", "positions", "tokens", "slots", "table", "columns")
 AttentionArguments = arguments(
     "AttentionArguments",
-    *("y", "q", "k", "v", "tails", "sinks", "slopes", "positions", "queries", "tokens"),
+    *("y", "q", "k", "v", "tails", "k_scales", "v_scales", "tail_scales"),
+    *("sinks", "slopes", "positions", "queries", "tokens"),
     *("slots", "row_slots", "scratch", "length", "table", "columns"),
 )
 AHEAD = 32  # keys and values are prefetched this many before they are read
-LINE = {"float32": 16, "bfloat16": 32}  # numbers in a line of memory
+LINE = {"float32": 16, "bfloat16": 32, "int8": 64}  # numbers in a line of memory
 KEYS = 4  # keys whose scores are computed together, with up to as many heads
 HEADS = 8  # the most heads with the same keys that a thread computes at a time: their sums fit into the registers
 ZEROS = ir.Constant(FLOATS, [0.0] * LANES)
 LOWEST = ir.Constant(FLOATS, [float("-inf")] * LANES)
-
-
-def write(width: int, dtype: str, paged: bool) -> Emit:
-    """Return the function that emits the code of a kernel which writes vectors of the new tokens (B, T, width), such as
-    their keys, to an entry of the KV cache, (B, S, width) or, if `paged`, (blocks, S, width), at the tokens'
-    `positions` (B, T). The kernel's arguments are WriteArguments, where `tokens` is T and `columns` the columns of the
-    block table; threads divide the tokens."""
-
-    def emit(code: Code, given: Values, first: Any, end: Any) -> None:
-        with code.loop(first, end) as (token, _):
-            position = code.scalar(given.positions, "int64", token)
-            block = row = code.udiv(token, given.tokens)
-            if paged:
-                block = block_of(code, given, row, code.udiv(position, given.slots))
-            slot = code.add(code.mul(block, given.slots), code.urem(position, given.slots))
-            target, source = code.mul(slot, INT(width)), code.mul(token, INT(width))
-            for begin, stop, count in (0, width - width % LANES, LANES), (width - width % LANES, width, 1):
-                read = code.floats if count > 1 else code.scalar
-                with code.loop(begin, stop, count) as (index, _):
-                    vectors = read(given.vectors, dtype, code.add(source, index))
-                    code.put(vectors, given.entry, dtype, code.add(target, index))
-
-    return emit
-
-
-def block_of(code: Code, given: Values, row: Any, column: Any) -> Any:
-    """Emit code that reads the block number at `row` and `column` of the block table of a paged KV cache; `given` are
-    the kernel's arguments, with the table's address."""
-    return code.scalar(given.table, "int64", code.add(code.mul(row, given.columns), column))
 
 
 @dataclass(frozen=True)
@@ -74,8 +46,9 @@ class Options:
 @dataclass(frozen=True)
 class Form:
     """The constants for which an attention kernel is compiled: the numbers of heads and key/value heads, the sizes of
-    their keys and values, the dtype of all tensors, the options, whether the KV cache is paged, and `d_tail`, how many
-    of the last elements of each key are in a cache entry of their own."""
+    their keys and values, the dtype of all tensors, the options, whether the KV cache is paged, `d_tail`, how many of
+    the last elements of each key are in a cache entry of their own, and whether the cache is `quantized`: its entries
+    are int8 codes, with one scale per vector."""
 
     heads: int
     kv_heads: int
@@ -85,6 +58,12 @@ class Form:
     options: Options
     paged: bool
     d_tail: int = 0
+    quantized: bool = False
+
+    @property
+    def entry_dtype(self) -> str:
+        """The dtype of the entries of the KV cache."""
+        return "int8" if self.quantized else self.dtype
 
     @property
     def group(self) -> int:
@@ -106,8 +85,9 @@ def attend(form: Form) -> Emit:
 
     q (B, T, H, E), k (B or blocks, S, K, E - R), tails (B or blocks, S, K, R), v (B or blocks, S, K, F), sinks (H,),
     positions (B, T), y (B, T, H, F); `queries` is B * T, `tokens` T, `slots` S, `columns` P. Rows of a contiguous cache
-    are `row_slots` apart. `scratch` has `length` floats for each thread and head of a group, at least the number of
-    positions that a token sees. A token sees positions up to its own.
+    are `row_slots` apart. Scales of k, v and tails are (B or blocks, S, K, 1). `scratch` has `length` floats for each
+    thread and head of a group, at least the number of positions that a token sees. A token sees positions up to its
+    own.
     """
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
@@ -124,9 +104,10 @@ def attend(form: Form) -> Emit:
 
 class KeyPart(NamedTuple):
     """The elements of the keys that are in one entry of the KV cache, whose matrix is `entry`: `width` elements of each
-    key, from element `start` on."""
+    key, from element `start` on. `scales` is the address of their scales in a quantized cache."""
 
     entry: Matrix
+    scales: Any
     start: int
     width: int
 
@@ -149,9 +130,10 @@ class Group:
     def __init__(self, form: Form, code: Code, given: Values, weights: Sequence[Any], item: Any) -> None:
         self.form, self.code, self.given, self.weights = form, code, given, weights
         d_key = form.d_head - form.d_tail
-        self.keys = [KeyPart(Matrix(given.k, form.dtype), 0, d_key)]
+        self.keys = [KeyPart(Matrix(given.k, form.entry_dtype), given.k_scales, 0, d_key)]
         if form.d_tail:
-            self.keys.append(KeyPart(Matrix(given.tails, form.dtype), d_key, form.d_tail))
+            tails = Matrix(given.tails, form.entry_dtype)
+            self.keys.append(KeyPart(tails, given.tail_scales, d_key, form.d_tail))
         query, number = code.urem(item, given.queries), code.udiv(item, given.queries)
         self.kv_head = code.udiv(number, INT(form.heads // form.kv_heads // form.group))
         self.row, position = code.udiv(query, given.tokens), code.scalar(given.positions, "int64", query)
@@ -193,9 +175,9 @@ class Group:
         index `place` of `matrix`. Vectors of this head are `kv_heads * width` numbers apart."""
         code, form = self.code, self.form
         for ahead in range(AHEAD, AHEAD + count):
-            for start in range(0, size, LINE[form.dtype]):
+            for start in range(0, size, LINE[form.entry_dtype]):
                 index = code.add(place, INT(ahead * form.kv_heads * width + start))
-                code.prefetch(code.at(matrix, form.dtype, index))
+                code.prefetch(code.at(matrix, form.entry_dtype, index))
 
     def write_scores(self) -> list[Any]:
         """Emit code that computes the attention scores of all heads of the group and all visible positions, and writes
@@ -209,9 +191,11 @@ class Group:
                     places = [self.place(run, index, key.width) for key in self.keys]
                     for key, place in zip(self.keys, places):
                         self.prefetch(key.entry.address, key.width, key.width, place, keys)
+                    scales = self.key_scales(self.place(run, index, 1), keys)
                     for n, part in enumerate(form.parts):
                         number = code.add(run.offset, index)
-                        scores = self.write_scores_of(part, keys, places, number, slopes[part, keys])
+                        products = self.products(part, keys, places, scales)
+                        scores = self.write_scores_of(part, keys, products, number, slopes[part, keys])
                         more = code.fcmp_unordered(">", scores, carried[n])
                         carried[n] = code.select(more, scores, carried[n])
                 peaks[i::2] = carried
@@ -230,21 +214,39 @@ class Group:
                 vector = code.insert_element(vector, slope, ir.IntType(32)(lane))
         return vector
 
-    def write_scores_of(self, part: range, keys: int, places: Sequence[Any], index: Any, slopes: Any) -> Any:
-        """Emit code that computes the scores of the heads `part` for `keys` adjacent keys, and writes them to
-        `scratch`. `places` has, for each part of the keys, the index of the first key in its cache entry; `index` is
-        the number of this key among the visible positions, and `slopes` comes from the method `slopes`. Return the
-        scores in one vector, head by head."""
-        code, form, given, partials = self.code, self.form, self.given, [ZEROS] * (len(part) * keys)
+    def key_scales(self, vector: Any, keys: int) -> list[Any]:
+        """Emit code for the scales of `keys` adjacent keys, the first of which has the index `vector` among these
+        vectors: for each part of the keys a vector in which they are repeated; empty if the cache is not quantized."""
+        code, result = self.code, list[Any]()
+        for key in self.keys if self.form.quantized else ():
+            scales = ZEROS
+            for i in range(keys):
+                scale = code.scalar(key.scales, self.form.dtype, code.add(vector, INT(i * self.form.kv_heads)))
+                scales = code.insert_element(scales, scale, ir.IntType(32)(i))
+            result.append(shuffle(code, [lane % keys for lane in range(LANES)], scales))
+        return result
+
+    def products(self, part: range, keys: int, places: Sequence[Any], scales: Sequence[Any]) -> Any:
+        """Emit code for the products of the queries of the heads `part` with `keys` adjacent keys, in one vector, head
+        by head. `places` has, for each part of the keys, the index of the first key in its cache entry; `scales` comes
+        from `key_scales`."""
+        code, form, found = self.code, self.form, list[list[Any]]()
         for key, place in zip(self.keys, places):
-            queries = [code.add(code.mul(code.add(self.head, INT(g)), INT(form.d_head)), INT(key.start)) for g in part]
+            heads = [code.mul(code.add(self.head, INT(g)), INT(form.d_head)) for g in part]
+            queries = [code.add(head, INT(key.start)) for head in heads]
             indices = [code.add(place, INT(i * form.kv_heads * key.width)) for i in range(keys)]
-            products = tile(
-                code, unit_for(form.dtype), Matrix(given.q, form.dtype), queries, key.entry, indices, INT(key.width)
-            )
-            partials = [code.fadd(a, b) for a, b in zip(partials, products)]
-        scores = sums(code, partials)
-        scores = code.fmul(scores, like(code, scores, form.options.scale))
+            q, width = Matrix(self.given.q, form.dtype), INT(key.width)
+            found.append(tile(code, unit_for(form.dtype), q, queries, key.entry, indices, width))
+        if scales:
+            return reduce(code.fadd, [code.fmul(sums(code, p), scale) for p, scale in zip(found, scales)])
+        return sums(code, [reduce(code.fadd, vectors) for vectors in zip(*found)])
+
+    def write_scores_of(self, part: range, keys: int, products: Any, index: Any, slopes: Any) -> Any:
+        """Emit code that computes the scores of the heads `part` for `keys` adjacent keys from their `products`, and
+        writes them to `scratch`. `index` is the number of the first key among the visible positions, and `slopes` comes
+        from the method `slopes`. Return the scores in one vector, head by head."""
+        code, form, given = self.code, self.form, self.given
+        scores = code.fmul(products, like(code, products, form.options.scale))
         if form.options.softcap is not None:
             capped = tanh(code, code.fmul(scores, like(code, scores, 1 / form.options.softcap)))
             scores = code.fmul(capped, like(code, scores, form.options.softcap))
@@ -325,10 +327,12 @@ class Group:
             with code.loop(0, run.size, 1, totals) as (index, carried):
                 place = code.add(self.place(run, index, form.d_value), INT(start))
                 self.prefetch(given.v, width, form.d_value, place, 1)
-                values = [read(given.v, form.dtype, code.add(place, INT(i * lanes))) for i in range(count)]
+                values = [read(given.v, form.entry_dtype, code.add(place, INT(i * lanes))) for i in range(count)]
+                scale = code.scalar(given.v_scales, form.dtype, self.place(run, index, 1)) if form.quantized else None
                 for g in range(form.group):
                     weight = code.add(self.weights[g], code.add(run.offset, index))
-                    weight = like(code, zero, code.scalar(given.scratch, "float32", weight))
+                    weight = code.scalar(given.scratch, "float32", weight)
+                    weight = like(code, zero, weight if scale is None else code.fmul(weight, scale))
                     for i, value in enumerate(values):
                         carried[g * count + i] = code.fma(weight, value, carried[g * count + i])
             totals[:] = carried

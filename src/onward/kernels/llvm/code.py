@@ -106,10 +106,13 @@ class Code(ir.IRBuilder):
 
     def put(self, value: ir.Value, pointer: ir.Value, dtype: str, index: Any) -> None:
         """Emit code that writes an fp32 number, or a vector of them, to the elements of a tensor from `index` on; bf16
-        is rounded half to even."""
+        is rounded half to even, and int8 needs integers from -128 to 127."""
         if dtype == "bfloat16":
             bits, short = self.bfloat16(value), ir.IntType(16)
             value = self.trunc(bits, ir.VectorType(short, bits.type.count) if value.type != FLOAT else short)
+        elif dtype == "int8":
+            byte = ELEMENTS[dtype]
+            value = self.fptosi(value, ir.VectorType(byte, value.type.count) if value.type != FLOAT else byte)
         self.store(value, self.bitcast(self.at(pointer, dtype, index), value.type.as_pointer()), align=1)
 
     def bfloat16(self, value: ir.Value) -> ir.Value:
