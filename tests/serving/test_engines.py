@@ -190,7 +190,7 @@ def test_steps_are_compiled_while_there_is_no_request(wide: Path, expected: list
         found = answers(server.url, ["wide"])
         while worker.spare:
             time.sleep(0.01)
-        assert worker.call(lambda: {shape for shape, *_ in steps.pool.free}).result() >= {(1, 1), (2, 1), (3, 1)}
+        assert worker.call(lambda: {shape for (shape, _), *_ in steps.pool.free}).result() >= {(1, 1), (2, 1), (3, 1)}
         found += answers(server.url, ["wide"])
     assert_same(found, expected * 2)
 
