@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import distributed
 
-from onward.parallel.parallelize import release_replicas
-
 CONTEXT = multiprocessing.get_context("forkserver")
 
 
@@ -76,16 +74,7 @@ def serve_rank(rank: int, count: int, port: int, pipe: Connection) -> None:
             outcome = task(*arguments)
         except Exception as error:
             outcome = error
-        release_groups()
         pipe.send(outcome)
-
-
-def release_groups() -> None:
-    """End the groups that a task made for its meshes, whose threads would slow down the next tasks."""
-    release_replicas()
-    for group in [*distributed.distributed_c10d._world.pg_map]:
-        if group is not distributed.group.WORLD:
-            distributed.destroy_process_group(group)
 
 
 def received(pipe: Connection) -> Any:
