@@ -46,7 +46,7 @@ class Join(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
         ctx.dim, ctx.mesh = dim, mesh
-        return torch.cat(all_gathered(x, mesh.size(), mesh.get_group()), dim)
+        return joined(x, dim, mesh)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -61,7 +61,7 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
         ctx.mesh = mesh
-        return torch.cat(all_gathered(x, mesh.size(), mesh.get_group()), 1)
+        return joined(x, 1, mesh)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -80,7 +80,7 @@ class Scatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return torch.cat(all_gathered(grad, ctx.mesh.size(), ctx.mesh.get_group()), 1), None
+        return joined(grad, 1, ctx.mesh), None
 
 
 class Own(torch.autograd.Function):
@@ -94,7 +94,12 @@ class Own(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return torch.cat(all_gathered(grad, ctx.mesh.size(), ctx.mesh.get_group()), 1), None
+        return joined(grad, 1, ctx.mesh), None
+
+
+def joined(x: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+    """Return the parts `x` of all processes of a mesh with one axis, joined along a dimension, without gradient."""
+    return torch.cat(all_gathered(x, mesh.size(), mesh.get_group()), dim)
 
 
 def scattered(x: Tensor, mesh: DeviceMesh) -> Tensor:
