@@ -1,22 +1,33 @@
 """Variants are trained under equal conditions, none is trained twice, and noise is told from a difference."""
 
 import json
+import re
+import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore
 
 from onward import fields
 from onward.cli import main
 from onward.config.part_types import Attention
+from onward.errors import UserError
 from onward.evaluation.significance import Difference, paired_difference, t_quantile
 from onward.reports.runs.record import Record
 from onward.reports.runs.variants import Result, Valley
 from onward.text.tokenizer import Tokenizer
+from onward.training import processes
 from onward.training.config import RunConfig
+from onward.training.processes import Launch
+from onward.training.studies.groups import Group
 from onward.training.studies.variants import (
     Length,
     Moment,
@@ -26,6 +37,8 @@ from onward.training.studies.variants import (
     tokens_per_step,
     train_variants,
 )
+
+from support.ranks import Ranks, run_ranks
 
 SMALL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "context_length": 16}
 FEW: dict[str, Any] = {"tokenizer": "char", "precision": "fp32", "batch_size": 2, "learning_rate": 1e-2}
@@ -142,7 +155,7 @@ def test_one_bad_variant_is_one_sentence_and_nothing_is_trained(
     assert not [*tmp_path.rglob("seed-*")]
 
 
-@pytest.mark.parametrize("command", ["compare a.txt", "sweep a.txt", "scaling run a.txt", "generate runs/a"])
+@pytest.mark.parametrize("command", ["scaling run a.txt", "generate runs/a"])
 def test_several_processes_are_refused(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +167,102 @@ def test_several_processes_are_refused(
         monkeypatch.setenv("RANK", rank)
         assert main(command.split()) == 2
         assert capsys.readouterr().err.startswith("onward: " * bool(expected) + expected)
+
+
+def said(words: Sequence[str]) -> tuple[int, str, str]:
+    """Run a command in this process: its status, standard output and standard error."""
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        status = main(words)
+    return status, out.getvalue(), err.getvalue()
+
+
+SWEEP = ["--learning-rate", "1e-3,1e-2", "--seeds", "2", "--steps", "3", "--json"]
+ENDED = re.compile(r"^(\d) of 4: ", re.MULTILINE)
+
+
+def assert_equal_runs(one: Path, other: Path, count: int) -> None:
+    """So many runs by the same names have the same weights, bit for bit."""
+    saved = [file.relative_to(one) for file in sorted(one.glob("*/seed-*/model.safetensors"))]
+    assert len(saved) == count
+    for file in saved:
+        assert (one / file).read_bytes() == (other / file).read_bytes(), file
+
+
+def test_processes_share_the_runs_and_one_prints_the_table(story_file: Path, tmp_path: Path, two: Ranks) -> None:
+    alone, shared = (["sweep", *words(story_file, *SWEEP, "--out", str(tmp_path / name))] for name in "ab")
+    _, expected, _ = said(alone)
+    (first, table, messages), (other, nothing, others) = two.run(said, shared)
+    assert first == other == 0
+    assert nothing == "", "the first process prints"
+    of_runs = lambda text: [{**row, "seconds": 0, "learning_rate": ""} for row in json.loads(text)["runs"]]
+    assert of_runs(table) == of_runs(expected)
+    assert sorted(ENDED.findall(messages + others)) == ["1", "2", "3", "4"], "each run is trained once"
+    assert_equal_runs(tmp_path / "a", tmp_path / "b", 4)
+
+
+def test_groups_take_each_run_once() -> None:
+    groups = [Group(number=number, count=2, store=HashStore()) for number in range(2)]
+    groups[1] = replace(groups[0], number=1)
+    asked = [(run, groups[who].takes(run, lambda: False)) for run, who in [(1, 0), (1, 1), (2, 1), (3, 1), (2, 0)]]
+    assert asked == [(1, True), (1, False), (2, True), (3, True), (2, False)]
+    assert not groups[0].takes(4, lambda: True), "it has ended"
+    assert not groups[0].wait_until(lambda: False, stop=lambda: True)
+
+
+REFUSED = {
+    (
+        "shard=2",
+        "shard=2",
+    ): "mesh is 'shard=2', which takes 2 processes for each run, and there are 3: start a multiple",
+    ("", "shard=3"): "mesh is '' for one run and 'shard=3' for another: choose meshes with the same number of proc",
+    ("", ""): "there are 2 runs for 3 processes, 1 for each run: start at most 2",
+}
+
+
+@pytest.mark.parametrize("meshes", REFUSED)
+def test_processes_that_cannot_share_the_runs_are_refused(
+    meshes: tuple[str, str], story_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setattr(processes, "LAUNCHES", [Launch(0, 3, HashStore())])
+    with pytest.raises(UserError, match=re.escape(REFUSED[meshes])):
+        Group.join([RunConfig(sources=(str(story_file),), mesh=mesh) for mesh in meshes], seeds=1)
+
+
+@pytest.mark.long
+def test_groups_of_two_train_divided_models(story_file: Path, tmp_path: Path) -> None:
+    shared = ["sweep", *words(story_file, *SWEEP, "--accumulation", "2", "--learning-rate", "1e-3,1e15"), "--out"]
+    _, expected, _ = said([*shared, str(tmp_path / "a")])
+    (first, table, _), *others = run_ranks(said, [*shared, str(tmp_path / "b"), "--mesh", "shard=2"], count=4)
+    assert [first, *(status for status, _, _ in others)] == [0] * 4
+    for one, other in zip(json.loads(table)["runs"], json.loads(expected)["runs"], strict=True):
+        assert one["values"] == pytest.approx(other["values"], rel=1e-4), "none of a run that diverges"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [1, 2])
+def test_interrupted_comparison_goes_on_with_any_number_of_processes(
+    count: int, story_file: Path, tmp_path: Path
+) -> None:
+    command = ["compare", *words(story_file, "--steps", "400", "--seeds", "3", "--variant", "a", "--variant")]
+    command += ["b:learning_rate=1e-3", "--json", "--out"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    _, expected, _ = said([*command, str(tmp_path / "a")])
+    begun = [*launch, "2", "-m", "onward", *command, str(tmp_path / "b")]
+    with subprocess.Popen(begun, stderr=subprocess.PIPE, text=True) as process:
+        while len([*tmp_path.glob("b/*/seed-*/metrics.jsonl")]) < 3:
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, messages = process.communicate()
+    assert process.returncode
+    assert "Stopped and saved. To go on, give the same command again." in messages
+    again = [*launch, str(count), "-m", "onward", *command, str(tmp_path / "b")]
+    done = subprocess.run(again, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for one, other in zip(json.loads(done.stdout)["variants"], json.loads(expected)["variants"], strict=True):
+        assert one["values"] == other["values"]
+    assert_equal_runs(tmp_path / "a", tmp_path / "b", 6)
 
 
 def test_interval_of_paired_differences_is_that_of_student() -> None:

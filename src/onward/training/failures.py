@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from torch.distributed import DistError
 
 from onward.errors import UserError
-from onward.training.processes import Processes
+from onward.training.processes import Launch
 
 
 class Terminated(BaseException):
@@ -23,19 +23,20 @@ class Terminated(BaseException):
 
 @contextmanager
 def one_report(patience: float = 5.0, remedy: str = "go on with --resume") -> Iterator[None]:
-    """A context for the work of one process of many: joins torchrun's process group, and reports a failure once. The
-    first process that fails raises its own error, with its rank; the others raise a UserError that names this rank.
+    """A context for the work of one process of many: connects to the other processes that torchrun started, and reports
+    a failure once. The first process that fails raises its own error, with its rank; the others raise a UserError that
+    names this rank.
 
     A lost connection is usually caused by another process that failed: a process that loses its connection waits up to
     `patience` seconds for that process to report its error. If no process does, or if one was killed, the first process
     that notices raises a UserError, which ends with the `remedy`. The message is also written to the file
     TORCHELASTIC_ERROR_FILE, from which torchrun reads it.
     """
-    processes = Processes.join()
-    if processes.store is None:
+    launch = Launch.meet()
+    if launch.store is None:
         yield
         return
-    store, rank = processes.store, processes.rank
+    store, rank = launch.store, launch.rank
     store.set(f"process/{rank}", f"{os.getpid()} {socket.gethostname()}")
     before = signal.signal(signal.SIGTERM, terminate)
     try:
@@ -43,7 +44,7 @@ def one_report(patience: float = 5.0, remedy: str = "go on with --resume") -> It
     except (Exception, Terminated) as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until this process has ended, with its sentence
         try:
-            failed, reporter = first_failure(store, processes, error, patience)
+            failed, reporter = first_failure(launch, error, patience)
         except RuntimeError:  # the store ended with the first process, which has it where torchrun has none
             failed, reporter = 0, 0
         if failed == rank and isinstance(error, Terminated):
@@ -80,18 +81,19 @@ def in_one_sentence(error: BaseException, rank: int, remedy: str) -> BaseExcepti
     return error
 
 
-def first_failure(store: Any, processes: Processes, error: BaseException, patience: float) -> tuple[int, int]:
-    """Return the rank of the process that failed first, and the rank of the process that reports this. `store` is
-    torch's key-value store, which all processes share; `error` is the error of this process. If it may come from a lost
-    connection, waits up to `patience` seconds for another process to report the cause."""
-    failed, until = processes.rank, time.monotonic() + patience
+def first_failure(launch: Launch, error: BaseException, patience: float) -> tuple[int, int]:
+    """Return the rank of the process that failed first, and the rank of the process that reports this. `error` is the
+    error of this process, one of those of `launch`. If it may come from a lost connection, waits up to `patience`
+    seconds for another process to report the cause."""
+    store: Any = launch.store
+    failed, until = launch.rank, time.monotonic() + patience
     if isinstance(error, Terminated | RuntimeError):  # of a connection whose other end is gone, perhaps
         while not store.check(["failure"]) and time.monotonic() < until:
-            if killed := [rank for rank in range(processes.count) if is_dead(store.get(f"process/{rank}").decode())]:
+            if killed := [rank for rank in range(launch.count) if is_dead(store.get(f"process/{rank}").decode())]:
                 failed = killed[0]
                 break
             time.sleep(0.05)
-    known = store.compare_set("failure", "", f"{failed} {processes.rank}").decode()
+    known = store.compare_set("failure", "", f"{failed} {launch.rank}").decode()
     failed, reporter = map(int, known.split())
     return failed, reporter
 

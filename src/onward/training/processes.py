@@ -18,16 +18,17 @@ from onward.config.mesh import Mesh
 from onward.errors import UserError
 from onward.parallel.parallelize import device_mesh, release_replicas
 
-STORES: list[distributed.Store] = []  # of the process group that was joined
+LAUNCHES: list["Launch"] = []  # one, once the processes have met
 AGREED = itertools.count()  # numbers of the calls of `agreed`, the same in all processes
 PATIENCE = 600.0  # seconds that processes wait for each other when they join
 
 
 def leave() -> None:
-    """Leave torch's process group; called when Python exits."""
-    STORES.clear()
+    """Leave torch's process group, if one was joined; called when Python exits."""
+    LAUNCHES.clear()
     release_replicas()
-    distributed.destroy_process_group()
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def await_all(store: distributed.Store, rank: int, count: int) -> None:
@@ -45,6 +46,45 @@ def await_all(store: distributed.Store, rank: int, count: int) -> None:
             ) from None
 
 
+@contextmanager
+def meeting() -> Iterator[None]:
+    """A context in which processes connect; a failure becomes a UserError that says where."""
+    try:
+        yield
+    except RuntimeError as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        reason = str(error).splitlines()[0]
+        raise UserError(f"the processes cannot meet at {where} ({reason}): choose another --master-port") from None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The processes that torchrun started: the rank of this one, their number, and the key-value store that they share.
+    Without torchrun, rank 0 of 1 process."""
+
+    rank: int = 0
+    count: int = 1
+    store: distributed.Store | None = None
+
+    @classmethod
+    def meet(cls) -> "Launch":
+        """Connect to the other processes, if torchrun started several: see its variables RANK and WORLD_SIZE. Raises a
+        UserError if the processes cannot connect, or one does not answer."""
+        if os.environ.get("WORLD_SIZE", "1") == "1":
+            return cls()
+        if not LAUNCHES:
+            if torch.cuda.is_available():
+                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())  # --device cpu
+            with meeting():
+                store, rank, count = next(distributed.rendezvous("env://"))
+                # torchrun's store outlives processes that it starts again
+                store = distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+                await_all(store, rank, count)
+            LAUNCHES.append(cls(rank, count, distributed.PrefixStore("onward", store)))
+            atexit.register(leave)  # the group's threads must not outlive Python
+        return LAUNCHES[0]
+
+
 @dataclass(frozen=True)
 class Processes:
     """The processes that train one model: the rank of this process, the number of processes that torchrun started, and
@@ -58,36 +98,26 @@ class Processes:
     stage: distributed.ProcessGroup | None = None  # processes of the same pipeline stage; None: all
 
     @classmethod
-    def join(cls) -> "Processes":
-        """Join the process group and return its processes, if torchrun started several: see its variables RANK and
-        WORLD_SIZE. Raises a UserError if the processes cannot connect, or one does not answer."""
-        count = int(os.environ.get("WORLD_SIZE", "1"))
-        if count == 1:
+    def join(cls, size: int = 0) -> "Processes":
+        """Join a process group and return its processes: all that torchrun started or, if `size` is given, the one of
+        its groups of so many processes with consecutive ranks that this process belongs to. A process stays in the
+        group that it has joined first. Raises a UserError if the processes cannot connect, or one does not answer."""
+        launch = Launch.meet()
+        size = size or launch.count
+        if launch.store is None or size == 1:
             return cls()
+        number, rank = divmod(launch.rank, size)
+        store = distributed.PrefixStore(f"group/{number}", launch.store)
         if not distributed.is_initialized():
-            if torch.cuda.is_available():
-                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())  # --device cpu
             # imported later, the defaults of its functions would keep the group alive, with its threads
             from torch.distributed.nn import functional  # noqa: F401
 
             # the first process prepares the data alone, which may take hours
             day = timedelta(days=1)
-            try:
-                store, rank, count = next(distributed.rendezvous("env://"))
-                # torchrun's store outlives processes that it starts again
-                store = distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
-                await_all(store, rank, count)
-                group = distributed.PrefixStore("group", store)
-                distributed.init_process_group(store=group, rank=rank, world_size=count, timeout=day)
-            except RuntimeError as error:
-                where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-                reason = str(error).splitlines()[0]
-                raise UserError(
-                    f"the processes cannot meet at {where} ({reason}): choose another --master-port"
-                ) from None
-            STORES.append(distributed.PrefixStore("onward", store))
-            atexit.register(leave)  # the group's threads must not outlive Python
-        return cls(distributed.get_rank(), count, STORES[-1] if STORES else None, Mesh(replicate=count))
+            with meeting():
+                group = distributed.PrefixStore("torch", store)
+                distributed.init_process_group(store=group, rank=rank, world_size=size, timeout=day)
+        return cls(rank, size, store, Mesh(replicate=size))
 
     def arranged(self, mesh: Mesh) -> "Processes":
         """Return these processes with another mesh, which says how they replicate or divide the model. Raises a

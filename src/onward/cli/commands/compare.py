@@ -11,6 +11,7 @@ from onward import fields
 from onward.cli.shared.options import nest
 from onward.cli.shared.output import console, print_json, print_next, print_table
 from onward.cli.shared.run_options import from_toml
+from onward.cli.shared.training import in_processes
 from onward.cli.shared.variants import VariantOptions, folder_of, no_length, read_values, take, train_all, variant
 from onward.config.part_types import Size
 from onward.errors import UserError
@@ -31,6 +32,7 @@ examples:
   onward compare mybook.txt --tokens 2M --seeds 3 --variant base --variant "alibi: model.position=alibi"
   onward compare mybook.txt --flops 1e12 --variant "wide: model.d_model=192" --variant "deep: model.n_layers=6"
   onward compare mybook.txt --steps 500 --variant adamw: --variant "muon: optimizer=muon" --json
+  torchrun --standalone --nproc-per-node 2 -m onward compare a.toml b.toml --steps 500     two runs at a time
 """
 OF_ALL = {"out", "seed"}  # options that a variant cannot set
 
@@ -47,6 +49,12 @@ class Options(VariantOptions):
 def main(argv: Sequence[str]) -> int:
     """Run `onward compare`: train variants of a run, configurations that differ in some options, and print whether
     their losses differ by more than the noise between seeds. Returns the exit status."""
+    return in_processes(lambda: compare(argv), "give the same command again")
+
+
+def compare(argv: Sequence[str]) -> int:
+    """Compare variants in this process together with the other processes that torchrun started, if any: they share the
+    runs, and the first process prints the table. Returns the exit status."""
     values = read_values(Options, argv, "onward compare", ABOUT)
     given = values.pop("sources", [])
     files, sources = [name for name in given if name.endswith(".toml")], [n for n in given if not n.endswith(".toml")]

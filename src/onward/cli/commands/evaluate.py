@@ -102,7 +102,9 @@ def evaluate(argv: Sequence[str]) -> int:
     process prints the figures. Returns the exit status."""
     options = parse(Options, argv, prog="onward evaluate", about=ABOUT + TASKS)
     from onward.parallel.replicas import Replicas
+    from onward.training.processes import Processes
 
+    Processes.join()
     replicas = Replicas.of_group()
     console.quiet = bool(replicas.rank)
     if options.tasks or options.choices or options.answers:

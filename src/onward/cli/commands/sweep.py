@@ -11,6 +11,7 @@ from onward import fields
 from onward.cli.shared.arguments import Argument, arguments
 from onward.cli.shared.options import nest
 from onward.cli.shared.output import console, print_json, print_next, print_table
+from onward.cli.shared.training import in_processes
 from onward.cli.shared.variants import VariantOptions, folder_of, read_values, take, train_all, variant
 from onward.errors import UserError
 from onward.training.config import RunConfig
@@ -28,6 +29,7 @@ examples:
   onward sweep mybook.txt --model.d-model 64,128,256 --flops 1e12
   onward sweep mybook.txt --sweep schedule=cosine,wsd,linear --time 60s --seeds 3
   onward sweep mybook.txt --learning-rate 1e-3,3e-3,1e-2 --sweep optimizer=adamw,muon --tokens 2M
+  torchrun --standalone --nproc-per-node 2 -m onward sweep mybook.txt --learning-rate 1e-3,3e-3 --steps 500
 """
 SAME = "out", "seed", "steps", "time", "epochs"  # options that are the same for all runs
 MOST = 2  # options that can be swept together
@@ -43,6 +45,12 @@ class Options(VariantOptions):
 def main(argv: Sequence[str]) -> int:
     """Run `onward sweep`: train a run for each value of an option, and print and draw their losses; returns the exit
     status."""
+    return in_processes(lambda: sweep(argv), "give the same command again")
+
+
+def sweep(argv: Sequence[str]) -> int:
+    """Sweep in this process together with the other processes that torchrun started, if any: they share the runs, and
+    the first process prints the table. Returns the exit status."""
     values = read_values(Options, argv, "onward sweep", ABOUT)
     own, length = take(values, Options)
     axes = swept(values, own.get("sweep", ()))

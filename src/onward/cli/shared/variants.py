@@ -13,7 +13,7 @@ from onward import fields
 from onward.cli.shared.options import read
 from onward.cli.shared.output import console
 from onward.cli.shared.run_options import default_name, from_toml, join_duration
-from onward.cli.shared.signals import Requests, signals
+from onward.cli.shared.signals import Requests, Say, signals
 from onward.cli.shared.sources import check_texts
 from onward.config.part_types import Size
 from onward.errors import UserError
@@ -21,6 +21,7 @@ from onward.training.config import RunConfig
 from onward.training.presets import merge
 
 if TYPE_CHECKING:
+    from onward.training.studies.groups import Group
     from onward.training.studies.variants import Length, Moment, Outcome, Variant
 
 LENGTHS = "time", "steps", "tokens", "flops"
@@ -110,16 +111,17 @@ def folder_of(values: Mapping[str, Any], kind: str) -> str:
 
 class Shown:
     """Shows the progress of the runs of a comparison or sweep: on a terminal as a bar, elsewhere as a line at the end
-    of each."""
+    of each. If several groups of processes share the runs, the first process shows the bar, and the first process of
+    each group the line."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: bool) -> None:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.percentage:.0f} %"),
             TextColumn("{task.fields[left]}"),
         )
-        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.bar = Progress(*columns, console=console, transient=True, disable=not (first and console.is_terminal))
         self.task = self.bar.add_task("", total=1.0, left="")
 
     def __enter__(self) -> Self:
@@ -133,6 +135,8 @@ class Shown:
         """Show an event."""
         from onward.training.studies.variants import share_done
 
+        if moment.run.processes.rank:
+            return
         left = "" if moment.seconds_left is None else f"{fields.time_in_words(moment.seconds_left)} left"
         name = f"{moment.number} of {moment.runs}: {moment.variant.name}, seed {moment.seed}"
         loss = getattr(moment.event, "validation_loss", None)
@@ -144,26 +148,36 @@ class Shown:
 
 def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "list[Outcome] | int":
     """Train each variant, one of the configurations to compare, once with each of `seeds` seeds, for the given length,
-    and show the progress. Returns the outcomes of the runs, or the exit status if a signal stopped the training."""
+    and show the progress. The processes that torchrun started share the runs. Returns the outcomes of the runs, or the
+    exit status: that of a signal that stopped the training, or 0 if another process has the outcomes."""
     from onward.cli.shared.progress import progress_bars
+    from onward.training.studies.groups import Group
     from onward.training.studies.variants import prepare_variants, train_variants
 
+    group = Group.join([one.config for one in variants], seeds)
+    say: Say = partial(console.print, markup=False, soft_wrap=True) if group.first else lambda sentence: None
     with progress_bars() as progress:
-        ready = prepare_variants(variants, length, progress)
+        ready = prepare_variants(variants, length, progress, group)
     base = variants[0]
     for one, prepared in zip(variants, ready):
         differs = "" if one is base else f"; beside {base.name}: {'; '.join(one.differences(base)) or 'no difference'}"
-        console.print(f"{one.name}: {prepared.parameters:,} parameters{differs}", markup=False, soft_wrap=True)
+        say(f"{one.name}: {prepared.parameters:,} parameters{differs}")
+    shared = f", {group.count} at a time" if group.count > 1 else ""
     runs = fields.counted(seeds * len(ready), "run")
-    console.print(f"{runs} of {length} each, into {ready[0].config.out}", markup=False, soft_wrap=True)
-    return watched(partial(train_variants, ready, seeds))
+    say(f"{runs} of {length} each{shared}, into {ready[0].config.out}")
+    outcomes = watched(partial(train_variants, ready, seeds, group=group), group)
+    return outcomes if group.first or isinstance(outcomes, int) else 0
 
 
-def watched(train: "Callable[..., list[Outcome] | None]") -> "list[Outcome] | int":
+def watched(train: "Callable[..., list[Outcome] | None]", group: "Group | None" = None) -> "list[Outcome] | int":
     """Call `train`, the function `train_variants` with all arguments but `watch` and `stop`, with a display of its
-    progress. Returns the outcomes of the runs, or the exit status if a signal stopped the training."""
-    say = partial(console.print, markup=False, soft_wrap=True)
-    with signals(Requests(say, interrupts=1)) as requests, Shown() as shown:
+    progress. `group` is the group of this process, if several share the runs. Returns the outcomes of the runs, or the
+    exit status if a signal stopped the training."""
+    first = group is None or group.first
+    say: Say = partial(console.print, markup=False, soft_wrap=True) if first else lambda sentence: None
+    # torchrun passes on a Ctrl-C that the terminal has sent to each process already
+    interrupts = 1 if group is None or group.store is None else 2
+    with signals(Requests(say, interrupts)) as requests, Shown(first) as shown:
         outcomes = train(watch=shown, stop=requests.stop)
     if outcomes is None:
         say("Stopped and saved. To go on, give the same command again.")

@@ -108,6 +108,7 @@ def prepared(
     sample: Sampler,
     progress: Progress,
     began: float,
+    processes: Processes,
 ) -> tuple[Prepared, float]:
     """Prepare the tokens and the model of a new run in the first process, and fix the options left open. `model` and
     `hf` are results of `chosen_base`; the other arguments are those of `Run.start`. Also returns the seconds of a time
@@ -125,7 +126,7 @@ def prepared(
         record = read_json(folder / "inputs.json")
         write_json(folder / "inputs.json", record | {"model": fields.plain(config.decoder(tokenizer.vocab_size))})
     decoder = model.config if model else config.decoder(tokenizer.vocab_size)
-    in_parts = divides(config, decoder, Processes.join())
+    in_parts = divides(config, decoder, processes)
     torch.manual_seed(config.seed)
     if model is None and in_parts:
         model, _ = new_decoder(decoder, config.seed)
@@ -147,7 +148,7 @@ def prepared(
         task_results(tasks, model, tokenizer, config.task_limit)
 
     timed, timed_loss = (stand_in(model, device), None) if is_outline(model) else (model, trained)
-    config, budget = calibrated(config, timed, tokenizer, inputs, sample_and_ask, Processes.join(), timed_loss, began)
+    config, budget = calibrated(config, timed, tokenizer, inputs, sample_and_ask, processes, timed_loss, began)
     spent = perf_counter() - began if config.time else 0.0
     messages = [*inputs.notes, *notes]
     return Prepared(config, model, tokenizer, inputs, hf, trained, budget, choice, fresh, messages), spent

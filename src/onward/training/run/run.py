@@ -99,6 +99,7 @@ class Run(Shown):
         sample: Sampler = lambda model, tokenizer: None,
         progress: Progress = silent,
         began: float | None = None,
+        processes: Processes | None = None,
     ) -> "Run":
         """Prepare the data and the tokenizer, fix the options left open (steps, device, precision, experts), and save
         step 0.
@@ -110,18 +111,20 @@ class Run(Shown):
         `sample` does what the caller will do at each validation: a run of a given time leaves time for it.
         `progress` is called while texts are read: with the task, the bytes done, and the bytes in all (0: unknown).
         A time limit counts from `began`, a value of `time.perf_counter`; by default from this call.
+        `processes` are those that train the run together, a group that this process has joined; by default all that
+        torchrun started.
         """
         began = perf_counter() if began is None else began
-        folder, processes = Path(config.out), Processes.join()
+        folder, processes = Path(config.out), processes or Processes.join()
         if processes.rank:
             processes.wait()
-            run = cls.opened(folder, loss, new=processes.agreed(lambda: "") == "new")
+            run = cls.opened(folder, loss, processes, new=processes.agreed(lambda: "") == "new")
             run.fresh = processes.sum([0.0]) == [1.0]
             return run
         with new_folder(folder):
             config, model, hf = chosen_base(with_merged_base(config, folder), model, processes)
             check_options(config, processes)
-            parts, seconds = prepared(config, folder, model, hf, loss, sample, progress, began)
+            parts, seconds = prepared(config, folder, model, hf, loss, sample, progress, began, processes)
             write_json(folder / "run.json", fields.plain(parts.config))
             fresh, choice, new = parts.fresh, parts.choice, is_outline(parts.model)
             if not new:
@@ -132,25 +135,40 @@ class Run(Shown):
                 del run
         del parts, model
         processes.wait()  # all begin from the save, or make it together
-        run = cls.opened(folder, loss, new=processes.agreed(lambda: "new" * new) == "new")
+        run = cls.opened(folder, loss, processes, new=processes.agreed(lambda: "new" * new) == "new")
         run.fresh, run.choice = processes.sum([fresh]) == [1.0], choice
         return run
 
     @classmethod
     @checked
-    def resume(cls, folder: str | Path, *, loss: Loss | LossFunction | None = None, mesh: str = "") -> "Run":
+    def resume(
+        cls,
+        folder: str | Path,
+        *,
+        loss: Loss | LossFunction | None = None,
+        mesh: str = "",
+        processes: Processes | None = None,
+    ) -> "Run":
         """Resume a run from its newest undamaged save, exactly as if it had never stopped.
 
         The user's own modules that the run was started with must be imported before. `mesh` replaces the configured
-        one: the save of any mesh can be resumed on any other, and results then differ by rounding.
+        one: the save of any mesh can be resumed on any other, and results then differ by rounding. `processes` are
+        those of `start`.
         """
-        return cls.opened(Path(folder), loss, mesh)
+        return cls.opened(Path(folder), loss, processes or Processes.join(), mesh)
 
     @classmethod
-    def opened(cls, folder: Path, loss: Loss | LossFunction | None, mesh: str = "", *, new: bool = False) -> "Run":
-        """Open the run in a folder, in all its processes: at its newest save or, if it is `new` and the processes
+    def opened(
+        cls,
+        folder: Path,
+        loss: Loss | LossFunction | None,
+        processes: Processes,
+        mesh: str = "",
+        *,
+        new: bool = False,
+    ) -> "Run":
+        """Open the run in a folder, in all its `processes`: at its newest save or, if it is `new` and the processes
         divide its model, at step 0, which they save together. `loss` and `mesh` are those of `resume`."""
-        processes = Processes.join()
         with processes.first_before_others():
             config, processes = resumed_config(folder, processes, mesh)
             with nullcontext() if processes.rank else run_lock(folder):

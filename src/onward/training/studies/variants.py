@@ -1,4 +1,5 @@
-"""Trains variants of a run one after the other under equal conditions, each with one or more seeds.
+"""Trains variants of a run under equal conditions, each with one or more seeds: one after the other or, by several
+groups of processes, some at the same time.
 
 FOLDER/
   variants.json      the options of each variant
@@ -10,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -28,14 +30,17 @@ from onward.training import presets
 from onward.training.config import RunConfig, seconds
 from onward.training.inputs.record import read_config, same_tokens
 from onward.training.inputs.texts import open_inputs, prepare_inputs, share
+from onward.training.run.arrangement import arranged
 from onward.training.run.events import Event
 from onward.training.run.result import evaluate_run
 from onward.training.run.run import Diverged, Run
 from onward.training.step.optimizer import check_optimizer
+from onward.training.studies.groups import ALONE, Group
 
 LENGTHS = "steps", "time", "epochs"  # options that all variants have in common
 TEXTS = "sources", "weights", "field", "encoding", "validation"  # the options that choose texts
 TOKENS = *TEXTS, "tokenizer"  # and tokens
+MODEL = "preset", "model", "base"  # and the model to begin from
 RESULT, FAILURE = "result.json", "failure.json"  # in the folder of a run that has ended, or diverged
 OVERHEAD = 1e9  # operations that take about as long as the overhead of a step
 Measure = Literal["loss", "bits_per_byte"]
@@ -154,9 +159,9 @@ def naming(variant: Variant) -> Iterator[None]:
         raise UserError(f"{variant.name}: {error}") from None
 
 
-def check_variants(variants: Sequence[Variant]) -> None:
-    """Raise a UserError for variants that cannot be trained, or cannot be compared with each other; called before any
-    text is read."""
+def check_variants(variants: Sequence[Variant], group: Group = ALONE) -> None:
+    """Raise a UserError for variants that the processes of `group` cannot train, or that cannot be compared with each
+    other; called before any text is read."""
     names, first = [variant.name for variant in variants], variants[0]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"two variants have the name {twice}: give each its own")
@@ -164,7 +169,7 @@ def check_variants(variants: Sequence[Variant]) -> None:
         with naming(variant):
             check_optimizer(variant.config.optimizer)
             choose_device(variant.config.device)
-            variant.config.decoder(1)
+            arranged(variant.config, group.processes, variant.config.decoder(1).vocab_size)
             if variant.config.validation == "none":
                 raise UserError("validation is none, and variants are compared by the loss on a validation text")
         differ = [name for name in TEXTS if getattr(variant.config, name) != getattr(first.config, name)]
@@ -176,16 +181,16 @@ def check_variants(variants: Sequence[Variant]) -> None:
 
 
 def prepare_variants(
-    variants: Sequence[Variant], length: Length | None = None, progress: Progress = silent
+    variants: Sequence[Variant], length: Length | None = None, progress: Progress = silent, group: Group = ALONE
 ) -> list[Variant]:
     """Prepare variants for training: set how long each trains (`length`; None: as its own configuration says), and
     tokenize their texts, once for all variants with the same texts and tokenizer. Returns the variants to give to
-    `train_variants`.
+    `train_variants`. `group` is the group of this process; the first process of all groups prepares the texts.
 
     Raises a UserError, before any training, if a variant cannot be trained, or if the folder holds a variant of the
     same name with other options.
     """
-    check_variants(variants)
+    check_variants(variants, group)
     folder = Path(variants[0].config.out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -194,22 +199,26 @@ def prepare_variants(
     record = folder / "variants.json"
     earlier = read_json(record) if record.exists() else {}
     extent = vars(length) if length else {}
-    asked = {one.name: {**fields.plain(one.config), **extent, "out": "", "seed": 0} for one in variants}
+    asked = {one.name: {**fields.plain(one.config), **extent, "out": "", "seed": 0, "mesh": ""} for one in variants}
     for name, options in asked.items():
         known = {**options, **earlier.get(name, {})}
         if differ := next((key for key in options if options[key] != known[key]), None):
             raise UserError(
                 f"{folder} holds {name} with {differ} {known[differ]}, not {options[differ]}: choose another --out"
             )
-    ready, groups = [], dict[Any, int]()
-    for variant in variants:
-        key = tuple(getattr(variant.config, name) for name in TOKENS)
-        tokens = folder / f"data-{groups.setdefault(key, len(groups) + 1)}"
-        with naming(variant):
-            if not (tokens / "inputs.json").exists():
-                prepare_inputs(variant.config, tokens, progress)
-            ready.append(with_tokens(variant, tokens, length))
-    write_json(record, earlier | asked)
+    ready, numbers = [], dict[Any, int]()
+    with group.first_before_others():
+        for variant in variants:
+            key = tuple(getattr(variant.config, name) for name in TOKENS)
+            tokens = folder / f"data-{numbers.setdefault(key, len(numbers) + 1)}"
+            with naming(variant):
+                if not (tokens / "inputs.json").exists():
+                    if not group.first:
+                        raise UserError(f"{tokens} is not on the disk of all processes: choose --out on a shared disk")
+                    prepare_inputs(variant.config, tokens, progress)
+                ready.append(with_tokens(variant, tokens, length))
+        if group.first:
+            write_json(record, earlier | asked)
     return ready
 
 
@@ -234,10 +243,14 @@ def train_variants(
     watch: Callable[[Moment], None] = lambda moment: None,
     stop: Callable[[], bool] = lambda: False,
     limit: float = math.inf,
+    group: Group = ALONE,
 ) -> list[Outcome] | None:
     """Train prepared variants, each with `seeds` seeds: all with the first seed, then all with the next. Returns the
     result of each variant. Finished runs are not repeated; an interrupted run is resumed, exactly as if it had never
     stopped. `watch` is called with each event.
+
+    If there are several groups of processes, `group` is that of this process: it trains the next run that no other has
+    begun, and at the end waits for the others.
 
     Returns None if `stop()` became true, after saving the present run. A diverged run does not stop the others. A run
     is skipped if, judging by the runs before it, it would not end within `limit` seconds.
@@ -248,45 +261,63 @@ def train_variants(
     for number, (variant, seed) in enumerate(order, 1):
         folder, work, spent = variant.folder(seed), variant.work, perf_counter() - began
         late = worked > 0 and spent + spent / worked * work > limit
-        if not late and not any((folder / name).exists() for name in (RESULT, FAILURE)):
+        if not late and group.takes(number, partial(has_ended, folder)):
             with naming(variant):
-                run = begin(variants, variant, seed)
+                run = begin(variants, variant, seed, group, stop)
+            if run is None:
+                return None
             resumed = share_done(run)
             try:
                 for event in run.train(stop):
                     now = worked + work * (share_done(run) - resumed)
                     left = total - behind - work * share_done(run)
-                    seconds_left = (perf_counter() - began) / now * left if now else None
+                    seconds_left = (perf_counter() - began) / now * left / group.count if now else None
                     watch(Moment(variant, seed, number, len(order), 1 - left / total, seconds_left, run, event))
             except Diverged as error:
-                write_json(folder / FAILURE, {"reason": str(error)})
+                if not run.processes.rank:
+                    write_json(folder / FAILURE, {"reason": str(error)})
             else:
                 if share_done(run) < 1:
                     return None
-                evaluate_run(run)
+                if not run.processes.rank or run.processes.mesh.divides:
+                    evaluate_run(run)
             worked += work * (1 - resumed)
         behind += work
+    folders = [variant.folder(seed) for variant, seed in order]
+    if group.count > 1 and not group.wait_until(lambda: all(map(has_ended, folders)), stop):
+        return None
     return [outcome(variant, [variant.folder(seed) for seed in range(first, first + seeds)]) for variant in variants]
 
 
-def begin(variants: Sequence[Variant], variant: Variant, seed: int) -> Run:
-    """Start the run of a variant with a seed, or resume it if it exists. Among `variants`, runs of the same model use
-    the precision and the backend of experts that timing chose for the first of them, so that they differ only in their
-    options."""
-    folder, config = variant.folder(seed), variant.config
-    if folder.exists() and saves(folder):
-        return Run.resume(folder)
-    for other in variants:
-        alike = all(getattr(other.config, name) == getattr(config, name) for name in ("preset", "model", "base"))
-        if alike and (other.folder(other.config.seed) / "run.json").exists():
-            known = read_config(other.folder(other.config.seed))
-            config = replace(
-                config,
-                precision=known.precision if config.precision == "auto" else config.precision,
-                experts=known.experts if config.experts == "auto" else config.experts,
-            )
-            break
-    return Run.start(replace(config, out=str(folder), seed=seed))
+def has_ended(folder: Path) -> bool:
+    """Return whether the run in a folder has finished or diverged."""
+    return any((folder / name).exists() for name in (RESULT, FAILURE))
+
+
+def begin(
+    variants: Sequence[Variant], variant: Variant, seed: int, group: Group, stop: Callable[[], bool]
+) -> Run | None:
+    """Start the run of a variant with a seed in the processes of `group`, or resume it if it exists. Among `variants`,
+    runs of the same model use the precision and the backend of experts that timing chose for the first of them, so that
+    they differ only in their options; if another group is to begin the first one, wait for it. Returns None if `stop()`
+    became true meanwhile."""
+    folder, config, processes = variant.folder(seed), variant.config, group.processes
+    if processes.agreed(lambda: "saved" * (folder.exists() and bool(saves(folder)))) == "saved":
+        return Run.resume(folder, mesh=config.mesh or "replicate=1", processes=processes)
+    same = lambda other: all(getattr(other.config, name) == getattr(config, name) for name in MODEL)
+    alike = [other.folder(other.config.seed) for other in variants if same(other)]
+    begun = lambda: [first for first in alike if (first / "run.json").exists()]
+    awaits = group.count > 1 and folder != alike[0] and "auto" in (config.precision, config.experts)
+    if awaits and not group.wait_until(lambda: bool(begun()), stop):
+        return None
+    for first in begun()[:1]:
+        known = read_config(first)
+        config = replace(
+            config,
+            precision=known.precision if config.precision == "auto" else config.precision,
+            experts=known.experts if config.experts == "auto" else config.experts,
+        )
+    return Run.start(replace(config, out=str(folder), seed=seed), processes=processes)
 
 
 def share_done(run: Run) -> float:
