@@ -20,7 +20,7 @@ from onward.config.mesh import Mesh
 from onward.errors import UserError
 from onward.training import processes
 from onward.training.failures import one_report
-from onward.training.processes import Processes
+from onward.training.processes import Launch, Processes
 from onward.training.run.run import Run
 
 from support.ranks import Ranks, run_ranks
@@ -37,7 +37,7 @@ def reports(stderr: str) -> list[str]:
 
 
 def kill(processes: Processes, rank: int, number: signal.Signals) -> None:
-    os.kill(int(processes.store.get(f"process/{rank}").split()[0]), number)
+    os.kill(int(Launch.meet().store.get(f"process/{rank}").split()[0]), number)
 
 
 def user_error(processes: Processes) -> None:
@@ -53,7 +53,7 @@ def killed(processes: Processes) -> None:
 
 
 def killed_elsewhere(processes: Processes) -> None:
-    processes.store.set(f"process/{processes.rank}", f"{os.getpid()} elsewhere")
+    Launch.meet().store.set(f"process/{processes.rank}", f"{os.getpid()} elsewhere")
     killed(processes)
 
 

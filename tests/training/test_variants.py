@@ -244,7 +244,7 @@ def test_groups_of_two_train_divided_models(story_file: Path, tmp_path: Path) ->
 def test_interrupted_comparison_goes_on_with_any_number_of_processes(
     count: int, story_file: Path, tmp_path: Path
 ) -> None:
-    command = ["compare", *words(story_file, "--steps", "400", "--seeds", "3", "--variant", "a", "--variant")]
+    command = ["compare", *words(story_file, "--steps", "60", "--seeds", "3", "--variant", "a", "--variant")]
     command += ["b:learning_rate=1e-3", "--json", "--out"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     _, expected, _ = said([*command, str(tmp_path / "a")])
