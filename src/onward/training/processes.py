@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ PATIENCE = 600.0  # seconds that processes wait for each other when they join
 def leave() -> None:
     """Leave torch's process group, if one was joined; called when Python exits."""
     LAUNCHES.clear()
+    connected_devices.cache_clear()
     release_replicas()
     if distributed.is_initialized():
         distributed.destroy_process_group()
@@ -55,6 +57,14 @@ def meeting() -> Iterator[None]:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         reason = str(error).splitlines()[0]
         raise UserError(f"the processes cannot meet at {where} ({reason}): choose another --master-port") from None
+
+
+@cache  # each group keeps threads and sockets until the process ends, so runs on equal meshes share groups
+def connected_devices(mesh: Mesh, device: str, group: object) -> tuple[DeviceMesh, distributed.ProcessGroup | None]:
+    """Return torch's DeviceMesh of the processes of the torch `group` over their devices of this type, and the group
+    of the processes of the same pipeline stage, None without stages; all processes must call this together."""
+    stage = distributed.new_subgroups(mesh.stage)[0] if mesh.pipeline > 1 else None
+    return device_mesh(mesh, torch.device(device)), stage
 
 
 @dataclass(frozen=True)
@@ -130,8 +140,8 @@ class Processes:
         divides the model; all processes must call this together."""
         if not self.mesh.divides:
             return replace(self, devices=None)
-        stage = distributed.new_subgroups(self.mesh.stage)[0] if self.mesh.pipeline > 1 else None
-        return replace(self, devices=device_mesh(self.mesh, device), stage=stage)
+        devices, stage = connected_devices(self.mesh, device.type, distributed.group.WORLD)
+        return replace(self, devices=devices, stage=stage)
 
     def agreed(self, value: Callable[[], str]) -> str:
         """Return in all processes the text that rank 0 computes by calling `value`; the other processes wait for it."""
