@@ -56,10 +56,11 @@ STAGES = (
 )
 
 
-def pretraining(out: str, time: str) -> RunConfig:
+def pretraining(out: str, time: str, processes: int) -> RunConfig:
     """Return the configuration of the quickstart's pre-training, whose text is the documentation inside Python's
-    standard library; `out` is the run folder, `time` the time limit as text, such as 5m."""
-    return RunConfig(sources=("embedded",), out=out, time=time, prompt="Return the")
+    standard library; `out` is the run folder, `time` the time limit as text, such as 5m. Each of the `processes` has a
+    batch in each step."""
+    return RunConfig(sources=("embedded",), out=out, time=time, prompt="Return the", accumulation=processes)
 
 
 def make_room(config: RunConfig, *, assistant: bool) -> None:
@@ -92,10 +93,10 @@ def held_out_answers() -> dict[str, str]:
     return dict([*answers().items()][HELD_OUT - 1 :: HELD_OUT])
 
 
-def finetuning(stage: Stage, base: Path, before: Path, time: str, device: str) -> FinetuneConfig:
+def finetuning(stage: Stage, base: Path, before: Path, time: str, processes: int) -> FinetuneConfig:
     """Return the configuration of a stage's run, which fine-tunes the model in the run folder `before` for the stage's
     share of `time`, such as 5m, the time of the quickstart. The questions to train on are written as files into `base`,
-    the folder of the pre-training."""
+    the folder of the pre-training. Each of the `processes` has a batch in each step."""
     held_out = held_out_answers()
     trained = {name: answer for name, answer in answers().items() if name not in held_out}
     rows = conversations if isinstance(stage.method, SFT) else preferences
@@ -111,7 +112,7 @@ def finetuning(stage: Stage, base: Path, before: Path, time: str, device: str) -
         template=TEMPLATE if isinstance(stage.method, SFT) else "",
         time=f"{max(1.0, stage.share * seconds(time)):g}s",
         learning_rate=stage.learning_rate,
-        device=device,
+        accumulation=processes,
     )
 
 

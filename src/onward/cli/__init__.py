@@ -62,7 +62,7 @@ GROUPS = {
     },
 }
 COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
-IN_PROCESSES = "train", "finetune", "evaluate", "compare", "sweep"  # torchrun may start several processes of these
+IN_PROCESSES = "quickstart", "train", "finetune", "evaluate", "compare", "sweep"  # that torchrun may start
 SYNONYMS = {  # names of commands elsewhere -> ours
     **dict.fromkeys(("talk", "ask", "repl"), "chat"),
     **dict.fromkeys(("server", "api", "host"), "serve"),

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table, printable
 from onward.cli.shared.progress import progress_bars
-from onward.cli.shared.training import continue_text, train
+from onward.cli.shared.training import continue_text, in_processes, train
 from onward.files import read_json
 from onward.training.config import RunConfig
 
 if TYPE_CHECKING:
+    from onward.training.processes import Processes
     from onward.training.run.run import Run
 
 ABOUT = """\
@@ -24,6 +25,7 @@ examples:
   onward quickstart
   onward quickstart --time 30s --out runs/quick
   onward quickstart --assistant
+  torchrun --standalone --nproc-per-node 8 -m onward quickstart     on 8 GPUs
 """
 
 
@@ -40,15 +42,28 @@ class Options:
 def main(argv: Sequence[str]) -> int:
     """Run `onward quickstart`: train a small model on Python's own documentation; then print texts that it generates
     and its figures or, with `--assistant`, fine-tune it to answer questions. Returns the exit status."""
+    return in_processes(lambda: quickstart(argv), "give the same command again")
+
+
+def quickstart(argv: Sequence[str]) -> int:
+    """Do the quickstart in this process together with the other processes that torchrun started, if any; the first
+    process prints the texts and figures. Returns the exit status."""
     options = parse(Options, argv, prog="onward quickstart", about=ABOUT)
     from onward.quickstart import make_room, pretraining
+    from onward.training.processes import Processes
 
-    config = pretraining(options.out, options.time)
-    make_room(config, assistant=options.assistant)
+    processes = Processes.join()
+    console.quiet = bool(processes.rank)
+    config = pretraining(options.out, options.time, processes.count)
+    with processes.first_before_others():
+        if not processes.rank:
+            make_room(config, assistant=options.assistant)
     console.print("Training a decoder on the documentation inside this Python.")
     if status := train(start(config)):
         return status
-    return assist(options, config.device) if options.assistant else sample(options)
+    if options.assistant:
+        return assist(options, processes)
+    return 0 if processes.rank else sample(options)
 
 
 def start(config: RunConfig) -> "Run":
@@ -83,25 +98,27 @@ def sample(options: Options) -> int:
     return 0
 
 
-def assist(options: Options, device: str) -> int:
-    """Fine-tune the pre-trained model on `device` to answer questions, in the stages of `onward.quickstart.STAGES` (one
-    fine-tuning method each), and print answers after each stage. Returns the exit status."""
+def assist(options: Options, processes: "Processes") -> int:
+    """Fine-tune the pre-trained model to answer questions, in the stages of `onward.quickstart.STAGES` (one fine-tuning
+    method each), and print answers after each stage, in the first of `processes`. Returns the exit status."""
     from onward.data.questions import answers
     from onward.quickstart import STAGES, finetuning, held_out_answers, stage_figures
 
-    folder, held_out = Path(options.out), held_out_answers()
+    folder, held_out, first = Path(options.out), held_out_answers(), not processes.rank
     console.print(f"\n{len(answers()):,} questions about Python with answers; {len(held_out):,} are held out")
-    show_answers(folder)
     runs: dict[str, Run] = {}
     before = folder
     for stage in STAGES:
+        if first:
+            show_answers(before)
         console.print(f"\nLearning {stage.purpose} ({stage.method.kind}).")
-        run = runs[stage.method.kind] = start(finetuning(stage, folder, before, options.time, device))
+        run = start(finetuning(stage, folder, before, options.time, processes.count))
         if status := train(run):
             return status
-        before = run.folder
+        runs[stage.method.kind], before = run, run.folder
+    if first:
         show_answers(before)
-    (print_json if options.json else print_table)([*stage_figures(folder, runs)])
+        (print_json if options.json else print_table)([*stage_figures(folder, runs)])
     print_next(f"onward chat {quote(str(before))}", f"onward serve {quote(str(before))}")
     return 0
 
