@@ -54,7 +54,7 @@ def random_config(random: Random) -> DecoderConfig:
             qk_norm=random.choice(["none", "none", "head", "width"]),
         )
 
-    activation: Any = random.choice(["relu", "gelu", "gelu_tanh", "silu"])
+    activation: Any = random.choice(["relu", "relu2", "gelu", "gelu_tanh", "silu"])
     return DecoderConfig(
         VOCABULARY,
         16,

@@ -66,7 +66,7 @@ def test_kernels_equal_the_operations_that_they_replace(dtype: torch.dtype) -> N
         assert_kernels_change_nothing(turn, x, 2 * DTYPES[dtype])
         with kernels(used=True):
             assert "Rotation" in type(turn(x.requires_grad_()).grad_fn).__name__
-    for activation in "relu", "gelu", "gelu_tanh", "silu":
+    for activation in "relu", "relu2", "gelu", "gelu_tanh", "silu":
         mlp = GatedFeedForwardModule(24, 37, activation, False, 0.0).to(dtype)  # type: ignore[arg-type]
         assert_kernels_change_nothing(mlp, torch.randn(2, 5, 24).to(dtype), 4 * DTYPES[dtype])
         x, y = torch.linspace(-30, 30, 301).to(dtype), torch.randn(301).to(dtype).requires_grad_()

@@ -141,7 +141,7 @@ ELEMENTWISE: dict[str, Callable[[Operation], list[Call]]] = {
     "pow": unary(power),
     "neg": unary(lambda code, x: code.fneg(x)),
     "rsqrt": unary(lambda code, x: code.fdiv(like(code, x, 1.0), elementwise.root(code, x))),
-    "relu": unary(lambda code, x: clamp(code, x, 0.0, None)),
+    "relu": unary(elementwise.relu),
     "clamp": unary(clamp, None, None),
     "hardtanh": unary(clamp, -1.0, 1.0),
     "sigmoid": unary(elementwise.sigmoid),

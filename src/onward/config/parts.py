@@ -30,7 +30,7 @@ from onward.config.scaling import Scaling
 from onward.errors import UserError
 from onward.fields import text
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu"]
 
 # ---------------------------------------------------------------- positions
 

@@ -16,8 +16,15 @@ from onward.config.parts import Activation
 from onward.kernels.memory import buffer, fits
 from onward.kernels.rules import DTYPES, emitter, is_worth, launch, run
 
+
+def squared_relu(x: Tensor) -> Tensor:
+    """Return relu(x) ** 2, elementwise (Primer, So et al. 2021, arXiv:2109.08668)."""
+    return F.relu(x).square()
+
+
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
+    "relu2": squared_relu,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,

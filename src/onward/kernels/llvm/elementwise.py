@@ -249,6 +249,10 @@ def clamp(code: Code, x: Value, least: float | None, greatest: float | None) -> 
     return x
 
 
+def relu(code: Code, x: Value) -> Value:
+    return clamp(code, x, 0.0, None)
+
+
 def sigmoid(code: Code, x: Value) -> Value:
     one = like(code, x, 1.0)
     return code.fdiv(one, code.fadd(one, exp(code, code.fneg(x))))

@@ -14,7 +14,6 @@ from onward.kernels.llvm.compiler import Values, arguments, callable_kernel
 from onward.kernels.llvm.elementwise import (
     Formula,
     Layout,
-    clamp,
     elementwise,
     gelu,
     gelu_derivative,
@@ -22,6 +21,7 @@ from onward.kernels.llvm.elementwise import (
     gelu_tanh_derivative,
     like,
     operands,
+    relu,
     root,
     row_sum,
     sigmoid,
@@ -37,7 +37,8 @@ NormWeightGradientArguments = arguments("NormWeightGradientArguments", "out", "o
 RotationArguments = arguments("RotationArguments", "out", "x", "cosines", "sines")
 GateGradientArguments = arguments("GateGradientArguments", "of_x", "of_y", "outer", "x", "y")
 ACTIVATIONS: dict[Activation, Formula] = {
-    "relu": lambda code, x: clamp(code, x, 0.0, None),
+    "relu": relu,
+    "relu2": lambda code, x: code.fmul(relu(code, x), relu(code, x)),
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "silu": lambda code, x: code.fmul(x, sigmoid(code, x)),
@@ -46,6 +47,7 @@ DERIVATIVES: dict[Activation, Formula] = {
     "relu": lambda code, x: code.select(
         code.fcmp_ordered(">", x, like(code, x, 0.0)), like(code, x, 1.0), like(code, x, 0.0)
     ),
+    "relu2": lambda code, x: code.fmul(like(code, x, 2.0), relu(code, x)),
     "gelu": gelu_derivative,
     "gelu_tanh": gelu_tanh_derivative,
     "silu": silu_derivative,
