@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed
+from torch._dynamo.utils import counters
 
 from onward.config.decoder import DecoderConfig, Experts
 from onward.config.lora import LoRA
@@ -92,6 +93,7 @@ class Case:
     loss: Callable[[DecoderConfig], Loss] | None = None
     lora: LoRA | None = None
     dtype: torch.dtype = torch.float64
+    backend: str = "aot_eager"  # of torch.compile: inductor takes 20 s
     tolerance: float = 1e-8  # relative to the largest value of a tensor
 
 
@@ -112,6 +114,10 @@ CASES |= {
     "tokens that are not divided": Case(LLAMA, {"recompute": True}, batches=odd),
     "loss in chunks": Case(LLAMA, {"loss_chunk": 5, "z_loss": 0.1, "label_smoothing": 0.1}),
     "recomputed": Case(DECODERS["deepseek"], {"recompute": True}),
+    "compiled": Case(LLAMA, {"compile": True}),
+    "compiled and recomputed": Case(MIXTURE, {"compile": True, "recompute": True}),
+    "compiled latent attention": Case(DECODERS["deepseek"], {"compile": True}),
+    "compiled by inductor": Case(LLAMA, {"compile": True, "recompute": True}, backend="inductor"),
     "averaged weights": Case(LLAMA, {"average": 0.5}),
     "muon": Case(DECODERS["deepseek"], {"optimizer": "muon"}),
     "an optimizer of torch": Case(LLAMA, {"optimizer": "torch.optim:NAdam"}),
@@ -145,6 +151,7 @@ def initial(config: DecoderConfig, dtype: torch.dtype) -> Decoder:
 
 def train(case: Case, processes: Processes) -> Outcome:
     """Make some steps; returns also the gradients of the last one, and the loss of the averaged weights."""
+    torch.compiler.reset()  # of what other cases have compiled
     model = initial(case.decoder, case.dtype)
     if case.lora:
         add_lora(model, case.lora)
@@ -164,13 +171,15 @@ def train(case: Case, processes: Processes) -> Outcome:
         optimizer.register_step_pre_hook(keep)
     figures = list[float]()
     batches = case.batches(case.decoder)
-    for _ in range(STEPS):
-        step = trainer.train_step(StepPlan(batches[processes.batch_rank :: processes.mesh.data]))
-        assert not step.failure
-        figures += [step.loss, step.grad_norm, step.tokens, *step.figures.values()]
-    if case.loss is None:
-        with trainer.averaged():
-            figures += mean_loss(model, batches, options["precision"])
+    with torch.compiler.set_stance(force_backend=case.backend):
+        for _ in range(STEPS):
+            step = trainer.train_step(StepPlan(batches[processes.batch_rank :: processes.mesh.data]))
+            assert not step.failure
+            figures += [step.loss, step.grad_norm, step.tokens, *step.figures.values()]
+        if case.loss is None:
+            with trainer.averaged():
+                figures += mean_loss(model, batches, options["precision"])
+    assert not any(module.__dict__.keys() & module._parameters for module in model.modules())
     tensors |= {name: gathered(p) for name, p in model.named_parameters()}
     return Outcome(figures, tensors)
 
@@ -213,7 +222,8 @@ def cases(meshes: Sequence[str]) -> list[Any]:
         stages = 1 if case.loss or case.batches is odd else case.decoder.n_layers  # of a step all have one length
         able = [m for m in able if Mesh.parse(m).pipeline <= stages]
         for j, mesh in enumerate(able):
-            marks = () if meshes is TWO and i % len(able) == j else pytest.mark.long
+            quick = meshes is TWO and i % len(able) == j and "compile" not in case.options
+            marks = () if quick else pytest.mark.long
             chosen.append(pytest.param(name, mesh, id=f"{name}-{mesh}", marks=marks))
     return chosen
 
@@ -224,6 +234,17 @@ NOT_DIVIDED = {"no-output"}  # attention without an output projection
 @pytest.mark.parametrize(("name", "mesh"), cases(TWO))
 def test_two_processes_train_as_one(name: str, mesh: str, two: Ranks) -> None:
     assert_equal_to_one_process(two, name, mesh)
+
+
+def graphs() -> int:
+    """The number of graphs that torch.compile has made since the last call."""
+    return counters["stats"].pop("unique_graphs", 0)
+
+
+def test_blocks_of_a_tensor_axis_are_compiled_once_for_all_layers(two: Ranks) -> None:
+    two.run(graphs)
+    assert_equal_to_one_process(two, "compiled", "tensor=2")
+    assert two.run(graphs)[1] == 2, "with gradients, and without"
 
 
 @pytest.mark.parametrize(("name", "mesh"), cases(FOUR + STAGES))

@@ -56,10 +56,10 @@ def parallelize(
     UserError for more stages than blocks, and for a size or a part that the tensor axis cannot divide.
     """
     mesh.check_decoder(model.config)
+    if compile:  # a block's code, with the hooks that the tensor axis adds below, is compiled at its first call
+        compile_blocks(model)
     if mesh.tensor > 1 and devices is not None:
         divide_layers(model, devices["tensor"])
-    if compile:
-        compile_blocks(model)
     if recompute:  # outside of the compiled blocks
         recompute_blocks(model)
     if mesh.pipeline > 1 and devices is not None:

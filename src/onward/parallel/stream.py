@@ -29,7 +29,7 @@ class Stream:
     def __init__(self, model: Decoder, mesh: DeviceMesh) -> None:
         self.mesh, self.group, self.divided = mesh, mesh.get_group(), False
         for block in model.blocks:
-            block.forward = partial(self.run, block.forward)  # type: ignore[method-assign]
+            block.forward = partial(self.run, block.forward, block)  # type: ignore[method-assign]
         changed: Any = model
         changed.stream, self.hooks = self, list[RemovableHandle]()
         self.between(model.blocks[0], model.blocks[-1])
@@ -47,11 +47,16 @@ class Stream:
         x, context = inputs
         return (Own.apply(x, self.mesh) if divides_tokens(x.size(1), self.mesh.size()) else x), context
 
-    def run(self, forward: Any, x: Tensor, context: AttentionContext) -> Tensor:
+    def run(self, forward: Any, block: nn.Module, x: Tensor, context: AttentionContext) -> Tensor:
         """Call `forward`, the forward of a block, with the hidden states x and the attention context, and set `divided`
         for it; also for the recomputation of activations."""
         self.divided = is_part(x, context)
-        return forward(x, context)  # type: ignore[no-any-return]
+        try:
+            return forward(x, context)  # type: ignore[no-any-return]
+        finally:  # checkpointing may end a recomputation before the hooks that restore the parameters
+            for module in block.modules():
+                for name in module._parameters:
+                    module.__dict__.pop(name, None)
 
     def end(self, block: nn.Module, inputs: tuple[Tensor, AttentionContext], y: Tensor) -> Tensor:
         """Return the output `y` of the last block with the tokens of all processes, (B, T, D); a forward hook."""

@@ -150,7 +150,7 @@ class Locally:
     def __init__(self, module: nn.Module, shown: list[Shown], mesh: DeviceMesh) -> None:
         self.shown, self.mesh = shown, mesh
         module.register_forward_pre_hook(self.begin, prepend=True)
-        module.register_forward_hook(self.end, always_call=True)
+        module.register_forward_hook(self.end)  # if it were always called, each block would be compiled for itself
 
     def begin(self, module: nn.Module, inputs: Any) -> None:
         """Replace each parameter by this process's part, a plain tensor: a hook before the forward."""
