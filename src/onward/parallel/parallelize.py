@@ -1,6 +1,6 @@
-"""Parallel training over a finished decoder, from outside, in a fixed order: tensor parallelism, compile, activation
-checkpointing, pipeline stages, and then FSDP2 around the blocks (that of torchtitan, Liang et al. 2024, but for
-stages)."""
+"""Parallel training over a finished decoder, from outside, in a fixed order: compiled blocks with tensor parallelism
+inside them, activation checkpointing, pipeline stages, and then FSDP2 around the blocks (as in torchtitan, Liang et al.
+2024, but torchtitan splits stages first and compiles the checkpointing as well; see docs/decisions.md)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -60,7 +60,7 @@ def parallelize(
         compile_blocks(model)
     if mesh.tensor > 1 and devices is not None:
         divide_layers(model, devices["tensor"])
-    if recompute:  # outside of the compiled blocks
+    if recompute:  # outside of the compiled blocks, since torch.compile cannot restore the context variables
         recompute_blocks(model)
     if mesh.pipeline > 1 and devices is not None:
         split(model, devices["pipeline"])
