@@ -19,7 +19,7 @@ from onward.planning.parameters import parameters
 from onward.planning.speed import Generation
 
 ROOT = Path(__file__).parents[1]
-ALONE = (speed.decode, speed.prefill, speed.batch, serving.requests, serving.slots, serving.context)
+ALONE = (speed.decode, speed.prefill, speed.batch, speed.rows, serving.requests, serving.slots, serving.context)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_program_prints_the_tables_of_all_sections_as_json() -> None:
     done = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert len(result["tables"]) == 14
+    assert len(result["tables"]) == 15
     peers = {row[1] for row in result["tables"][1]["rows"]}
     assert peers == {"onward", "transformers", "llama.cpp"} - set(result["absent"])
 

@@ -10,9 +10,10 @@ llama-cpp-python and gguf are; before they are timed, their logits are compared 
 
 sections:
   decode       tokens/s at batch 1, bytes read per token, and the share of the bandwidth that was reached
-  prefill      tokens/s of prompts
+  prefill      tokens/s of prompts, of one request and of four at once
   parts        where the time of a prompt goes
   batch        16 rows against one
+  rows         1 to 64 rows in each precision
   requests     64 requests of mixed lengths at once, one after the other, and by transformers' continuous batching
   slots        a few tokens in a cache of many slots
   families     decoding by each family that transformers has too, at 75 to 126 M parameters
@@ -53,7 +54,7 @@ def main() -> None:
     from benchmarks.text import machine
 
     compared = speed.decode, speed.prefill, speed.batch, serving.requests, serving.context
-    others = parts.parts, serving.slots, stories.stories, memory.memory, uncached.uncached, speculation.speculation
+    others = speed.rows, parts.parts, serving.slots, stories.stories, memory.memory, uncached.uncached, speculation.speculation
     alone = (*others, families.families, variants.variants)
     sections = {function.__name__: function for function in (*compared, *alone)}
     chosen, precisions = options.sections or list(sections), options.precisions or list(PRECISIONS)

@@ -31,11 +31,11 @@ class Bench:
         left_out = {*self.absent, *(["transformers"] if PRECISIONS[precision].quantize else [])}
         return [name for name in PEERS if name not in left_out]
 
-    def peers(self, precision: str) -> dict[str, Peer]:
-        """The model in each of these libraries, for one prompt at a time; Onward's engine has one row, as `generate`
-        makes it for one prompt."""
-        rows = {"onward": {"rows": 1}}
-        return {name: PEERS[name](self.files, precision, **rows.get(name, {})) for name in self.names(precision)}
+    def peers(self, precision: str, rows: int = 1) -> dict[str, Peer]:
+        """The model in each of these libraries, for `rows` prompts at a time; Onward's engine has as many rows, as
+        `generate` makes it."""
+        options = {"onward": {"rows": rows}}
+        return {name: PEERS[name](self.files, precision, **options.get(name, {})) for name in self.names(precision)}
 
     def generate(self, peers: Mapping[K, Peer], prompts: Prompts, new: int) -> dict[K, list[Generation]]:
         """What each peer generates in each round."""

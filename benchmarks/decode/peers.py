@@ -138,7 +138,7 @@ class Transformers(Peer):
 class LlamaCpp(Peer):
     name = "llama.cpp"
 
-    def __init__(self, files: Files, precision: str, *, length: int = 1024, exact: bool = False) -> None:
+    def __init__(self, files: Files, precision: str, *, length: int = 2560, exact: bool = False) -> None:
         """`length`: the most tokens of prompt and answer; `exact`: keys and values in fp32 rather than in fp16, the
         default."""
         path = files.gguf(PRECISIONS[precision].gguf)
@@ -162,16 +162,17 @@ class LlamaCpp(Peer):
         self.cache_bytes = cache_bytes_per_token(files.config, 4 if exact else 2)
 
     def generate(self, prompts: Prompts, new: int) -> Generation:
-        (prompt,) = prompts
-        start, tokens, seconds = perf_counter(), list[int](), list[float]()
-        self.model.reset()
-        self.model.eval(prompt)
-        while len(tokens) < new:
-            if tokens:
-                self.model.eval(tokens[-1:])
-            tokens.append(self.library.llama_sampler_sample(self.sampler, self.model.ctx, -1))
-            seconds.append(perf_counter() - start)
-        return Generation([tokens], [seconds])
+        """Continue the prompts one after the other: reading several in one call is no faster than reading one."""
+        start, tokens, seconds = perf_counter(), [list[int]() for _ in prompts], [list[float]() for _ in prompts]
+        for prompt, answer, times in zip(prompts, tokens, seconds):
+            self.model.reset()
+            self.model.eval(prompt)
+            while len(answer) < new:
+                if answer:
+                    self.model.eval(answer[-1:])
+                answer.append(self.library.llama_sampler_sample(self.sampler, self.model.ctx, -1))
+                times.append(perf_counter() - start)
+        return Generation(tokens, seconds)
 
     def logits(self, prompt: Sequence[int]) -> np.ndarray:
         self.model.reset()

@@ -65,16 +65,18 @@ def name_of(precision: str, peer: Peer) -> str:
 
 
 def prefill(bench: Bench) -> Table:
-    """Prompt tokens per second up to the first new token."""
-    columns = ["precision", "prompt", "peer", "tokens/s", "best", "onward / peer"]
-    table = Table("Prefill: prompt tokens/s, batch 1", columns)
+    """Prompt tokens per second up to the first new token of each request."""
+    sizes, columns = bench.sizes, ["precision", "requests", "prompt", "peer", "tokens/s", "best", "onward / peer"]
+    table = Table("Prefill: prompt tokens/s of all requests", columns)
     for precision in bench.precisions:
-        peers = bench.peers(precision)
-        for length in bench.sizes.prefill:
-            runs = bench.generate(peers, [prompt(bench.sizes.config, length)], 1)
-            speeds = {name: [length / run.first for run in found] for name, found in runs.items()}
-            for name, peer in peers.items():
-                table.rows.append([name_of(precision, peer), length, name, *summary(speeds, name)])
+        for requests in sizes.requests_at_once:
+            peers = bench.peers(precision, requests)
+            for length in sizes.prefill:
+                prompts = [prompt(sizes.config, length, seed) for seed in range(requests)]
+                runs = bench.generate(peers, prompts, 1)
+                speeds = {name: [requests * length / run.first for run in found] for name, found in runs.items()}
+                for name, peer in peers.items():
+                    table.rows.append([name_of(precision, peer), requests, length, name, *summary(speeds, name)])
     return table
 
 
@@ -91,4 +93,21 @@ def batch(bench: Bench) -> Table:
     for name in peers:
         single, (speed, _, ours) = median(one[name]), summary(all_rows, name)
         table.rows.append([name, single, speed, median(all_rows[name]) / single, ours])
+    return table
+
+
+def rows(bench: Bench) -> Table:
+    """Tokens per second of Onward in each precision, by the number of rows, and relative to bf16."""
+    sizes, others = bench.sizes, [name for name in bench.precisions if name != "bf16"]
+    table = Table(
+        f"Rows: tokens/s of all rows, prompts of {sizes.rows_prompt} tokens, {sizes.new} new tokens",
+        ["rows", "bf16", *others, *(f"{name} / bf16" for name in others)],
+    )
+    names = ["bf16", *others]
+    peers = {name: Onward(bench.files, name, rows=max(sizes.rows)) for name in names}
+    for count in sizes.rows:
+        prompts = [prompt(sizes.config, sizes.rows_prompt, seed) for seed in range(count)]
+        found = decode_speeds(bench.generate(peers, prompts, sizes.new))
+        speeds = [median(found[name]) for name in names]
+        table.rows.append([count, *speeds, *(speed / speeds[0] for speed in speeds[1:])])
     return table
