@@ -14,8 +14,11 @@ from onward.kernels.llvm.units import ZERO, Unit, shuffle, sums, unit_for
 
 TILE = 4  # rows of x, and of the weight, in one pass over the inputs: their sums fit into the registers
 PREFETCHED = 48  # rows of x from which prefetching the weight costs more time than it saves
+UNPACKED = 8  # rows of x from which prefetching integers saves time: one tile of x leaves too little time for it
 GROUP = 40_000  # bytes of a tile of x, and of the rows of the weight that are multiplied with it in turn
 SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number
+BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
+LINE = 64  # bytes of a line of memory
 BLOCK = 1 << 18  # numbers of x that stay in a core's cache while the rows of the weight pass
 ProductArguments = arguments("ProductArguments", "x", "weight", "scales", "bias", "y", "rows", "outputs", "inputs")
 
@@ -26,6 +29,15 @@ class Matrix(NamedTuple):
 
     address: Any
     dtype: str
+
+
+class Ahead(NamedTuple):
+    """The part of a weight that is prefetched: the address of the weight as it is stored, the index of the first number
+    to prefetch, and the bits of a number."""
+
+    address: Any
+    index: Any
+    bits: int
 
 
 @dataclass(frozen=True)
@@ -44,10 +56,16 @@ class Product:
         with code.if_else(code.icmp_signed("<", given.rows, INT(TILE))) as (few, many):
             with few:
                 self.few_rows(code, given, first, end)
-            with many, code.if_else(code.icmp_signed("<", given.rows, INT(PREFETCHED))) as (some, more):
-                for part, prefetches in (some, True), (more, False):
+            order, bound = (">=", UNPACKED) if self.unpacked else ("<", PREFETCHED)
+            with many, code.if_else(code.icmp_signed(order, given.rows, INT(bound))) as (fetching, other):
+                for part, prefetches in (fetching, True), (other, False):
                     with part:
                         self.many_rows(code, given, first, end, prefetches)
+
+    @property
+    def unpacked(self) -> bool:
+        """Whether tiles of the weight are unpacked to the dtype of the arithmetic before they are multiplied."""
+        return self.weight_format in ("int8", "int4")
 
     def x_index(self, code: Code, given: Values, row: Any) -> Any:
         """Emit code for the index of the first number of a row of x."""
@@ -82,17 +100,16 @@ class Product:
         block = code.mul(code.add(code.udiv(INT(BLOCK // TILE), inputs), INT(1)), INT(TILE))
         tiles = code.udiv(INT(GROUP // (TILE * SIZES[self.unit.dtype])), inputs)  # with that of x
         group = code.mul(greatest(code, code.sub(tiles, INT(1)), INT(1)), INT(TILE))
-        if unpacked := self.weight_format in ("int8", "int4"):
+        if self.unpacked:
             group = INT(TILE)  # more of them, unpacked at a time, are slower up to 8 rows
             vectors = code.udiv(code.add(code.mul(inputs, group), INT(2 * self.unit.step)), INT(self.unit.step))
             weight = Matrix(code.ptrtoint(code.alloca(self.unit.vector, size=vectors), INT), self.unit.dtype)
         with code.loop(0, rows, block) as (begin, _), code.loop(first, end, group) as (start, _):
             stop, to = least(code, code.add(begin, block), rows), least(code, code.add(start, group), end)
-            if unpacked:
+            if self.unpacked:
                 self.unpack(code, given, weight.address, start, code.sub(to, start))
-            base = start if unpacked else INT(0)
-            ahead = group if prefetches and not unpacked else None
-            self.tiles(code, given, weight, base, (begin, stop), (start, to), ahead)
+            base = start if self.unpacked else INT(0)
+            self.tiles(code, given, weight, base, (begin, stop), (start, to), group if prefetches else None)
 
     def unpack(self, code: Code, given: Values, target: Any, output: Any, outputs: Any) -> None:
         """Emit code that converts `outputs` rows of an int8 or int4 weight, from row `output` on, to the dtype of the
@@ -136,7 +153,8 @@ class Product:
                         indices = [code.mul(code.add(first, INT(i)), inputs) for i in range(width)]
                         later = None
                         if ahead is not None and size == width == TILE:
-                            later = code.mul(code.add(first, ahead), inputs)
+                            place = code.mul(code.add(output, ahead), inputs)
+                            later = Ahead(given.weight, place, BITS[self.weight_format])
                         partials = tile(code, self.unit, x, x_indices, weight, indices, inputs, later)
                         self.store(code, given, partials, row, size, output, width)
 
@@ -164,14 +182,14 @@ def tile(
     weight: Matrix,
     indices: Sequence[Any],
     inputs: Any,
-    ahead: Any = None,
+    ahead: Ahead | None = None,
     chains: int = 1,
 ) -> list[Any]:
     """Emit code that multiplies rows of x with rows of the weight, each of `inputs` numbers; return the vectors of
     partial sums. `x_indices` and `indices` are the indices of the first numbers of these rows in x and in the weight.
 
-    `ahead`: the index from which on as much of the weight is prefetched as is multiplied; all passes over the same rows
-    of the weight prefetch the same, since to skip it costs more. An addition waits for the previous one of its sum:
+    `ahead`: the place from which on as many numbers of the weight are prefetched as are multiplied; all passes over the
+    same rows of the weight prefetch the same, since to skip it costs more. An addition waits for the previous one of its sum:
     where a tile has few sums, each is divided into `chains` sums.
     """
     count = len(x_indices) * len(indices)
@@ -186,9 +204,9 @@ def tile(
 
     with code.loop(0, wide, unit.step * chains, [ZERO] * (count * chains)) as (index, totals):
         if ahead is not None:
-            start = code.add(ahead, code.mul(index, INT(len(indices))))
-            for line in range(len(indices)):
-                code.prefetch(code.at(weight.address, weight.dtype, code.add(start, INT(line * unit.step))))
+            start = code.mul(code.add(ahead.index, code.mul(index, INT(len(indices)))), INT(ahead.bits))
+            for line in range(0, len(indices) * unit.step * ahead.bits // 8, LINE):
+                code.prefetch(code.at(ahead.address, "int8", code.add(code.lshr(start, INT(3)), INT(line))))
         for i in range(chains):
             part = totals[i * count : (i + 1) * count]
             add(code.add(index, INT(i * unit.step)), part, None)
