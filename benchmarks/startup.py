@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 TEXT = "Once upon a time there was a cat. " * 200
+MESSAGE = b"Once\n"  # read by `onward chat`
 
 
 def main() -> None:
@@ -26,12 +27,13 @@ def main() -> None:
             "onward --help": ["-m", "onward", "--help"],
             "onward train --help": ["-m", "onward", "train", "--help"],
             "onward generate, one token": ["-m", "onward", "generate", model, "Once", "--max-new-tokens", "1"],
+            "onward chat, one token": ["-m", "onward", "chat", model, "--max-new-tokens", "1"],
         }
         best = dict.fromkeys(commands, float("inf"))
         for _ in range(5):
             for name, words in commands.items():
                 start = perf_counter()
-                subprocess.run([sys.executable, *words], check=True, capture_output=True)
+                subprocess.run([sys.executable, *words], check=True, capture_output=True, input=MESSAGE)
                 best[name] = min(best[name], perf_counter() - start)
     for name, seconds in best.items():
         print(f"{name:28}{seconds:6.2f} s{seconds / best['import torch']:8.2f} of import torch")

@@ -54,8 +54,8 @@ def main() -> None:
     from benchmarks.text import machine
 
     compared = speed.decode, speed.prefill, speed.batch, serving.requests, serving.context
-    others = speed.rows, parts.parts, serving.slots, stories.stories, memory.memory, uncached.uncached, speculation.speculation
-    alone = (*others, families.families, variants.variants)
+    others = parts.parts, serving.slots, stories.stories, memory.memory, uncached.uncached, speculation.speculation
+    alone = (speed.rows, *others, families.families, variants.variants)
     sections = {function.__name__: function for function in (*compared, *alone)}
     chosen, precisions = options.sections or list(sections), options.precisions or list(PRECISIONS)
     for names, known in ((chosen, sections), (precisions, PRECISIONS)):

@@ -32,12 +32,11 @@ class Matrix(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """The part of a weight that is prefetched: the address of the weight as it is stored, the index of the first number
-    to prefetch, and the bits of a number."""
+    """The part of a weight that is prefetched, as it is stored: its address, and the bytes to prefetch for each input
+    of a tile."""
 
     address: Any
-    index: Any
-    bits: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -147,14 +146,15 @@ class Product:
         for row_start, row_end, size in parts(code, *rows):
             with code.loop(row_start, row_end, size) as (row, _):
                 x_indices = [self.x_index(code, given, code.add(row, INT(i))) for i in range(size)]
-                for start, end, width in parts(code, *outputs):
-                    with code.loop(start, end, width) as (output, _):
+                for begin, end, width in parts(code, *outputs):
+                    with code.loop(begin, end, width) as (output, _):
                         first = code.sub(output, base)
                         indices = [code.mul(code.add(first, INT(i)), inputs) for i in range(width)]
                         later = None
                         if ahead is not None and size == width == TILE:
-                            place = code.mul(code.add(output, ahead), inputs)
-                            later = Ahead(given.weight, place, BITS[self.weight_format])
+                            bits = BITS[self.weight_format]
+                            start = code.mul(code.mul(code.add(output, ahead), inputs), INT(bits))
+                            later = Ahead(code.add(given.weight, code.lshr(start, INT(3))), TILE * bits // 8)
                         partials = tile(code, self.unit, x, x_indices, weight, indices, inputs, later)
                         self.store(code, given, partials, row, size, output, width)
 
@@ -188,9 +188,9 @@ def tile(
     """Emit code that multiplies rows of x with rows of the weight, each of `inputs` numbers; return the vectors of
     partial sums. `x_indices` and `indices` are the indices of the first numbers of these rows in x and in the weight.
 
-    `ahead`: the place from which on as many numbers of the weight are prefetched as are multiplied; all passes over the
-    same rows of the weight prefetch the same, since to skip it costs more. An addition waits for the previous one of its sum:
-    where a tile has few sums, each is divided into `chains` sums.
+    `ahead`: the part of the weight that is prefetched meanwhile; all passes over the same rows of the weight prefetch
+    the same, since to skip it costs more. An addition waits for the previous one of its sum: where a tile has few sums,
+    each is divided into `chains` sums.
     """
     count = len(x_indices) * len(indices)
     wide, full_end = (code.sub(inputs, code.urem(inputs, INT(n))) for n in (unit.step * chains, unit.step))
@@ -204,9 +204,9 @@ def tile(
 
     with code.loop(0, wide, unit.step * chains, [ZERO] * (count * chains)) as (index, totals):
         if ahead is not None:
-            start = code.mul(code.add(ahead.index, code.mul(index, INT(len(indices)))), INT(ahead.bits))
-            for line in range(0, len(indices) * unit.step * ahead.bits // 8, LINE):
-                code.prefetch(code.at(ahead.address, "int8", code.add(code.lshr(start, INT(3)), INT(line))))
+            start = code.mul(index, INT(ahead.size))
+            for line in range(0, unit.step * ahead.size, LINE):
+                code.prefetch(code.at(ahead.address, "int8", code.add(start, INT(line))))
         for i in range(chains):
             part = totals[i * count : (i + 1) * count]
             add(code.add(index, INT(i * unit.step)), part, None)
