@@ -1,23 +1,29 @@
 """The mesh of a run: as configured, or the first that fits the memory of the devices."""
 
 import os
+import sys
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from onward.checkpoint.source import SizeLimit
 from onward.config.decoder import DecoderConfig
+from onward.config.lora import LoRA
 from onward.config.mesh import Mesh, divides_vocabulary
 from onward.device import choose_device
 from onward.errors import UserError
 from onward.limits import in_bytes, memory_size
+from onward.model.decoder import Decoder
 from onward.planning.arrangements import SAFE, arrangements
 from onward.planning.memory import HOLES, TrainingMemory
 from onward.planning.mesh import device_memory
 from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
+from onward.training.inputs.examples import row_length
 from onward.training.processes import Processes
 from onward.training.step.loss import CrossEntropy
+from onward.transforms.lora import add_adapters
 
 
 def arranged(config: RunConfig, processes: Processes, vocab_size: int, mesh: str = "") -> Processes:
@@ -70,23 +76,58 @@ def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
 
 
 def chosen(config: RunConfig, decoder: DecoderConfig, count: int) -> Mesh:
-    """Return the default mesh for `count` processes: replicas if a device can hold the whole training in fp32, else
-    shards over the processes of each machine or, if these are too few, over all processes."""
+    """Return the default mesh for `count` processes: replicas if a device can hold the whole training in fp32, or if
+    the run has a time limit, samples itself or quantizes its weights; else shards over the processes of each machine
+    or, if these are too few, over all processes."""
     plain, most = replace(config, precision="fp32"), SAFE * device_bytes(config)
     meshes = arrangements(count, int(os.environ.get("LOCAL_WORLD_SIZE", count)))
-    able = (mesh for mesh in meshes if config.time or memory_per_process(plain, decoder, mesh).peak <= most)
+    tuned = config if isinstance(config, FinetuneConfig) else None
+    if config.time or (tuned and (tuned.method.samples_itself or tuned.quantize)):
+        return meshes[0]
+    able = (mesh for mesh in meshes if memory_per_process(plain, decoder, mesh).peak <= most)
     return next(able, meshes[-1])
 
 
 def memory_per_process(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> TrainingMemory:
     """Compute the memory that training takes in one process of a mesh."""
+    tuned = config if isinstance(config, FinetuneConfig) else None
+    holes = HOLES if choose_device(config.device).type == "cpu" else 0.0
     options: dict[str, Any] = {
         "optimizer": config.optimizer or "adamw",
         "recompute": config.recompute,
         "precision": {"auto": "fp32"}.get(config.precision, config.precision),
-        "holes": HOLES if choose_device(config.device).type == "cpu" else 0.0,
+        "holes": holes,
     }
-    return device_memory(decoder, mesh, config.batch_size or 8, decoder.context_length, CrossEntropy(), **options)
+    length = row_length(tuned, decoder.context_length) if tuned else decoder.context_length
+    memory = device_memory(decoder, mesh, config.batch_size or 8, length, CrossEntropy(), **options)
+    if tuned and tuned.adapters:
+        return with_frozen_weights(memory, -(-trained_with(tuned.adapters, decoder) // mesh.shard), mesh, holes)
+    return memory
+
+
+def trained_with(lora: LoRA, decoder: DecoderConfig) -> int:
+    """Count the parameters that a run with these adapters trains."""
+    with torch.device("meta"), SizeLimit(sys.maxsize):
+        model = Decoder(decoder)
+        add_adapters(model, lora)
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def with_frozen_weights(memory: TrainingMemory, trained: int, mesh: Mesh, holes: float) -> TrainingMemory:
+    """Return the `memory` of a training of all weights changed to one in which a process trains only `trained`
+    parameters, of adapters in fp32, with AdamW. The weights have neither gradients nor state; activations are as many,
+    at most."""
+    before = memory.at_loss - (0 if mesh.divides else memory.gradients)  # replicas have gradients from the beginning
+    transient = max(before, memory.transient - memory.gradients) + 4 * trained
+    return replace(
+        memory,
+        weights=memory.weights + 4 * trained,
+        gradients=4 * trained,
+        optimizer=8 * trained,
+        at_loss=before,
+        transient=transient,
+        holes=int(holes * transient),
+    )
 
 
 def device_bytes(config: RunConfig) -> int:

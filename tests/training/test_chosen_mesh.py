@@ -1,0 +1,78 @@
+"""The mesh that a run chooses by itself: replicas where a device can hold all that is trained, else shards."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from onward.config.decoder import DecoderConfig
+from onward.config.lora import LoRA
+from onward.config.mesh import Mesh
+from onward.limits import in_bytes
+from onward.model.decoder import Decoder
+from onward.training.config import RunConfig
+from onward.training.finetuning.config import FinetuneConfig
+from onward.training.run import arrangement
+from onward.training.run.arrangement import chosen, in_words, memory_per_process, trained_with
+from onward.transforms.lora import add_lora
+
+DECODER = DecoderConfig(4096, 256, 4, 4, context_length=8192)
+TRAINED = RunConfig(device="cpu", batch_size=1, steps=4)
+
+
+def tuned(**options: Any) -> FinetuneConfig:
+    return FinetuneConfig.of(base="x", sources=("y",), device="cpu", batch_size=1, **{"length": 64} | options)
+
+
+def peak(config: RunConfig, mesh: str = "replicate=4") -> int:
+    return memory_per_process(config, DECODER, Mesh.parse(mesh)).peak
+
+
+def test_replicas_are_chosen_while_a_device_holds_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = replace(DECODER, context_length=64)
+    need = {mesh: memory_per_process(TRAINED, decoder, Mesh.parse(mesh)).peak for mesh in ("replicate=4", "shard=4")}
+    for fits, mesh in (0.89, "replicate=4"), (0.91, "shard=4"), (2.0, "shard=4"):
+        memory = int(need["replicate=4"] / fits)
+        monkeypatch.setattr(arrangement, "device_bytes", lambda config, memory=memory: memory)
+        assert chosen(TRAINED, decoder, 4) == Mesh.parse(mesh)
+        said = f"mesh {mesh}: each process needs about {in_bytes(need[mesh])} of {in_bytes(memory)} (weights "
+        assert in_words(TRAINED, decoder, chosen(TRAINED, decoder, 4)).startswith(said)
+
+
+def test_the_sentence_names_what_takes_the_memory() -> None:
+    kinds = "weights 5.3 MB, gradients 5.3 MB, optimizer 10.6 MB, activations .*, gathered .*"
+    assert re.search(rf"\({kinds}\)$", in_words(TRAINED, DECODER, Mesh(shard=4)))
+    whole = r"gathered [^,]*\); embedding and head are whole, since 2 does not divide vocab_size 4,095$"
+    assert re.search(whole, in_words(TRAINED, replace(DECODER, vocab_size=4095), Mesh(shard=2, tensor=2)))
+
+
+CHOICES: dict[str, tuple[dict[str, Any], str]] = {
+    "all weights": ({}, "shard=4"),
+    "adapters": ({"lora": 4}, "replicate=4"),
+    "adapters and the whole embedding": ({"lora": LoRA(rank=4, full=("embed", "head", "blocks"))}, "shard=4"),
+    "a method that samples": ({"method": "grpo", "reward": "length(tokens=5)", "samples": 2}, "replicate=4"),
+    "quantized": ({"lora": 4, "quantize": "int8"}, "replicate=4"),
+}
+
+
+@pytest.mark.parametrize(("options", "mesh"), CHOICES.values(), ids=CHOICES)
+def test_weights_without_gradients_need_no_shards(
+    options: dict[str, Any], mesh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert peak(tuned(lora=4)) < 0.6 * peak(tuned())
+    monkeypatch.setattr(arrangement, "device_bytes", lambda config: int(peak(tuned(lora=4)) / 0.89))
+    assert chosen(tuned(**options), DECODER, 4) == Mesh.parse(mesh)
+
+
+def test_the_parameters_of_adapters_are_counted() -> None:
+    lora, small = LoRA(rank=4, full=("norm",)), DecoderConfig(16, 16, 2, 4, context_length=8)
+    model = Decoder(small)
+    add_lora(model, lora)
+    assert trained_with(lora, small) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    memory = memory_per_process(tuned(lora=4), DECODER, Mesh(replicate=4))
+    assert memory.optimizer == 2 * memory.gradients == 8 * trained_with(LoRA(rank=4), DECODER)
+
+
+def test_examples_are_as_long_as_the_run_has_them() -> None:
+    assert peak(tuned()) < peak(tuned(length=4096))
