@@ -21,7 +21,6 @@ from onward.evaluation.continuations import Pair, score_continuations
 from onward.evaluation.heads import evaluate_head, examples_of
 from onward.evaluation.kept import Kept
 from onward.model.decoder import Decoder
-from onward.parallel.replicas import Replicas
 from onward.training.processes import Processes
 from onward.transforms.heads import add_head, head_of
 
@@ -95,7 +94,7 @@ def head_figures(labels: Sequence[str], rows: Sequence[dict[str, str]]) -> dict[
     add_head(model, labels)
     torch.nn.init.normal_(head_of(model).weight)
     examples = examples_of(model, text, [Record(row, "") for row in rows])
-    return asdict(evaluate_head(model, examples, Replicas.of_group()))
+    return asdict(evaluate_head(model, examples, Processes.join().replicas))
 
 
 HEADS: dict[str, tuple[list[str], list[dict[str, str]]]] = {
@@ -113,7 +112,7 @@ def test_two_processes_evaluate_a_head_as_one(head: str, two: Ranks) -> None:
 def work(outcomes: Sequence[str | UserError]) -> list[Any]:
     """What three works in a row come to in this process, of which the second one is that in `outcomes`."""
     Processes.join()
-    replicas = Replicas.of_group()
+    replicas = Processes.join().replicas
 
     def own() -> str:
         outcome = outcomes[replicas.rank]
@@ -136,7 +135,7 @@ def test_an_error_of_a_process_is_raised_by_all_which_go_on(outcomes: list[Any],
 
 
 def disagree(first: str, other: str) -> str:
-    replicas = Replicas.of_group()
+    replicas = Processes.join().replicas
     try:
         replicas.together(other if replicas.rank else first, lambda: None)
     except UserError as error:
@@ -160,7 +159,7 @@ def scored(run: str, folders: Sequence[str], most: int) -> tuple[list[Any], int,
     """The scores of PAIRS, empty if more than `most` of them were to be computed; how many were found in the rank's
     folder, and how many it has then."""
     Processes.join()
-    replicas = Replicas.of_group()
+    replicas = Processes.join().replicas
     kept = Kept(Path(folders[replicas.rank]) / "a.jsonl", replicas)
 
     def stop(done: int) -> None:

@@ -8,11 +8,12 @@ from operator import call, is_
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from onward.compiled.inventory import TENSORS, Inventory, ambient, describe_function, qualified_name
 from onward.model.adapters import Adapter, WeightAdapters, each_adapter
 from onward.model.decoder import Decoder
+from onward.parallel.replicas import tensor_axis
 from onward.tracing.listening import is_traced
 from onward.transforms.lora import selection
 
@@ -170,8 +171,25 @@ class ModelState:
 
 
 def fingerprint(model: Decoder) -> str | None:
-    """Return a hash of the structure and the weights of a model; None while the model has hooks or edits."""
-    return Snapshot(model).fingerprint()
+    """Return a hash of the structure and the weights of a model; None while the model has hooks or edits. The processes
+    of a tensor axis that divides the model call this together, and must not have added hooks or edits."""
+    return fingerprint_of_parts(model) if tensor_axis(model) > 1 else Snapshot(model).fingerprint()
+
+
+def fingerprint_of_parts(model: Decoder) -> str:
+    """Return a hash of the weights of a model that the processes of a tensor axis divide, and which call this together.
+    Processes that have read different models get different hashes: each hashes the weights that it holds whole,
+    together with the hashes that all processes have of their parts."""
+    from onward.parallel.parts import local, splits  # which imports DTensors, for half a second
+
+    whole, own = hashlib.sha256(), hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        digest = own if splits(parameter) else whole
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode() + checksum(local(parameter)))
+    stream: Any = model.stream
+    parts: list[Any] = [None] * stream.mesh.size()
+    distributed.all_gather_object(parts, own.hexdigest(), group=stream.group)
+    return hashlib.sha256(f"{whole.hexdigest()} {parts}".encode()).hexdigest()
 
 
 def checksum(tensor: Tensor) -> bytes:

@@ -20,6 +20,7 @@ from onward.evaluation.kept import Kept, whole
 from onward.kernels.cross_entropy import cross_entropies
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, check_ids, without_dropout
+from onward.parallel.replicas import cache_config
 from onward.text.tokenizer import Tokenizer
 
 FIXED = LinearScaling | YaRNScaling | Llama3Scaling  # scalings that are the same for texts of all lengths
@@ -168,7 +169,8 @@ def read(model: Decoder, inputs: Sequence[tuple[int, ...]], counts: Sequence[int
     common = 0 if common < SAME or len(unique) == 1 or lengths[0] else common
     rest = [tokens[len(context) :] for tokens, context in zip(inputs, contexts)]
     most, chunk = max(map(len, inputs)), max(CHUNK, *map(len, rest))
-    cache = KVCache(model.config, len(inputs), most, min(chunk, most), device=model.device, dtype=model.dtype)
+    config = cache_config(model)
+    cache = KVCache(config, len(inputs), most, min(chunk, most), device=model.device, dtype=model.dtype)
     if common:
         prefill(model, cache, [unique[0][0][:common]], [0])
         copy_rows(cache, [0] * len(unique), common)

@@ -36,8 +36,8 @@ class Kept:
     line of the file is a JSON list of hash and result; other lines, such as the last one of a process that was killed,
     are skipped. Several processes may append to one file.
 
-    The processes `replicas` of one evaluation have the same results in memory, and each appends the results that it
-    computes to its file.
+    The processes `replicas` of one evaluation have the same results in memory, and the first of each replica appends
+    the results that it computes to its file.
     """
 
     def __init__(self, file: Path | None = None, replicas: Replicas = ALONE) -> None:
@@ -72,7 +72,7 @@ class Kept:
         self.results.update(new)
         self.added += new
         data = "".join(json.dumps(line) + "\n" for line in new).encode()
-        if self.descriptor >= 0 and len(data) <= self.room:
+        if self.descriptor >= 0 and self.replicas.leads and len(data) <= self.room:
             try:
                 os.write(self.descriptor, data)
                 self.room -= len(data)

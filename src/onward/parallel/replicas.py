@@ -1,13 +1,18 @@
-"""Processes that each hold the whole model and divide independent work, such as the batches of an evaluation."""
+"""Processes that hold replicas of a model and divide independent work, such as the batches of an evaluation. A replica
+is one process or, if a tensor axis divides the model, several processes with consecutive ranks."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeVar
 
 from torch import distributed
+from torch.distributed import DeviceMesh
 
+from onward.config.decoder import DecoderConfig
+from onward.config.mesh import Mesh
 from onward.errors import UserError
+from onward.model.decoder import Decoder
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -21,29 +26,34 @@ class SharedError(UserError):
 class Replicas:
     """The processes that divide work, with the rank of this one; by default one process, which does all of it.
 
+    `mesh` has `replicate` replicas of the model, each divided over `tensor` processes, which do the same work together.
     All processes make the same calls in the same order. An error of the user in one process is raised by all, and calls
     that differ, for example because files do, are an error too.
     """
 
-    rank: int = 0
-    count: int = 1
+    rank: int = 0  # of this process
+    mesh: Mesh = Mesh()
+    devices: DeviceMesh | None = None  # torch's DeviceMesh; None if each process holds the whole model
 
-    @classmethod
-    def of_group(cls) -> "Replicas":
-        """Return the processes of torch's process group; one process without a group."""
-        if not distributed.is_initialized():
-            return cls()
-        return cls(distributed.get_rank(), distributed.get_world_size())
+    @property
+    def count(self) -> int:
+        """The number of replicas, which divide the work."""
+        return self.mesh.replicate
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the first of its replica, whose results count."""
+        return self.rank % self.mesh.tensor == 0
 
     def share(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yield the items that this process computes: item i belongs to the rank i modulo the number of processes."""
-        return islice(items, self.rank, None, self.count)
+        """Yield the items that this process computes: item i belongs to the replica i modulo the number of replicas."""
+        return islice(items, self.rank // self.mesh.tensor, None, self.count)
 
     def together(self, name: str, work: Callable[[], T]) -> list[T]:
         """Call `work` in all processes at the same time, and return the results of all, by rank. `name` is the name of
         the work, equal in all processes, for the check and for messages. Raises a SharedError if a process raises a
         UserError or does other work."""
-        if self.count == 1:
+        if self.mesh.count == 1:
             return [work()]
         outcome: T | UserError
         try:
@@ -52,7 +62,7 @@ class Replicas:
             raise
         except UserError as error:
             outcome = error
-        outcomes: list[Any] = [None] * self.count
+        outcomes: list[Any] = [None] * self.mesh.count
         distributed.all_gather_object(outcomes, (name, outcome))
         if failed := [one for _, one in outcomes if isinstance(one, UserError)]:
             raise SharedError(str(failed[0]))
@@ -69,9 +79,22 @@ class Replicas:
         return result  # type: ignore[no-any-return]
 
     def map(self, name: str, function: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
-        """Return the results of a function for all items, in order; each process computes its share."""
-        parts = self.together(name, lambda: [function(item) for item in self.share(items)])
+        """Return the results of a function for all items, in order; each replica computes its share."""
+        parts = self.together(name, lambda: [function(item) for item in self.share(items)])[:: self.mesh.tensor]
         return [parts[i % self.count][i // self.count] for i in range(sum(map(len, parts)))]
 
 
 ALONE = Replicas()  # one process, which does all work
+
+
+def tensor_axis(model: Decoder) -> int:
+    """Return the number of processes of the tensor axis that divides the heads of a model; 1 for undivided heads."""
+    stream = getattr(model, "stream", None)
+    return stream.mesh.size() if stream else 1
+
+
+def cache_config(model: Decoder) -> DecoderConfig:
+    """Return the configuration of a KV cache for a model: that of the model or, if a tensor axis divides the heads, one
+    with the key/value heads of this process."""
+    heads = max(1, model.config.n_kv_heads // tensor_axis(model))
+    return replace(model.config, n_kv_heads=heads) if heads < model.config.n_kv_heads else model.config

@@ -18,6 +18,7 @@ from torch.distributed import DeviceMesh
 from onward.config.mesh import Mesh
 from onward.errors import UserError
 from onward.parallel.parallelize import device_mesh, release_replicas
+from onward.parallel.replicas import Replicas
 
 LAUNCHES: list["Launch"] = []  # one, once the processes have met
 AGREED = itertools.count()  # numbers of the calls of `agreed`, the same in all processes
@@ -142,6 +143,11 @@ class Processes:
             return replace(self, devices=None)
         devices, stage = connected_devices(self.mesh, device.type, distributed.group.WORLD)
         return replace(self, devices=devices, stage=stage)
+
+    @property
+    def replicas(self) -> Replicas:
+        """These processes as those of an evaluation, whose batches the replicas of the model divide."""
+        return Replicas(self.rank, self.mesh, self.devices)
 
     def agreed(self, value: Callable[[], str]) -> str:
         """Return in all processes the text that rank 0 computes by calling `value`; the other processes wait for it."""

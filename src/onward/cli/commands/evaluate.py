@@ -40,6 +40,7 @@ examples:
   onward evaluate runs/mybook runs/other --tasks cloze:other.txt          is one better by more than noise?
   onward evaluate runs/mybook --tasks choices:exam.jsonl --against runs/mybook        were the questions trained on?
   torchrun --standalone --nproc-per-node 2 -m onward evaluate runs/mybook other.txt   windows or questions, divided
+  torchrun --standalone --nproc-per-node 4 -m onward evaluate runs/mybook other.txt --mesh "replicate=2 tensor=2"
 
 tasks:
 """
@@ -88,6 +89,7 @@ class Options(Loading):
     stride: int = 0  # tokens by which the window moves; 0: the context length, without overlap
     field: str = "text"  # field that contains the text in each .jsonl line
     encoding: str = "utf-8"  # encoding of the text files
+    mesh: str = ""  # processes by axis: "replicate=2 tensor=4" divides each of two replicas over four; "": replicas
     json: bool = False  # print the result as JSON
 
 
@@ -101,17 +103,32 @@ def evaluate(argv: Sequence[str]) -> int:
     """Evaluate a model in this process together with the other processes that torchrun started, if any; the first
     process prints the figures. Returns the exit status."""
     options = parse(Options, argv, prog="onward evaluate", about=ABOUT + TASKS)
-    from onward.parallel.replicas import Replicas
-    from onward.training.processes import Processes
-
-    Processes.join()
-    replicas = Replicas.of_group()
+    replicas = arranged(options.mesh, options.device)
     console.quiet = bool(replicas.rank)
     if options.tasks or options.choices or options.answers:
         of_tasks(options, replicas)
     else:
         of_data(options, replicas)
     return 0
+
+
+def arranged(mesh: str, device: str) -> "Replicas":
+    """Return the processes that torchrun started as replicas of the model or, given `mesh`, arranged in this mesh over
+    devices of the type of `device`. Raises a UserError for a mesh that is for another number of processes, or that
+    divides the model into shards or stages."""
+    from onward.config.mesh import Mesh
+    from onward.device import choose_device
+    from onward.training.processes import Processes
+
+    processes = Processes.join()
+    if not mesh:
+        return processes.replicas
+    axes = Mesh.parse(mesh)
+    if axes.pipeline * axes.shard > 1:
+        raise UserError(
+            f"mesh is {str(axes)!r}, and evaluation divides a model only by a tensor axis: give replicate and tensor"
+        )
+    return processes.arranged(axes).connected(choose_device(device)).replicas
 
 
 def of_data(options: Options, replicas: "Replicas") -> None:

@@ -10,10 +10,12 @@ from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
 from onward.cli.shared.output import console
+from onward.errors import UserError
 
 if TYPE_CHECKING:
     from onward.generation.engine.engine import Engine
     from onward.language_model import LanguageModel
+    from onward.parallel.replicas import Replicas
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,34 @@ def load(model: str, options: Loading, adapter_folders: Sequence[str] = ()) -> L
         rope=options.rope,
         allow_nonfinite=options.allow_nonfinite,
     )
+
+
+def load_part(model: str, options: Loading, replicas: Replicas) -> LanguageModel:
+    """Load this process's part of `model` as `options` say; a tensor axis of the mesh of `replicas` divides the model.
+    Raises a UserError for options that do not work with a divided model."""
+    import torch
+
+    from onward.checkpoint.divided import load_divided
+    from onward.hub import locate
+    from onward.language_model import LanguageModel
+    from onward.transforms.extend import extended
+
+    for name in "quantize", "adapter_folder":
+        if getattr(options, name):
+            raise UserError(
+                f"{name} is not for a divided model, and mesh is {str(replicas.mesh)!r}: leave it out, or use replicas "
+                "only"
+            )
+    decoder, hf, source = load_divided(
+        locate(model, options.revision),
+        replicas.mesh,
+        replicas.devices,
+        getattr(torch, options.dtype) if options.dtype else None,
+        allow_nonfinite=options.allow_nonfinite,
+    )
+    if options.rope is not None:
+        decoder.config = extended(decoder.config, options.rope)
+    return LanguageModel(decoder, source.tokenizer(), hf)
 
 
 def compile_first_kernels(options: Loading) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.cli.shared.contamination import contamination_rows, training_data
-from onward.cli.shared.loading import Loading, cache_folder, load
+from onward.cli.shared.loading import Loading, cache_folder, load, load_part
 from onward.cli.shared.output import console, print_json, print_table
 from onward.cli.shared.progress import progress_bars
 from onward.errors import UserError
@@ -156,9 +156,10 @@ def run_all(
 
 
 def load_alike(model: str, loading: Loading, replicas: Replicas) -> LanguageModel:
-    """Load a model in each process of `replicas`. Raises a UserError if the processes have loaded different weights."""
-    lm = load(model, loading)
-    if replicas.count > 1:
+    """Load a model in each process of `replicas` or, if they divide it, this process's part of it. Raises a UserError
+    if the processes have loaded different weights."""
+    lm = load_part(model, loading, replicas) if replicas.mesh.divides else load(model, loading)
+    if replicas.mesh.count > 1:
         from onward.compiled.fingerprint import fingerprint
 
         replicas.together(f"{model} with weights {fingerprint(lm.model)!s:.8}", lambda: None)

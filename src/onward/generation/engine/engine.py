@@ -5,7 +5,7 @@ Shapes: B requests, T tokens in one call, D d_model, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
@@ -33,6 +33,7 @@ from onward.generation.logprobs import token_logprobs
 from onward.generation.request import Request
 from onward.generation.runner import Runner
 from onward.model.decoder import Decoder, without_dropout
+from onward.parallel.replicas import tensor_axis
 from onward.tracing.calls import Row, labeled
 
 ROWS = 16  # the most requests that are active at a time, unless another number is given
@@ -104,6 +105,8 @@ class Engine:
             prefill_budget=prefill_budget,
         )
         self.times = SpeculationTimes()
+        # the processes of a tensor axis must make the same schedule, so that it cannot depend on times
+        self.clock: Callable[[], float] = perf_counter if tensor_axis(model) == 1 else float
 
     @property
     def busy(self) -> bool:
@@ -161,21 +164,21 @@ class Engine:
         tokens as pairs (request, token)."""
         with without_dropout(self.model):
             self.runner.state.follow()
-            schedule, start = self.scheduler.schedule(), perf_counter()
+            schedule, start = self.scheduler.schedule(), self.clock()
             proposals = self.propose(schedule)
-            drafting = perf_counter() - start
+            drafting = self.clock() - start
             requests, proposals, logits = self.forward(schedule, proposals)
             if not requests:
-                self.scheduler.pace.add(perf_counter() - start, decoding=False, prefilling=True)
+                self.scheduler.pace.add(self.clock() - start, decoding=False, prefilling=True)
                 return []
             sampled, last = self.sampler.sample(logits, requests, proposals)
             self.runner.keep(requests, last)
             new = self.distribute(requests, proposals, sampled, logits)
             if self.draft and not schedule.prefill:
                 speculated = any(proposal.tokens for proposal in proposals)
-                self.times.add(perf_counter() - start, drafting, len(new) / len(requests), speculated)
+                self.times.add(self.clock() - start, drafting, len(new) / len(requests), speculated)
             self.scheduler.release(requests)
-            self.scheduler.pace.add(perf_counter() - start, bool(schedule.decode), bool(schedule.prefill))
+            self.scheduler.pace.add(self.clock() - start, bool(schedule.decode), bool(schedule.prefill))
             if not self.scheduler.active:
                 self.runner.steps.release()
             return new

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from onward import fields
+from onward.checkpoint.divided import read_parts
 from onward.checkpoint.peft.bases import check_base, is_adapter
 from onward.checkpoint.saves.newest import SavedState, newest_state
 from onward.device import choose_device
@@ -15,7 +16,6 @@ from onward.errors import UserError
 from onward.files import read_json
 from onward.model.decoder import Decoder
 from onward.parallel.new_weights import new_decoder
-from onward.parallel.parts import local, part_of
 from onward.text.tokenizer import Tokenizer
 from onward.training.clock.budget import Budget
 from onward.training.config import RunConfig, seconds
@@ -105,16 +105,7 @@ def new_model(
     if labels:
         add_head(model, labels)
     new = {name for name, parameter in model.named_parameters() if weights.outlines.get(name) is not parameter}
-
-    @torch.no_grad()
-    def read(model: Decoder) -> None:
-        for name, parameter in model.named_parameters():
-            part = local(parameter)
-            part.zero_() if name in new else part.copy_(part_of(weights[name], parameter))
-            if not part.isfinite().all():
-                raise UserError(f"tensor {name} in {config.base} has NaN or infinite elements: get the weights again")
-
-    return model, read, with_tokens(hf, tokenizer)
+    return model, lambda model: read_parts(model, weights, config.base, new=new), with_tokens(hf, tokenizer)
 
 
 def edits(progress: SavedProgress, config: RunConfig) -> list[str]:

@@ -1,0 +1,184 @@
+"""Evaluation of a model that a tensor axis divides: the losses, scores and answers of one process, in fp64 to 1e-9, and
+no process holds the whole model."""
+
+import gc
+from collections.abc import Sequence
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import onward
+from onward.checkpoint.divided import load_divided
+from onward.cli.commands.evaluate import Options, arranged
+from onward.cli.shared.tasks import load_alike
+from onward.compiled.fingerprint import fingerprint
+from onward.config.decoder import DecoderConfig, Experts
+from onward.errors import UserError
+from onward.evaluation import continuations
+from onward.evaluation.answers import write_answers
+from onward.evaluation.continuations import Pair, score_continuations
+from onward.evaluation.kept import kept_for
+from onward.evaluation.outputs import outputs
+from onward.evaluation.text import evaluate_texts
+from onward.generation.options import GenerationOptions
+from onward.language_model import LanguageModel
+from onward.model.decoder import Decoder
+from onward.parallel.replicas import Replicas
+from onward.training.config import RunConfig
+from onward.transforms.heads import add_head, head_labels
+
+from support.decoders import DECODERS, decoder
+from support.finetuning import TEXT, tokenizer
+from support.heap import HeapPeak
+from support.ranks import Ranks
+
+VOCABULARY = -(-tokenizer().vocab_size // 4) * 4  # of four processes each has a part
+SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "context_length": 24}
+MODELS = {name: replace(DECODERS[name], **SIZES) for name in ("llama", "gpt2", "deepseek", "olmo2")}
+QUICK = "experts"
+MODELS[QUICK] = replace(MODELS["llama"], mlp=Experts(count=4, top_k=2, d_ff=8, d_shared=4))
+MODELS["fewer heads of keys than processes"] = replace(MODELS["llama"], n_kv_heads=1)
+MODELS["a vocabulary that is not divided"] = replace(MODELS["llama"], vocab_size=VOCABULARY + 1)
+MESHES = "tensor=2", "tensor=4", "replicate=2 tensor=2"
+PAIRS = [Pair((1, 5, *range(2, 2 + i % 9)), (3 + i, *range(i % 3))) for i in range(50)]
+OPTIONS = GenerationOptions(max_new_tokens=5, temperature=0.8, seed=0)
+
+
+def model_in(folder: Path, config: DecoderConfig, labels: Sequence[str] = ()) -> Path:
+    """The folder of a model in which every parameter matters."""
+    model = decoder(config).cpu()
+    if labels:
+        add_head(model, labels)
+    onward.save(LanguageModel(model, tokenizer()), folder)
+    return folder
+
+
+def loaded(folder: Path, mesh: str) -> tuple[LanguageModel, Replicas]:
+    """A model in fp64 in the processes of a mesh."""
+    replicas = arranged(mesh, "cpu")
+    lm = load_alike(str(folder), Options(model="", device="cpu"), replicas)
+    lm.model.double()
+    return lm, replicas
+
+
+def figures(folder: Path, mesh: str = "") -> list[Any]:
+    """The loss of a text, scores of continuations, written answers, how many of these the file of answers has, and
+    outputs of the model's head, if it has one."""
+    lm, replicas = loaded(folder, mesh)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(continuations, "ROWS", 8)
+        patch.setattr(continuations, "SAME", 2)
+        kept = kept_for(lm.model, lm.text(), folder / f"answers {mesh}", replicas)
+        loss = evaluate_texts(lm.model, lm.text(), [TEXT], 7, replicas)
+        scores = score_continuations(lm.model, PAIRS, kept=kept)
+        prompts = [[1, 2, 3 + i, *range(i)] for i in range(7)]
+        answers = write_answers(lm.engine_for(4, {}), lm.text(), prompts, OPTIONS, kept=kept)
+    kept.close()
+    head = outputs(lm.model, prompts).flatten().tolist() if head_labels(lm.model) else []
+    replicas.together("the file of answers", lambda: None)
+    count = sum(map(bool, kept.file.read_text().splitlines())) if kept.file else 0
+    tokens = [[one.tokens for one in some] for some in answers]
+    return [*astuple(loss), *(value for one in scores for value in astuple(one)), *head, tokens, count]
+
+
+def assert_evaluates_as_one(ranks: Ranks, folder: Path, mesh: str) -> None:
+    """The shared assertion: every process of a mesh gets the figures that one process gets."""
+    *expected, tokens, count = figures(folder)
+    assert count == len(PAIRS) + 7
+    for *got, its_tokens, its_count in ranks.run(figures, folder, mesh):
+        assert (its_tokens, its_count) == (tokens, count)
+        assert got == pytest.approx(expected, rel=1e-9)
+
+
+def cases() -> list[Any]:
+    """The models and meshes; all but one are `long`."""
+    quick = QUICK, MESHES[0]
+    able = [(name, mesh) for name in MODELS for mesh in MESHES if not (name == "olmo2" and mesh == "tensor=4")]
+    return [pytest.param(*one, marks=() if one == quick else pytest.mark.long) for one in able]
+
+
+@pytest.mark.parametrize(("name", "mesh"), cases())
+def test_divided_model_is_evaluated_as_by_one_process(
+    name: str, mesh: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    labels = ["no", "yes"] if name == QUICK else []
+    ranks: Ranks = request.getfixturevalue("two" if mesh == "tensor=2" else "four")
+    assert_evaluates_as_one(ranks, model_in(tmp_path / "model", MODELS[name], labels), mesh)
+
+
+def peak(folder: Path) -> int:
+    """The most bytes allocated at once while this process loads its part of a model and evaluates it."""
+    replicas = arranged("tensor=2", "cpu")
+    gc.collect()
+    with HeapPeak() as heap:
+        lm = load_alike(str(folder), Options(model="", device="cpu"), replicas)
+        evaluate_texts(lm.model, lm.text(), [TEXT], 0, replicas)
+    return heap.bytes
+
+
+@pytest.mark.parametrize("preset", ["gpt2", pytest.param("mini", marks=pytest.mark.long)])
+def test_process_holds_its_part_and_two_blocks_of_the_model(preset: str, two: Ranks, tmp_path: Path) -> None:
+    sizes = {"d_model": 384, "n_layers": 12, "n_heads": 4, "context_length": 8}
+    config = RunConfig(preset=preset, model=sizes).decoder(VOCABULARY)
+    folder = model_in(tmp_path / "model", config)
+    with torch.device("meta"):
+        model = Decoder(config)
+    weights, block = (sum(p.nbytes for p in m.parameters()) for m in (model, model.blocks[0]))
+    assert max(two.run(peak, folder)) <= weights / 2 + 2 * block
+
+
+def refusal(folder: Path, mesh: str, options: dict[str, Any]) -> str:
+    """The sentence with which a process refuses to load a model."""
+    try:
+        load_alike(str(folder), Options(model="", device="cpu", **options), arranged(mesh, "cpu"))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def assert_refused(ranks: Ranks, folder: Path, mesh: str, sentence: str, **options: Any) -> None:
+    """The shared assertion: all processes refuse to evaluate a model, in the same sentence."""
+    for its in ranks.run(refusal, folder, mesh, options):
+        assert its == sentence.format(folder=folder)
+
+
+OPTION = "{} is not for a divided model, and mesh is 'tensor=2': leave it out, or use replicas only"
+ADAPTER = "{folder} is an adapter, which is not for a divided model, and mesh is 'tensor=2': make a model of it with "
+AXES = "mesh is '{}', and evaluation divides a model only by a tensor axis: give replicate and tensor"
+REFUSED = {
+    "bloom": "mesh is 'tensor=2', and 2 does not divide n_heads 3: choose tensor among 1",
+    "no-output": "blocks.0.attn, a SelfAttentionModule, has no rule for tensor parallelism: use tensor=1",
+    "int8": "{folder} has quantized weights, which processes cannot divide: use replicas only",
+    "adapter": ADAPTER + "onward merge, or use replicas only",
+}
+
+
+def test_models_axes_and_options_without_a_division_are_refused(two: Ranks, tmp_path: Path) -> None:
+    for name in "llama", "bloom", "no-output":
+        model_in(tmp_path / name, replace(DECODERS[name], **SIZES))
+    onward.save(onward.load(tmp_path / "llama", quantize="int8"), tmp_path / "int8")
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    for name, sentence in REFUSED.items():
+        assert_refused(two, tmp_path / name, "tensor=2", sentence)
+    for option, value in {"quantize": "int8", "adapter_folder": "adapter"}.items():
+        assert_refused(two, tmp_path / "llama", "tensor=2", OPTION.format(option), **{option: value})
+    for mesh in "shard=2", "pipeline=2":
+        assert_refused(two, tmp_path / "llama", mesh, AXES.format(mesh))
+
+
+def weights_of(folders: Sequence[Path]) -> str | None:
+    """The hash of the weights of a model, of which each process reads its part from a folder of its own."""
+    replicas = arranged("tensor=2", "cpu")
+    return fingerprint(load_divided(folders[replicas.rank], replicas.mesh, replicas.devices)[0])
+
+
+def test_processes_that_read_different_weights_have_different_hashes(two: Ranks, tmp_path: Path) -> None:
+    one = model_in(tmp_path / "one", MODELS["llama"])
+    other = model_in(tmp_path / "other", replace(MODELS["llama"], n_layers=3))
+    first, second = two.run(weights_of, [one, one])
+    assert first == second
+    assert len({first, *two.run(weights_of, [one, other]), *two.run(weights_of, [other, other])}) == 4
