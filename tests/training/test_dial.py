@@ -50,15 +50,21 @@ def test_the_chosen_size_has_the_best_forecast_of_those_that_were_timed() -> Non
 
 
 def test_timing_takes_a_small_share_of_the_time() -> None:
-    taken = 0.0
+    now = 0.0
 
     def timing(config: RunConfig, model: torch.nn.Module, *_: object) -> float:
-        nonlocal taken
-        taken += 3 * (step := sum(p.numel() for p in model.parameters()) / 1e6)
+        nonlocal now
+        step = sum(p.numel() for p in model.parameters()) / 1e8
+        now += compilation + 4 * step
         return step
 
-    dial(RunConfig(time="10s"), TOKENIZER, INPUTS, torch.device("cpu"), 10.0, None, timing)
-    assert taken <= 0.05 * 10
+    timed = []
+    for compilation in 0.01, 0.3:
+        now = 0.0
+        dial(RunConfig(time="10s"), TOKENIZER, INPUTS, torch.device("cpu"), 10.0, None, timing, lambda: now)
+        timed.append(round(now / compilation))
+        assert now <= 0.05 * 10
+    assert timed[1] == 1, "the kernels of another size would take too long"
 
 
 GIVEN: list[dict[str, Any]] = [

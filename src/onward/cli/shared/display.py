@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from onward.cli.shared.output import console, printable
+from onward.generation.engine.engine import Engine
+from onward.generation.options import GenerationOptions
 from onward.generation.prompts import Prompt
 from onward.language_model import LanguageModel
 from onward.training.run.events import Event
@@ -127,5 +129,11 @@ class Display:
 
 def sample_text(lm: LanguageModel, prompt: Prompt) -> str:
     """Generate a continuation of a prompt, with the same random seed in each call, so that the texts of a model at
-    different training steps can be compared."""
-    return lm.complete([prompt], SAMPLE_TOKENS, slide=True, temperature=0.8, seed=0)[0][0].text
+    different training steps can be compared. Decoding steps are not compiled, which would take longer than the
+    texts."""
+    stops, allowed = lm.stop_token_ids, lm.allowed()
+    engine = Engine(lm.model, rows=1, stop_token_ids=stops, allowed=allowed, slide=True, compile_after=None)
+    answers = lm.submit(engine, [prompt], GenerationOptions(max_new_tokens=SAMPLE_TOKENS, temperature=0.8, seed=0))
+    for _ in engine.run():
+        pass
+    return "".join(answer.finish() for answer in answers.values())

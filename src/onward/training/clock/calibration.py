@@ -44,6 +44,7 @@ FULL_MEASUREMENT = 60.0  # seconds of a run below which validation and evaluatio
 SLACK = 0.95  # share of the time that steps fixed at the start take, as machines are not equally fast all the time
 OPTIONAL = 20  # validations and the evaluation at the end each take at most this part of the time, unless asked for
 REPORT = 0.4  # seconds that the report takes at the end, and the end of the process
+COMPILATION = 1.0  # seconds that the kernels of a training step in another precision take, at most
 TIMED_TOKENS = 4096  # of the validation text, at most, whose evaluation is timed
 
 
@@ -114,8 +115,11 @@ def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: 
 
 def fastest_options(config: RunConfig, trainer: Trainer, windows: TrainingWindows, limit: float) -> RunConfig:
     """Return the configuration with the fastest precision and backend of experts, and with epochs converted to steps.
-    Steps of `trainer` on the first batch of `windows` are timed for little more than `limit` seconds."""
+    Steps of `trainer` on the first batch of `windows` are timed for little more than `limit` seconds; if that is too
+    short to compile the kernels of another precision, the likely fastest precision is chosen."""
     precisions = precisions_of(trainer.model.device) if config.precision == "auto" else [config.precision]
+    if limit < COMPILATION:
+        precisions = precisions[-1:]
     backends = list(BACKENDS) if config.experts == "auto" and open_experts(trainer.model) else [config.experts]
     chosen: dict[str, Any] = {"precision": precisions[0], "experts": backends[0]}
     if len(precisions) * len(backends) > 1:

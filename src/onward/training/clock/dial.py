@@ -33,6 +33,7 @@ LAW = Loss(E=0.5, A=80, B=6.53, alpha=0.6, beta=0.18)  # N: parameters of the bl
 REPEATS = 15.4  # repetitions of the text after which 63 % of their possible effect is reached (R* of the paper)
 SPREAD = 0.1  # the runs that the law was fitted to are within this share of it
 SHARE = 0.05  # of the time, at most, is spent on timing steps
+TIMED = 3  # steps of each size
 OVERHEAD = 0.8  # share of the time that is left for steps
 SAMPLE = 1 << 20  # tokens of the text that are looked at, and bytes that bz2 compresses
 WINDOWS, FEW, BATCH_EXPONENT = 8, 4e6, 0.38  # windows a step up to a few tokens, and how they grow with the tokens
@@ -107,17 +108,15 @@ def compression(tokenizer: Tokenizer, inputs: Inputs) -> Compression:
 
 
 def step_seconds(config: RunConfig, model: Decoder, inputs: Inputs, loss: LossFunction | None) -> float:
-    """Measure the seconds of an optimizer step of `model`: of two steps, the second is timed, in the precision that is
-    likely the fastest. `loss` defaults to the configured cross-entropy."""
+    """Measure the seconds of an optimizer step of `model`, the fastest of three after a first one that compiles
+    kernels, in the precision that is likely the fastest. `loss` defaults to the configured cross-entropy."""
     if config.precision == "auto":
         config = replace(config, precision=precisions_of(model.device)[-1])
     trainer = build_trainer(config, model, loss=loss)
     windows = inputs.windows(config, model.config.context_length)
     plan = StepPlan([windows.read(range(config.batch_size)).to(model.device)] * config.accumulation)
     trainer.train_step(plan)
-    start = perf_counter()
-    trainer.train_step(plan)
-    return max(1e-6, perf_counter() - start)
+    return max(1e-6, min(trainer.train_step(plan).seconds for _ in range(TIMED)))
 
 
 def dial(
@@ -128,16 +127,18 @@ def dial(
     limit: float,
     loss: LossFunction | None = None,
     timing: Callable[..., float] = step_seconds,
+    clock: Callable[[], float] = perf_counter,
 ) -> tuple[RunConfig, Choice | None]:
     """Choose the model size, the batch size and the optimizer for `limit` seconds of training, where the configuration
     leaves them open. Returns the configuration with these options set, and the Choice, which explains them; the Choice
     is None if no size is possible with the options that the user set.
 
     Sizes are timed in increasing order by `timing`, which returns the seconds of a step, until the forecast loss
-    becomes worse or a twentieth of the time is spent.
+    becomes worse or a twentieth of the time, by `clock`, is spent.
     """
-    candidates, spent, seconds = list[Candidate](), 0.0, 0.0
+    candidates, seconds, taken = list[Candidate](), 0.0, 0.0
     text = compression(tokenizer, inputs)
+    began = clock()
     config = replace(config, optimizer=config.optimizer or "muon")
     for size in SIZES:
         chosen = {name: value for name, value in size.items() if name not in config.model}
@@ -148,11 +149,13 @@ def dial(
             continue
         parameters = sum(p.numel() for p in model.parameters())
         if candidates:
-            expected = 3 * seconds * parameters / candidates[-1].parameters
-            if parameters == candidates[-1].parameters or spent + expected > SHARE * limit:
+            growth = parameters / candidates[-1].parameters
+            expected = taken + (growth - 1) * (1 + TIMED) * seconds
+            if growth == 1 or clock() - began + expected > SHARE * limit:
                 break
+        start = clock()
         seconds = timing(trial, model, inputs, loss)
-        spent += 3 * seconds  # the first step takes longer
+        taken = clock() - start
         tokens = OVERHEAD * limit / seconds * trial.batch_size * model.config.context_length
         longer = 1 if config.batch_size else 2 ** max(0, round(BATCH_EXPONENT * math.log2(tokens / FEW)))
         read = effective(tokens, inputs.tokens) * text.bytes_per_token
