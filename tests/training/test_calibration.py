@@ -16,6 +16,7 @@ from onward.data.windows import Windows
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import train_tokenizer
 from onward.timing import fastest
+from onward.training.clock import calibration
 from onward.training.clock.budget import Budget, Costs
 from onward.training.clock.calibration import fitted, measured_costs
 from onward.training.config import RunConfig
@@ -187,6 +188,23 @@ def test_options_are_timed_once_where_time_is_short() -> None:
     assert len(calls) == 4, "once to warm up, and once"
     assert fastest(trials, 3, clock=lambda: now) == "fast"
     assert len(calls) == 4 + 8
+
+
+@pytest.mark.parametrize(("time", "compared"), [("30s", []), ("60s", ["fp32 auto", "bf16 auto"])])
+def test_precisions_are_compared_only_where_compilation_is_short(
+    time: str, compared: list[str], story_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = list[str]()
+
+    def first(trials: dict[str, object], **_: object) -> str:
+        timed.extend(trials)
+        return "fp32 auto"
+
+    monkeypatch.setattr(calibration, "precisions_of", lambda device: ["fp32", "bf16"])
+    monkeypatch.setattr(calibration, "fastest", first)
+    given = config(story_file, tmp_path / "run", steps=0, time=time, precision="auto")
+    assert Run.start(given).config.precision == ("fp32" if compared else "bf16")
+    assert timed == compared
 
 
 def test_a_run_of_a_given_time_samples_to_know_how_long_it_takes(story_file: Path, tmp_path: Path) -> None:
