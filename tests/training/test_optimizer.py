@@ -98,6 +98,11 @@ def test_muon_moves_the_matrices_inside_the_blocks_and_adamw_the_rest() -> None:
     assert (type(muon), type(adamw)) == (Muon, torch.optim.AdamW)
 
 
+def test_beta1_is_the_momentum_of_muon() -> None:
+    muon, adamw = optimizers(decoder(DECODERS["gpt2"]), "muon", 0.1, 0.0, (0.7, 0.99))
+    assert (muon.param_groups[0]["momentum"], adamw.param_groups[0]["betas"][0]) == (0.7, 0.7)
+
+
 @pytest.mark.parametrize("name", ["adamw", "muon", "torch.optim:AdamW"])
 @pytest.mark.parametrize("config", ["gpt2", "gpt-oss"])
 def test_only_matrices_and_stacks_of_them_decay(config: str, name: str) -> None:
