@@ -15,12 +15,14 @@ from benchmarks.decode.models import PRECISIONS, SIZES, TINY, Files, prompt
 from benchmarks.decode.peers import PEERS
 from benchmarks.decode.tables import Table
 
+STAGES = "loaded", "first token", "decoded"  # times at which the memory is read
+
 
 def memory(bench: Bench) -> Table:
     """Peak memory, beyond that of the imported libraries, relative to weights and cache."""
     table = Table(
         f"Memory in MB of a process that loads the model and generates {bench.sizes.new} tokens, libraries not counted",
-        ["precision", "peer", "weights", "cache", "peak", "peak / (weights + cache)", "while decoding"],
+        ["precision", "peer", "weights", "cache", *STAGES, "peak", "peak / (weights + cache)"],
         notes=[
             "weights in the chosen precision; memory-mapped pages of a file count where they are in memory; a tiny "
             "model has generated before, so that the code of the libraries is not counted"
@@ -35,8 +37,8 @@ def memory(bench: Bench) -> Table:
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             found = json.loads(done.stdout.splitlines()[-1])
             expected = found["weights"] + found["cache"]
-            cells = [found[name] / 1e6 for name in ("weights", "cache", "peak")]
-            table.rows.append([precision, peer, *cells, found["peak"] / expected, found["held"] / 1e6])
+            cells = [found[name] / 1e6 for name in ("weights", "cache", *STAGES, "peak")]
+            table.rows.append([precision, peer, *cells, found["peak"] / expected])
     return table
 
 
@@ -57,14 +59,12 @@ def main() -> None:
     length = sizes.prompt + sizes.new
     room = {"onward": {"rows": 1}, "llama.cpp": {"length": length}}
     peer = PEERS[name](Files(Path(root), sizes.config), precision, **room.get(name, {}))
-    peer.generate([prompt(sizes.config, sizes.prompt)], sizes.new)
-    result = {
-        "weights": peer.all_bytes,
-        "cache": peer.cache_bytes * length,
-        "peak": resident("VmHWM") - before,
-        "held": resident("VmRSS") - before,
-    }
-    print(json.dumps(result))
+    held, tokens = [resident("VmRSS")], prompt(sizes.config, sizes.prompt)
+    for new in (1, sizes.new):
+        peer.generate([tokens], new)
+        held.append(resident("VmRSS"))
+    result = {"weights": peer.all_bytes, "cache": peer.cache_bytes * length, "peak": resident("VmHWM") - before}
+    print(json.dumps(result | {stage: size - before for stage, size in zip(STAGES, held)}))
 
 
 if __name__ == "__main__":
