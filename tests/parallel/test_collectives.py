@@ -42,7 +42,7 @@ def counted(decoder: DecoderConfig, mesh: str) -> tuple[Counter[Key], Counter[Ke
     tokens = torch.zeros(2, 12, dtype=torch.int64)
     ours, debug = Counted(processes), Debug()
     with debug, ours:
-        trainer.train_step(StepPlan([Batch(tokens, tokens.clone())]))
+        trainer.train_step(StepPlan([Batch(tokens, tokens.clone())] * processes.mesh.pipeline))
     return ours.calls, ours.bytes, debug.get_total_counts()
 
 
@@ -65,6 +65,15 @@ def four() -> Iterator[Ranks]:
 def test_collectives_of_two_processes_are_those_of_the_plan(mesh: str, decoder: DecoderConfig, two: Ranks) -> None:
     calls, sizes = planned(decoder, Mesh.parse(mesh), 2, 12, precision="fp32")
     assert two.run(counted, decoder, mesh) == [(calls, sizes, calls.total())] * 2
+
+
+@pytest.mark.parametrize("mesh", ["pipeline=2", pytest.param("pipeline=2 shard=2", marks=pytest.mark.long)])
+def test_collectives_of_stages_are_those_of_the_plan(mesh: str, two: Ranks, request: pytest.FixtureRequest) -> None:
+    arrangement = Mesh.parse(mesh)
+    ranks = two if arrangement.count == 2 else request.getfixturevalue("four")
+    for rank, (calls, sizes, _) in enumerate(ranks.run(counted, LLAMA, mesh)):
+        stage = rank // arrangement.stage
+        assert (calls, sizes) == planned(LLAMA, arrangement, 2, 12, precision="fp32", stage=stage)
 
 
 @pytest.mark.long

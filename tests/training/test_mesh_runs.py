@@ -1,5 +1,6 @@
 """Runs on a mesh: equal to one process, resumed on any other mesh, exact on the same one."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,32 @@ def test_saves_move_to_four_processes(
     four.run(train, run, changed, 6, mesh)
     train(run, changed, 8, "replicate=1")
     assert_equal_but_for_rounding(tmp_path / "alone", run)
+
+
+def train_during_a_save(out: Path, settings: dict[str, Any]) -> list[list[str]]:
+    """Train a run on shards whose saves of step 2 wait for step 3; returns the saves that there were at that step, and
+    at the end."""
+    run, may_write, seen = Run.start(RunConfig(**settings, out=str(out), mesh="shard=2")), threading.Event(), []
+
+    def stop() -> bool:
+        if run.step == 3 and not may_write.is_set():
+            seen.append([folder.name for folder in saves(out)])
+            run.processes.wait()  # both have looked
+            may_write.set()
+        return run.step == 5
+
+    run.saver.thread.submit(may_write.wait)
+    for _ in run.train(stop):
+        pass
+    return [*seen, [folder.name for folder in saves(out)]]
+
+
+def test_training_continues_while_all_processes_write(settings: dict[str, Any], two: Ranks, tmp_path: Path) -> None:
+    options = settings | {"keep": 9}
+    for before, after in two.run(train_during_a_save, tmp_path / "run", options):
+        assert before == ["step-0000000"]
+        assert {"step-0000002", "step-0000004"} < {*after}
+    assert not any(map(damage, saves(tmp_path / "run")))
 
 
 @pytest.mark.parametrize("mesh", first(1, ["shard=2", "tensor=2", "pipeline=2"]))
