@@ -136,6 +136,16 @@ def test_plan_of_devices_proposes_the_fastest_mesh_that_fits(capsys: Any) -> Non
     assert "one device of mesh replicate=64: peak" not in found
 
 
+LIMITS = [("128", "4", "network"), pytest.param("1024", "16", "arithmetic", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize(("context", "batch", "limit"), LIMITS)
+def test_plan_proposes_a_pipeline_if_the_network_limits(context: str, batch: str, limit: str, capsys: Any) -> None:
+    found = planned(capsys, "gpt2", "--context", context, "--batch", batch, "--devices", "16xh100")
+    meshes = [name for name in found if name.startswith("meshes of ")]
+    assert ["pipeline" in name for name in meshes if "pipeline" in name or name == meshes[0]] == [limit == "network"]
+
+
 def test_plan_of_too_few_devices_takes_the_mesh_that_needs_least(capsys: Any) -> None:
     found = planned(capsys, "llama-3.1-70b", "--devices", "2xh100", "--context", "512")
     chosen = next(name for name in found if name.startswith("meshes of ")).partition(": ")[2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,15 @@ def arrangements(count: int, neighbors: int = MACHINE, tensor: Sequence[int] = (
             if shards > 0 and count % (shards * n) == 0:
                 meshes.append(Mesh(replicate=count // (shards * n), shard=shards, tensor=n))
     return list(dict.fromkeys(meshes))
+
+
+def pipelines(config: DecoderConfig, count: int, tensor: Iterable[int], neighbors: int = MACHINE) -> list[Mesh]:
+    """List the meshes of `count` devices in which the stages of a pipeline are on different machines of `neighbors`
+    devices, and shards and a tensor axis within a machine: for each size in `tensor`, every number of stages that
+    divides the number of machines, up to the decoder's number of blocks."""
+    machines = count // neighbors
+    stages = [p for p in range(2, min(machines, config.n_layers) + 1) if machines % p == 0 and count % neighbors == 0]
+    return [Mesh(p, machines // p, shard=neighbors // n, tensor=n) for n in tensor for p in stages]
 
 
 def tensor_sizes(config: DecoderConfig, count: int, neighbors: int = MACHINE) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 from onward.config.decoder import DecoderConfig, at
 from onward.config.mesh import Mesh
 from onward.hub import size_of
-from onward.planning.arrangements import SAFE, StepTime, arrangements, step_time, tensor_sizes
+from onward.planning.arrangements import SAFE, StepTime, arrangements, pipelines, step_time, tensor_sizes
 from onward.planning.flops import (
     attention_flops,
     causal_attention_flops,
@@ -274,12 +274,22 @@ class Planned:
 
     def proposals(self, count: int) -> list[Proposal]:
         """List the meshes that `count` devices can form, with their memory and speed. First come those whose training
-        fits into a device's memory, the fastest first, then the others, the one with the least memory first."""
-        sizes = tensor_sizes(self.config, count)
+        fits into a device's memory, the fastest first, then the others, the one with the least memory first. Pipelines
+        are tried if no other mesh fits, or if the network limits the fastest one that fits."""
+        sizes, limit = tensor_sizes(self.config, count), SAFE * self.machine.memory
         found = [Proposal(mesh, self.on_mesh(mesh), self.speed(mesh)) for mesh in arrangements(count, tensor=sizes)]
-        limit = SAFE * self.machine.memory
-        able = sorted((one for one in found if one.memory.peak <= limit), key=lambda one: -one.speed)
-        return able + sorted((one for one in found if one.memory.peak > limit), key=lambda one: one.memory.peak)
+        able = [one for one in found if one.memory.peak <= limit]
+        best = max(able, key=lambda one: one.speed, default=None)
+        time = self.time(best.mesh) if best else None
+        if time is None or time.meanwhile > time.arithmetic:
+            state = found[0].memory.weights + found[0].memory.optimizer  # of replicas
+            for mesh in sorted(pipelines(self.config, count, {1, sizes[-1]}), key=self.speed, reverse=True):
+                if best and self.speed(mesh) <= best.speed:
+                    break
+                if state * mesh.replicate / mesh.count <= limit:  # before a dry run, which takes seconds
+                    found.append(Proposal(mesh, self.on_mesh(mesh), self.speed(mesh)))
+                    best = found[-1] if found[-1].memory.peak <= limit else best
+        return sorted(found, key=lambda one: (0, -one.speed) if one.memory.peak <= limit else (1, one.memory.peak))
 
     def speeds(self) -> Iterator[Line]:
         """Yield the lines of the plan for the speed of prefill, decoding and training on the machine, and for the hours
