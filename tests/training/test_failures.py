@@ -18,7 +18,7 @@ import pytest
 
 from onward.config.mesh import Mesh
 from onward.errors import UserError
-from onward.training import processes
+from onward.training import heartbeats, processes
 from onward.training.failures import one_report
 from onward.training.processes import Launch, Processes
 from onward.training.run.run import Run
@@ -191,6 +191,48 @@ def test_process_that_does_not_answer_is_named(rank: int) -> None:
     outcome = run_ranks(join_alone, rank)[rank]
     assert isinstance(outcome, UserError)
     assert str(outcome).startswith(f"rank {1 - rank} has not answered within 0.2 seconds: look at its node")
+
+
+def stopped(processes: Processes) -> None:
+    """Stop this process, which is killed when both others have written their reasons."""
+    folder = Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parent
+    others_end = f"while [ $(ls {shlex.quote(str(folder))} | wc -l) -lt 2 ]; do sleep 0.1; done"
+    subprocess.Popen(["sh", "-c", f"{others_end}; kill -9 {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def fail_impatiently(folder: Path, seconds: str, *tasks: Callable[[Processes], None]) -> None:
+    os.environ["ONWARD_PATIENCE"] = seconds
+    fail(folder, *tasks)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_that_is_stopped_is_named_and_all_others_end(lost: int, tmp_path: Path) -> None:
+    tasks = [wait, wait, wait]
+    tasks[lost] = stopped
+    assert run_ranks(fail_impatiently, tmp_path, "1", *tasks, count=3) == [None] * 3
+    said = [json.loads(path.read_text())["message"]["message"] for path in tmp_path.glob("*.json")]
+    assert sorted(said) == [
+        f"rank {lost} has not answered for 1 seconds: look at its node; go on with --resume",
+        f"rank 2 ended because rank {lost} does not answer",
+    ]
+
+
+def work_alone(processes: Processes) -> None:
+    with processes.first_before_others():
+        time.sleep(2 * (not processes.rank))
+
+
+def test_a_rank_that_works_alone_is_waited_for(tmp_path: Path) -> None:
+    assert run_ranks(fail_impatiently, tmp_path, "1", work_alone, work_alone) == [None] * 2
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", ["", "soon", "0", "-1", "nan", "inf"])
+def test_a_patience_that_is_not_a_number_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONWARD_PATIENCE", value)
+    with pytest.raises(UserError, match=f"ONWARD_PATIENCE is '{value}': give a number of seconds"):
+        heartbeats.patience()
 
 
 FACTS = {

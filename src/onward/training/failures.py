@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from torch.distributed import DistError
 
 from onward.errors import UserError
+from onward.training.heartbeats import heartbeats
 from onward.training.processes import Launch
 
 
@@ -29,8 +30,9 @@ def one_report(patience: float = 5.0, remedy: str = "go on with --resume") -> It
 
     A lost connection is usually caused by another process that failed: a process that loses its connection waits up to
     `patience` seconds for that process to report its error. If no process does, or if one was killed, the first process
-    that notices raises a UserError, which ends with the `remedy`. The message is also written to the file
-    TORCHELASTIC_ERROR_FILE, from which torchrun reads it.
+    that notices raises a UserError, which ends with the `remedy`. If a process is silent without having ended, the
+    others end (see heartbeats.py). The message is also written to the file TORCHELASTIC_ERROR_FILE, from which torchrun
+    reads it.
     """
     launch = Launch.meet()
     if launch.store is None:
@@ -40,7 +42,8 @@ def one_report(patience: float = 5.0, remedy: str = "go on with --resume") -> It
     store.set(f"process/{rank}", f"{os.getpid()} {socket.gethostname()}")
     before = signal.signal(signal.SIGTERM, terminate)
     try:
-        yield
+        with heartbeats(launch, remedy, write_error_file):
+            yield
     except (Exception, Terminated) as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until this process has ended, with its sentence
         try:
