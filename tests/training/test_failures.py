@@ -24,7 +24,7 @@ from onward.training.processes import Launch, Processes
 from onward.training.run.run import Run
 
 from support.ranks import Ranks, run_ranks
-from support.runs import config, metrics
+from support.runs import TINY, config, metrics
 
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 TRAIN = f"{shlex.quote(sys.executable)} -m onward train"
@@ -257,3 +257,15 @@ def test_processes_without_a_window_each_are_refused() -> None:
     Processes(count=4, mesh=Mesh(replicate=2, tensor=2)).check_windows(2)
     with pytest.raises(UserError, match="3 windows for 4 processes with windows of their own: start fewer"):
         Processes(count=4, mesh=Mesh(shard=4)).check_windows(3)
+
+
+def start(folder: Path, story_file: Path) -> None:
+    with one_report(patience=0.5):
+        Run.start(config(story_file, folder, mesh="shard=2", accumulation=2, model=TINY | {"context_length": 4096}))
+
+
+def test_a_run_without_a_window_for_each_process_leaves_no_folder(story_file: Path, tmp_path: Path) -> None:
+    outcomes = run_ranks(start, tmp_path / "run", story_file)
+    assert str(outcomes[0]).startswith("rank 0: the data have 1 windows for 2 processes")
+    assert str(outcomes[1]) == "rank 1 ended because rank 0 ended"
+    assert not (tmp_path / "run").exists()

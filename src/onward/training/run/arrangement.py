@@ -44,9 +44,15 @@ def arranged(config: RunConfig, processes: Processes, vocab_size: int, mesh: str
 def divides(config: RunConfig, decoder: DecoderConfig, processes: Processes) -> bool:
     """Return whether the processes of a new run will divide the model among them, so that none should load all of
     it."""
+    return planned(config, decoder, processes).mesh.divides
+
+
+def planned(config: RunConfig, decoder: DecoderConfig, processes: Processes) -> Processes:
+    """Return the processes of a new run with the mesh that they will have; unlike in `arranged`, the other processes
+    need not take part."""
     if processes.count == 1:
-        return False
-    return (Mesh.parse(config.mesh) if config.mesh else chosen(config, decoder, processes.count)).divides
+        return processes
+    return processes.arranged(Mesh.parse(config.mesh) if config.mesh else chosen(config, decoder, processes.count))
 
 
 def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:

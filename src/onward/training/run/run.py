@@ -32,6 +32,7 @@ from onward.training.clock.calibration import Sampler
 from onward.training.config import RunConfig
 from onward.training.finetuning.base import adapter_base, base_model, with_merged_base
 from onward.training.processes import Processes
+from onward.training.run.arrangement import planned
 from onward.training.run.events import Event, EventLog, Rollback
 from onward.training.run.lock import run_lock
 from onward.training.run.preparation import Prepared, check_options, chosen_base, is_outline, prepared
@@ -125,6 +126,10 @@ class Run(Shown):
             config, model, hf = chosen_base(with_merged_base(config, folder), model, processes)
             check_options(config, processes)
             parts, seconds = prepared(config, folder, model, hf, loss, sample, progress, began, processes)
+            if processes.count > 1:  # before the folder stays
+                decoder = parts.model.config
+                windows = parts.inputs.windows(parts.config, decoder.context_length)
+                planned(parts.config, decoder, processes).check_windows(len(windows))
             write_json(folder / "run.json", fields.plain(parts.config))
             fresh, choice, new = parts.fresh, parts.choice, is_outline(parts.model)
             if not new:
