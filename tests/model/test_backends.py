@@ -61,6 +61,19 @@ def test_backend_equals_the_reference_without_a_cache(backend: str, positions: T
         assert_close(BACKENDS[backend](q, k, v, mask, scale=0.3), wanted, 1e-5)
 
 
+@QUIET
+@pytest.mark.parametrize("positions", [PACKED, BRANCHED, None], ids=["packed", "branched", "plain"])
+@torch.inference_mode()
+def test_part_of_the_queries_has_the_attention_of_the_whole(positions: Tensor | None) -> None:
+    for name, layer in LAYERS:
+        where = torch.arange(9)[None] if positions is None else positions
+        mask = attention_contexts(DECODERS[name], torch.float32, where, None, plain=positions is None)[layer].mask
+        q, k, v = vectors(DECODERS[name], 9)
+        wanted = backends.reference(q, k, v, mask, scale=0.3)[:, 3:8]
+        for backend in BACKENDS.values():
+            assert_close(backend(q[:, 3:8], k[:, :8], v[:, :8], mask.part(3, 8), scale=0.3), wanted, 1e-5)
+
+
 CACHES: dict[str, Callable[[DecoderConfig], CacheManager]] = {
     "contiguous": lambda config: CacheManager(KVCache(config, 2, 12, 5, device=device())),
     "growing": lambda config: CacheManager(KVCache(config, 2, 12, 5, step=3, device=device())),

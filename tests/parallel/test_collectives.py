@@ -61,7 +61,7 @@ def four() -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("decoder", [LLAMA, MIXTURE], ids=["dense", "experts"])
-@pytest.mark.parametrize("mesh", ["replicate=2", "shard=2", "tensor=2"])
+@pytest.mark.parametrize("mesh", ["replicate=2", "shard=2", "tensor=2", "context=2"])
 def test_collectives_of_two_processes_are_those_of_the_plan(mesh: str, decoder: DecoderConfig, two: Ranks) -> None:
     calls, sizes = planned(decoder, Mesh.parse(mesh), 2, 12, precision="fp32")
     assert two.run(counted, decoder, mesh) == [(calls, sizes, calls.total())] * 2
@@ -78,7 +78,9 @@ def test_collectives_of_stages_are_those_of_the_plan(mesh: str, two: Ranks, requ
 
 @pytest.mark.long
 @pytest.mark.parametrize("decoder", [LLAMA, MIXTURE], ids=["dense", "experts"])
-@pytest.mark.parametrize("mesh", ["replicate=4", "replicate=2 shard=2", "shard=2 tensor=2", "replicate=2 tensor=2"])
+@pytest.mark.parametrize(
+    "mesh", ["replicate=4", "replicate=2 shard=2", "shard=2 tensor=2", "replicate=2 tensor=2", "shard=2 context=2"]
+)
 def test_collectives_of_four_processes_are_those_of_the_plan(mesh: str, decoder: DecoderConfig, four: Ranks) -> None:
     calls, sizes = planned(decoder, Mesh.parse(mesh), 2, 12, precision="fp32")
     assert four.run(counted, decoder, mesh) == [(calls, sizes, calls.total())] * 4

@@ -22,6 +22,7 @@ from support.simulated import planned, simulated
 
 KINDS = "weights", "gradients", "optimizer", "activations"
 MESHES = "replicate=4", "shard=8", "tensor=2", "replicate=2 shard=2", "shard=3 tensor=2", "replicate=2 shard=2 tensor=4"
+CONTEXT = "context=2", "replicate=2 shard=2 context=3", "context=2 tensor=2"
 OPTIONS: list[dict[str, Any]] = [{}, {"recompute": True}, {"precision": "fp32"}, {"optimizer": "muon"}]
 EVEN = {name: replace(decoder, vocab_size=12) for name, decoder in DECODERS.items()}  # as the vocabularies of releases
 NOT_DIVIDED = {"no-output"}  # attention without an output projection
@@ -55,6 +56,23 @@ def cases() -> list[Any]:
 @pytest.mark.parametrize(("name", "mesh", "options"), cases())
 def test_plan_of_a_mesh_is_what_a_rank_does(name: str, mesh: str, options: dict[str, Any]) -> None:
     assert_planned(EVEN[name], Mesh.parse(mesh), 12, **options)
+
+
+def of_context() -> list[Any]:
+    """Every decoder with each mesh of a context axis that divides it; all but three are `long`."""
+    able = [
+        (n, m) for n in EVEN for m in CONTEXT if n not in NOT_DIVIDED and not undivided(EVEN[n], Mesh.parse(m).tensor)
+    ]
+    options = [OPTIONS[i % len(OPTIONS)] for i in range(len(able))]
+    return [
+        pytest.param(*both, more, marks=() if i in (0, 16) else pytest.mark.long)
+        for i, (both, more) in enumerate(zip(able, options))
+    ]
+
+
+@pytest.mark.parametrize(("name", "mesh", "options"), of_context())
+def test_plan_of_a_context_axis_is_what_a_rank_does(name: str, mesh: str, options: dict[str, Any]) -> None:
+    assert_planned(EVEN[name], Mesh.parse(mesh), 24, **options)
 
 
 def test_plan_of_a_vocabulary_that_is_not_divided_is_what_a_rank_does() -> None:

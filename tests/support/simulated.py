@@ -20,6 +20,7 @@ from onward.config.decoder import DecoderConfig
 from onward.config.mesh import Mesh
 from onward.data.windows import Batch
 from onward.model.decoder import Decoder
+from onward.model.experts import SigmoidRoutingModule
 from onward.parallel import parallelize
 from onward.parallel.parts import local
 from onward.parallel.pipeline import Absent
@@ -56,11 +57,12 @@ class Counted(TorchDispatchMode):
         super().__init__()
         self.calls, self.bytes = Counter[Key](), Counter[Key]()
         devices: Any = processes.devices
-        sizes = vars(processes.mesh).items()
-        some = [axis for axis, size in sizes if size < processes.count] if devices else []
-        self.axes = {devices.get_group(axis).group_name: axis for axis in some}
+        axes = devices.mesh_dim_names if devices else ()
+        self.axes = {devices.get_group(axis).group_name: axis for axis in axes if devices[axis].size() < devices.size()}
         if processes.stage is not None:
             self.axes[processes.stage.group_name] = "stage"
+        if processes.context is not None and processes.mesh.context < processes.count:
+            self.axes[processes.context.group_name] = "context"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
@@ -126,6 +128,12 @@ class Uncounted(Balance):
     def watch(self, *_: object) -> None:
         pass
 
+    def auxiliary(self) -> float:
+        softmax = [router for router in self.routers.values() if not isinstance(router, SigmoidRoutingModule)]
+        if softmax and self.context is not None:
+            distributed.all_reduce(torch.cat([*self.counts][: len(softmax)]), group=self.context)
+        return 0.0
+
 
 @contextmanager
 def fake_processes(mesh: Mesh, stage: int = 0) -> Iterator[Processes]:
@@ -173,8 +181,9 @@ def simulated(
     with fake_processes(mesh, stage) as processes, SizeLimit(1 << 62), replicas, patch.object(parallelize, "allocate"):
         with torch.device("meta"):
             model: Any = Decoder(config)
-        model.hidden = lambda tokens, positions: model.hidden_of_checked(tokens, None, None)
-        parallelize.parallelize(model, mesh, processes.devices, precision=precision, recompute=recompute)
+        model.hidden = lambda tokens, positions: model.hidden_of_checked(tokens, positions, None)
+        groups: dict[str, Any] = {"devices": processes.devices, "context": processes.context}
+        parallelize.parallelize(model, mesh, precision=precision, recompute=recompute, **groups)
         counted, allocated = Counted(processes), Allocated()
         with FakeTensorMode(allow_non_fake_inputs=True), Shortened():
             model.to_empty(device="cpu")
@@ -186,7 +195,7 @@ def simulated(
                 lambda step: 1e-3,
                 StepConfig(clip=1.0, precision=precision),
                 processes=processes,
-                balance=Uncounted(model, 0.0, 0.0),
+                balance=Uncounted(model, 0.0, 0.0, processes.context),
             )
             marks = list[int]()
             gradients = list[int]()

@@ -81,6 +81,7 @@ def test_saves_move_between_meshes(settings: dict[str, Any], alone: Path, two: R
     two.run(train, run, settings, 2, "shard=2")
     two.run(train, run, settings, 4, "tensor=2")
     train(run, settings, 5, "replicate=1")
+    two.run(train, run, settings, 6, "context=2")
     two.run(train, run, settings, 7, "pipeline=2")
     two.run(train, run, settings, 8, "replicate=2")
     assert_equal_but_for_rounding(alone, run)
@@ -129,7 +130,7 @@ def test_training_continues_while_all_processes_write(settings: dict[str, Any], 
     assert not any(map(damage, saves(tmp_path / "run")))
 
 
-@pytest.mark.parametrize("mesh", first(1, ["shard=2", "tensor=2", "pipeline=2"]))
+@pytest.mark.parametrize("mesh", first(1, ["shard=2", "context=2", "tensor=2", "pipeline=2"]))
 def test_the_same_mesh_resumes_bit_for_bit(mesh: str, settings: dict[str, Any], two: Ranks, tmp_path: Path) -> None:
     options = settings | {"optimizer": "muon", "average": 0.0}
     two.run(train, tmp_path / "whole", options, 8, mesh)
@@ -217,6 +218,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "batches": ({"mesh": "shard=2", "accumulation": 3}, "accumulation is 3.*give --accumulation 4"),
     "fp16": ({"mesh": "shard=2", "precision": "fp16"}, "precision fp16 is not for a divided model"),
     "stages": ({"mesh": "pipeline=2", "accumulation": 1}, "accumulation is 1.*2 stages.*give --accumulation 2"),
+    "a length": (
+        {"mesh": "context=2", "model": {"context_length": 30}},
+        "4 does not divide the 30 tokens.*length of 32",
+    ),
+    "compile": ({"mesh": "context=2", "compile": True}, "compile is not for a context axis"),
     "blocks": ({"mesh": "pipeline=2", "model": {"n_layers": 1}}, "fewer blocks than stages.*at most 1"),
     "a time": ({"mesh": "shard=2", "steps": 0, "time": "5m", "preset": "mini"}, "time is not for a divided model"),
     "tasks": ({"mesh": "shard=2", "evaluate_tasks": "cloze"}, "evaluate_tasks is not for a divided model"),
@@ -230,7 +236,10 @@ def test_a_mesh_that_a_run_cannot_use_is_refused(options: dict[str, Any], senten
         arranged(config, Processes(count=2), 100)
 
 
-def test_fine_tuning_has_no_pipelines() -> None:
-    config = FinetuneConfig.of(base="x", sources=("y",), method="sft", steps=4, accumulation=2, mesh="pipeline=2")
-    with pytest.raises(UserError, match="fine-tuning is not for the stages of a pipeline"):
+@pytest.mark.parametrize(
+    ("mesh", "axis"), [("pipeline=2", "the stages of a pipeline"), ("context=2", "a context axis")]
+)
+def test_fine_tuning_divides_neither_blocks_nor_tokens(mesh: str, axis: str) -> None:
+    config = FinetuneConfig.of(base="x", sources=("y",), method="sft", steps=4, accumulation=2, mesh=mesh)
+    with pytest.raises(UserError, match=f"fine-tuning is not for {axis}"):
         arranged(config, Processes(count=2), 100)

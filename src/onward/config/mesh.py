@@ -14,19 +14,21 @@ MOST = 1 << 20  # processes along an axis
 
 @dataclass(frozen=True)
 class Mesh:
-    """The numbers of processes of a distributed run along four axes; processes with consecutive ranks differ along the
+    """The numbers of processes of a distributed run along five axes; processes with consecutive ranks differ along the
     last axis, `tensor`.
 
     `pipeline` stages each hold a range of blocks, and process the same windows one after the other (Huang et al. 2019,
     GPipe). Within a stage, `replicate` groups each hold all of it and process different training windows; the `shard`
     processes of a group divide weights, gradients and optimizer state, and process different windows too (FSDP);
-    `tensor` processes divide the heads and feed-forward units of each layer and the vocabulary, and process the same
-    windows (Shoeybi et al. 2019, Megatron-LM).
+    `context` processes divide the tokens of the same windows (Grattafiori et al. 2024, Llama 3, section 3.3.2) and, as
+    further shards, the weights; `tensor` processes divide the heads and feed-forward units of each layer and the
+    vocabulary, and process the same tokens (Shoeybi et al. 2019, Megatron-LM).
     """
 
     pipeline: int = 1
     replicate: int = 1
     shard: int = 1
+    context: int = 1
     tensor: int = 1
 
     @classmethod
@@ -60,19 +62,31 @@ class Mesh:
     @property
     def stage(self) -> int:
         """The number of processes of a pipeline stage; without a pipeline, of the mesh."""
-        return self.replicate * self.shard * self.tensor
+        return self.replicate * self.shards * self.tensor
 
     @property
     def data(self) -> int:
         """The number of groups of processes that process different training windows: `replicate` times `shard`. The
-        processes of a group, `tensor` of them, process the same windows."""
+        processes of a group, `context` times `tensor` of them, process the same windows."""
         return self.replicate * self.shard
 
     @property
+    def shards(self) -> int:
+        """The number of processes that FSDP divides weights, gradients and optimizer state over: `shard` times
+        `context`."""
+        return self.shard * self.context
+
+    @property
+    def summed(self) -> int:
+        """The number of groups of processes whose gradients are summed, since they process different tokens:
+        `replicate` times `shards`."""
+        return self.replicate * self.shards
+
+    @property
     def divides(self) -> bool:
-        """Whether the model is divided over processes (`pipeline`, `shard` or `tensor` above 1), so that no process
-        holds all of it."""
-        return self.pipeline * self.shard * self.tensor > 1
+        """Whether the model is divided over processes (`pipeline`, `shard`, `context` or `tensor` above 1), so that no
+        process holds all of it."""
+        return self.pipeline * self.shards * self.tensor > 1
 
     def check_count(self, count: int) -> None:
         """Raise a UserError unless the mesh has `count` processes, the number that were started."""
@@ -85,8 +99,12 @@ class Mesh:
 
     def check_decoder(self, config: DecoderConfig) -> None:
         """Raise a UserError if the processes of the tensor axis cannot divide the heads or the feed-forward units of a
-        decoder evenly, or if the decoder has fewer blocks than the pipeline has stages. Key/value heads that are fewer
-        than the processes are copied to several of them."""
+        decoder evenly, or if the decoder has fewer blocks than the pipeline has stages, or if there are both stages and
+        a context axis. Key/value heads that are fewer than the processes are copied to several of them."""
+        if self.pipeline > 1 and self.context > 1:
+            raise UserError(
+                f"mesh is {str(self)!r}, and pipeline does not go together with context: choose one of them"
+            )
         if self.pipeline > config.n_layers:
             raise UserError(
                 f"mesh is {str(self)!r}, and the decoder has fewer blocks than stages: choose "
@@ -98,6 +116,15 @@ class Mesh:
             raise UserError(
                 f"mesh is {str(self)!r}, and {self.tensor} does not divide {uneven}: choose tensor among "
                 f"{', '.join(map(str, known))}"
+            )
+
+    def check_length(self, length: int) -> None:
+        """Raise a UserError unless the processes of the context axis can divide windows of `length` tokens: each has
+        two equal parts of them."""
+        if self.context > 1 and length % (2 * self.context):
+            raise UserError(
+                f"mesh is {str(self)!r}, and {2 * self.context} does not divide the {length:,} tokens of a window: "
+                f"choose a context_length of {length + -length % (2 * self.context):,}, or another context"
             )
 
 

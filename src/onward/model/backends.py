@@ -133,20 +133,22 @@ def sdpa_blocks(
     from the first to the last that its queries see.
 
     The (T, S) bias of a long row of packed documents or of a window layer is never made at once. Keys and values must
-    be tensors, not entries of a cache.
+    be tensors, not entries of a cache; the queries are those of the last T of the S tokens.
     """
     k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
-    out = []
+    out, before = [], k.size(1) - q.size(1)
     for start in range(0, q.size(1), block):
         end = min(start + block, q.size(1))
         first, branched, s = 0, False, mask.segments
-        if s is not None:  # from where the document of the block's first token begins, in any row
-            first = int((s.ids[:, : start + 1] < s.documents[:, start, None]).sum(1).min())
+        if s is not None and mask.key_segments is not None:
+            # from where the document of the block's first token begins, in any row
+            first = int((mask.key_segments < s.documents[:, start, None]).sum(1).min())
             branched = bool((s.ids != s.documents)[:, start:end].any())  # the window reaches back to the document
         if mask.window and not branched:
-            first = max(first, start - mask.window + 1)
-        bias = mask.score_bias(q.dtype, slice(start, end), slice(first, end))
-        out.append(biased_sdpa(q[:, start:end], k[:, first:end], v[:, first:end], bias, scale, dropout))
+            first = max(first, before + start - mask.window + 1)
+        keys = slice(first, before + end)
+        bias = mask.score_bias(q.dtype, slice(start, end), keys)
+        out.append(biased_sdpa(q[:, start:end], k[:, keys], v[:, keys], bias, scale, dropout))
     return torch.cat(out, 1)
 
 

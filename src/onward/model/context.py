@@ -27,6 +27,11 @@ class AttentionContext:
     cache: LayerCache | None = None  # the layer's keys and values of earlier tokens; None: no cache
     indices: SlotIndices | None = None  # the slots that this call writes and reads
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens T of this call."""
+        return self.mask.query_positions.size(1)
+
     def rotate(self, x: Tensor) -> Tensor:
         """Rotate queries or keys x (B, T, H, E) by the angles of their positions; return x unchanged if positions are
         not rotary."""

@@ -17,7 +17,7 @@ from onward.model import activations
 from onward.model.activations import NORM, Activation, Child, Declarations, Output
 from onward.model.build import build_block, build_norm, build_position
 from onward.model.cache import CacheView, KVCache
-from onward.model.context import attention_contexts
+from onward.model.context import AttentionContext, attention_contexts
 from onward.model.initialize import initialize
 from onward.model.linear import Linear
 from onward.model.positions import rotates
@@ -139,9 +139,15 @@ class Decoder(Shown, nn.Module):
         if self.position is not None:
             x = x + self.position(positions, x.dtype)
         x = self.dropout(x)
-        for block, context in zip(self.blocks, attention_contexts(self.config, x.dtype, positions, view, plain=plain)):
+        for block, context in zip(self.blocks, self.contexts(x.dtype, positions, view, plain=plain)):
             x = block(x, context)
         return self.norm(x)
+
+    def contexts(
+        self, dtype: torch.dtype, positions: Tensor, view: CacheView | None, *, plain: bool
+    ) -> list[AttentionContext]:
+        """Return the AttentionContext of each layer; the arguments are those of `attention_contexts`."""
+        return attention_contexts(self.config, dtype, positions, view, plain=plain)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute the logits (B, T, V) from hidden states (B, T, D), which `hidden` returns. Raises a UserError for

@@ -24,12 +24,13 @@ def flex(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float) -> T
     key_positions = mask.key_positions.expand(q.size(0), -1)
     rows, tokens = q.shape[:2]
     query_positions, segments = mask.query_positions.expand(rows, -1), mask.segments
+    key_segments: Any = mask.key_segments
     slopes, bias_of = mask.slopes, mask.bias_of
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         sees = visible(query_positions[b, i], key_positions[b, j], mask.window)
-        return sees if segments is None else sees & segments.visible((b, i), (b, j), key_positions[b, j])
+        return sees if segments is None else sees & segments.visible((b, i), key_segments[b, j], key_positions[b, j])
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         assert slopes is not None

@@ -53,12 +53,16 @@ class Segments:
         documents = torch.where(begins & (positions == 0), ids, 0).cummax(1).values
         return Segments(ids, documents, starts)
 
-    def visible(self, query: tuple[Any, ...], key: tuple[Any, ...], key_positions: Tensor) -> Tensor:
-        """Return whether tokens at the indices `query` may attend to tokens at the indices `key`, with positions
+    def part(self, start: int, end: int) -> Segments:
+        """Return the segments of the tokens from index `start` to `end` of each row."""
+        return Segments(self.ids[:, start:end], self.documents[:, start:end], self.starts[:, start:end])
+
+    def visible(self, query: tuple[Any, ...], key_ids: Tensor, key_positions: Tensor) -> Tensor:
+        """Return whether tokens at the indices `query` may attend to tokens of the segments `key_ids`, at the positions
         `key_positions`: both are in the same segment, or the key is in the prefix that the query's branch continues.
         Windows and causality are not considered."""
-        same = self.ids[query] == self.ids[key]
-        return same | (self.documents[query] == self.ids[key]) & (key_positions < self.starts[query])
+        same = self.ids[query] == key_ids
+        return same | (self.documents[query] == key_ids) & (key_positions < self.starts[query])
 
 
 class AttentionMask:
@@ -85,12 +89,14 @@ class AttentionMask:
         self.query_positions = query_positions  # (B or 1, T)
         self.key_positions = key_positions  # (B or 1, S), negative where a cache slot is empty
         self.window = window  # number of positions that a query attends to, itself included; 0: all
-        self.segments = segments  # None: each row is one document
+        self.segments = segments  # of the queries; None: each row is one document
+        self.key_segments = None if segments is None else segments.ids  # index of each key's segment
         self.slopes = slopes  # (H,), the first argument of `bias_of`; None: no bias
         self.bias_of = score_bias  # (slope, query position, key position) -> bias, elementwise
         self.plain = plain
         self.causal_only = plain and not window and slopes is None  # token t attends to tokens 0 to t, without a bias
         self._biases: dict[torch.dtype, Tensor] = {}
+        self._parts: dict[tuple[int, int], AttentionMask] = {}
 
     @property
     def linear(self) -> bool:
@@ -102,16 +108,29 @@ class AttentionMask:
         """Return this mask with `slopes` (H,) as the slopes of the score bias, for attention over some of the heads
         only."""
         other = copy(self)
-        other.slopes, other._biases = slopes, {}
+        other.slopes, other._biases, other._parts = slopes, {}, {}
         return other
+
+    def part(self, start: int, end: int) -> AttentionMask:
+        """Return the mask of the queries from index `start` to `end` over the keys before `end`, if each token is a
+        query and a key; it is kept for the other layers."""
+        if (start, end) not in self._parts:
+            other = self._parts[start, end] = copy(self)
+            other.query_positions = self.query_positions[:, start:end]
+            other.key_positions = self.key_positions[:, :end]
+            if self.segments is not None:
+                other.segments, other.key_segments = self.segments.part(start, end), self.segments.ids[:, :end]
+            other.plain, other.causal_only = self.plain and not start, self.causal_only and not start
+            other._biases, other._parts = {}, {}
+        return self._parts[start, end]
 
     def visible(self, queries: slice = ALL, keys: slice = ALL) -> Tensor:
         """Return whether each query of the slice `queries` attends to each key of the slice `keys`, (B or 1, T, S) of
         bool."""
         query, key = self.query_positions[:, queries, None], self.key_positions[:, None, keys]
         seen = visible(query, key, self.window)
-        if self.segments is not None:
-            seen = seen & self.segments.visible((ALL, queries, None), (ALL, None, keys), key)
+        if self.segments is not None and self.key_segments is not None:
+            seen = seen & self.segments.visible((ALL, queries, None), self.key_segments[:, None, keys], key)
         return seen
 
     def score_bias(self, dtype: torch.dtype, queries: slice = ALL, keys: slice = ALL) -> Tensor:

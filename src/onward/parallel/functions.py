@@ -1,5 +1,6 @@
 """Autograd functions between the processes of a tensor axis (Shoeybi et al. 2019, section 3)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -105,9 +106,15 @@ def joined(x: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
 def scattered(x: Tensor, mesh: DeviceMesh) -> Tensor:
     """Return this process's part, along dimension 1, of the sum of a tensor over the processes of a mesh with one axis,
     without gradient."""
-    parts = torch.stack(x.split(x.size(1) // mesh.size(), 1))
-    own = torch.empty_like(parts[0])
-    reduce_scatter(own, parts.flatten(0, 1), group=mesh.get_group())
+    return own_sum(x.split(x.size(1) // mesh.size(), 1), mesh.get_group())
+
+
+def own_sum(parts: Sequence[Tensor], group: Any) -> Tensor:
+    """Return this process's element of a sequence of tensors of one shape, one for each process of a group, summed over
+    the processes, without gradient."""
+    of_all = torch.stack([*parts]).contiguous()  # a gradient of keys may be stored in another order
+    own = torch.empty_like(of_all[0])
+    reduce_scatter(own, of_all.flatten(0, 1), group=group)
     return own
 
 

@@ -1,6 +1,7 @@
 """Parallel training over a finished decoder, from outside, in a fixed order: compiled blocks with tensor parallelism
-inside them, activation checkpointing, pipeline stages, and then FSDP2 around the blocks (as in torchtitan, Liang et al.
-2024, but torchtitan splits stages first and compiles the checkpointing as well; see docs/decisions.md)."""
+inside them, context parallelism, activation checkpointing, pipeline stages, and then FSDP2 around the blocks (as in
+torchtitan, Liang et al. 2024, but torchtitan splits stages first and compiles the checkpointing as well; see
+docs/decisions.md)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from onward.config.mesh import Mesh
 from onward.model.decoder import Decoder
+from onward.parallel.context import DividedTokens
 from onward.parallel.parts import allocate, is_first_holder, local
 from onward.parallel.pipeline import Absent, Pipeline, split
 from onward.parallel.tensor import divide_layers
@@ -29,9 +31,9 @@ REPLICAS = WeakSet[DistributedDataParallel]()
 
 
 def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
-    """Return torch's DeviceMesh of all processes, with the axes pipeline, replicate, shard and tensor; the processes
-    must have joined their group."""
-    axes = vars(mesh)
+    """Return torch's DeviceMesh of all processes, with the axes pipeline, replicate, shard and tensor, over which
+    weights are divided: processes of a context axis are shards. The processes must have joined their group."""
+    axes = {"pipeline": mesh.pipeline, "replicate": mesh.replicate, "shard": mesh.shards, "tensor": mesh.tensor}
     return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
 
@@ -40,13 +42,15 @@ def parallelize(
     mesh: Mesh,
     devices: DeviceMesh | None,
     *,
+    context: distributed.ProcessGroup | None = None,
     precision: str = "fp32",
     compile: bool = False,
     recompute: bool = False,
     fill: Callable[[Decoder], object] = lambda model: None,
 ) -> None:
     """Divide a decoder, on the meta device or with equal weights in all processes, over a mesh, in place; compile its
-    blocks, and make them recompute activations. `devices` is the mesh of torch, None for one process.
+    blocks, and make them recompute activations. `devices` is the mesh of torch, None for one process;
+    `context` is the group of the processes that divide the tokens of the same windows, None without a context axis.
 
     Parameters on the meta device get memory, block by block, and undefined values: `fill` is then called with the model
     to set them.
@@ -60,16 +64,15 @@ def parallelize(
         compile_blocks(model)
     if mesh.tensor > 1 and devices is not None:
         divide_layers(model, devices["tensor"])
+    if context is not None:
+        DividedTokens.of_group(model, context)
     if recompute:  # outside of the compiled blocks, since torch.compile cannot restore the context variables
         recompute_blocks(model)
     if mesh.pipeline > 1 and devices is not None:
         split(model, devices["pipeline"])
-    if mesh.divides and mesh.data > 1 and devices is not None:
-        shard(
-            model,
-            devices["replicate", "shard"] if mesh.replicate > 1 or mesh.shard == 1 else devices["shard"],
-            precision,
-        )
+    if mesh.divides and mesh.summed > 1 and devices is not None:
+        hybrid = mesh.replicate > 1 or mesh.shards == 1
+        shard(model, devices["replicate", "shard"] if hybrid else devices["shard"], precision)
     allocate(model, devices.device_type if devices else "cpu")
     fill(model)
 

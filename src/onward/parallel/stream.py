@@ -80,4 +80,4 @@ class Stream:
 def is_part(x: Tensor, context: AttentionContext) -> bool:
     """Return whether the hidden states x (B, T / n, D) of a block have only a part of the tokens of the call that
     `context` describes."""
-    return x.size(1) < context.mask.query_positions.size(1)
+    return x.size(1) < context.num_tokens

@@ -49,7 +49,7 @@ def tensor_sizes(config: DecoderConfig, count: int, neighbors: int = MACHINE) ->
 @dataclass(frozen=True)
 class StepTime:
     """The expected duration of a training step, in seconds: of the arithmetic, of communication that runs at the same
-    time (of shards and replicas), and of communication for which the arithmetic waits (of tensor parallelism)."""
+    time (of shards and replicas), and of communication for which the arithmetic waits (of a context or tensor axis)."""
 
     arithmetic: float
     meanwhile: float
@@ -88,13 +88,13 @@ def step_time(
     whole = 0 if divides_vocabulary(config, mesh.tensor) else head  # operations of each process
     operations = whole + (training_flops(config, length, recompute) - whole) / mesh.tensor
     turns = (2 * mesh.pipeline - 1) / mesh.pipeline  # of a stage, which waits for the others in all but one per batch
-    seconds = turns * rows * length * operations / (machine.training_share * machine.peak(precision))
+    seconds = turns * rows * length / mesh.context * operations / (machine.training_share * machine.peak(precision))
     return StepTime(seconds, meanwhile, waiting)
 
 
 def bandwidth(collective: Collective, mesh: Mesh, machine: Machine) -> float:
     """Return the bytes per second that a device sends in a collective (such as an all-reduce): over the links of a
     machine if all devices that take part are in one machine, else over the network."""
-    strides = {"shard": mesh.tensor, "replicate": mesh.tensor * mesh.shard, "pipeline": mesh.stage}
-    stride = strides.get(collective.axis, 1)
+    strides = {"replicate": mesh.tensor * mesh.shards, "pipeline": mesh.stage}
+    stride = strides.get(collective.axis, mesh.tensor if collective.axis in ("shard", "context") else 1)
     return machine.link if stride * collective.devices <= MACHINE else machine.network

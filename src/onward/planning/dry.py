@@ -23,6 +23,7 @@ from onward.checkpoint.source import SizeLimit
 from onward.config.decoder import DecoderConfig, Experts, at
 from onward.data.windows import Batch
 from onward.model.decoder import Decoder
+from onward.parallel.context import DividedTokens, own_batch
 from onward.transforms.recompute import recompute_blocks
 
 CHUNKS = 3
@@ -192,13 +193,15 @@ def dry_step(
     low_blocks: bool = False,
     keep_casts: bool = True,
     parts: int = 1,
+    context: int = 1,
 ) -> DryStep:
     """Measure the memory of a step on `rows` texts of `length` tokens in a dry run, without data or computation: the
     forward or, with a `loss` (a function of model and batch), the forward and backward of a Trainer. Weights are in
     fp32, matrix products in the dtype `autocast`, if given; with `low_blocks`, the weights of blocks are in that dtype,
     too. With `recompute`, only the inputs of blocks are kept for the backward. Without `keep_casts`, weights are cast
     each time that they are used, as parts of sharded weights are.
-    Between attention and feed-forward there is one of `parts` of the tokens."""
+    Between attention and feed-forward there is one of `parts` of the tokens; of a context axis of so many processes,
+    the step is that of the first."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)
@@ -214,10 +217,12 @@ def dry_step(
         for parameter in model.parameters():
             live.add(parameter)
         tokens = torch.zeros(rows, length, dtype=torch.int64)
-        batch = Batch(tokens, tokens.clone())
+        batch = own_batch(Batch(tokens, tokens.clone()), context, 0)
     live.cut()
     if parts > 1:
-        divide_stream(model, length // parts, parts)
+        divide_stream(model, length // context // parts, parts)
+    if context > 1:
+        DividedTokens(model, 0, context, lambda x: x.repeat(1, context, 1, 1))
     if recompute:
         recompute_blocks(model)
     model.blocks[0].register_forward_pre_hook(cut)
@@ -225,7 +230,7 @@ def dry_step(
         block.register_forward_hook(cut)
         if loss:
             block.register_full_backward_pre_hook(cut)
-    model.hidden = lambda tokens, positions: model.hidden_of_checked(tokens, None, None)
+    model.hidden = lambda tokens, positions: model.hidden_of_checked(tokens, positions, None)
     with fake, live, Shortened(), computing_in(autocast, keep_casts), torch.set_grad_enabled(loss is not None):
         if loss is None:
             model.hidden(batch.tokens, None)

@@ -61,11 +61,12 @@ def device_memory(
     if mesh.count == 1:
         return training_memory(config, rows, length, loss, **options)
     mesh.check_decoder(config)
+    mesh.check_length(length)
     if stage is None:
         stages = (device_memory(config, mesh, rows, length, loss, **options, stage=i) for i in range(mesh.pipeline))
         return max(stages, key=lambda memory: memory.peak)
     of_decoder, part = groups(config, mesh, stage), narrowed(of_stage(config, mesh, stage), mesh.tensor)
-    sharded = mesh.divides and mesh.data > 1
+    sharded, own = mesh.divides and mesh.summed > 1, length // mesh.context
     local, trained = (sum(group.count * group.total("local", only) for group in of_decoder) for only in (False, True))
     matrices = sum(group.count * group.matrices for group in of_decoder)
     low = sharded and precision == "bf16"
@@ -79,13 +80,14 @@ def device_memory(
         recompute=recompute,
         low_blocks=low,
         keep_casts=mesh.tensor == 1,
-        parts=mesh.tensor if divides_tokens(length, mesh.tensor) else 1,
+        parts=mesh.tensor if divides_tokens(own, mesh.tensor) else 1,
+        context=mesh.context,
     )
     if part.vocab_size < config.vocab_size:
-        looked_up = LOOKUP * rows * length
+        looked_up = LOOKUP * rows * own
         dry = replace(dry, embedding=Segment(dry.embedding.kept + looked_up, dry.embedding.peak + looked_up))
     if mesh.tensor > 1 and not recompute:
-        dry = with_norms(dry, config, mesh.tensor, rows * length)
+        dry = with_norms(dry, config, mesh.tensor, rows * own)
     if mesh.pipeline > 1:
         dry = of_one_batch(dry, part, mesh, stage, 4 * rows * length * config.d_model)
     activations, gathered = dry.forward.kept, 0

@@ -113,7 +113,7 @@ def pieces_of(module: nn.Module, mesh: Mesh) -> Iterator[Piece]:
         matrix = parameter.ndim >= 2 and not name.endswith("bias")
         summed = rule is not None and rule.split is None
         stream = mesh.tensor > 1 and rule is None and not isinstance(module, Decoder)
-        yield Piece(full_shape, tuple(shape), mesh.shard, parameter.requires_grad, matrix, summed, stream)
+        yield Piece(full_shape, tuple(shape), mesh.shards, parameter.requires_grad, matrix, summed, stream)
 
 
 def matrices_by_shape(of_decoder: list[Group]) -> Counter[tuple[int, ...]]:

@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from onward.checkpoint.source import SizeLimit
 from onward.config.decoder import AttentionOnly, DecoderConfig, Experts, SelfAttention, at
 from onward.config.mesh import Mesh, divides_tokens, divides_vocabulary
+from onward.config.routing import SigmoidRouting
 from onward.model.decoder import Decoder
 from onward.parallel.pipeline import FIRST
 from onward.parallel.vocabulary import rows_at_once
 from onward.planning.dry import Shortened, computing_in, kinds_of_layers, reduced
 from onward.planning.memory import AUTOCAST
+from onward.planning.mesh import narrowed
 from onward.planning.pieces import Group, groups, matrices_by_shape, of_stage
 
 SUM, GATHER, SCATTER, SEND, BROADCAST = "all-reduce", "all-gather", "reduce-scatter", "send", "broadcast"
@@ -67,10 +69,13 @@ def collectives(
         options: dict[str, Any] = {"precision": precision, "optimizer": optimizer, "recompute": recompute}
         stages = (collectives(config, mesh, rows, length, **options, stage=i) for i in range(mesh.pipeline))
         return max(stages, key=lambda calls: sum(one.sent for one in calls))
-    of_decoder, part = groups(config, mesh, stage), of_stage(config, mesh, stage)
+    mesh.check_length(length)
+    of_decoder, part, own = groups(config, mesh, stage), of_stage(config, mesh, stage), length // mesh.context
     calls = [*of_shards(of_decoder, mesh, precision)]
+    if mesh.context > 1:
+        calls += of_context(config, mesh, rows * length * low_width(precision), 1 + recompute)
     if mesh.tensor > 1:
-        calls += of_tensor(part, of_decoder, mesh, rows, length, precision, recompute, stage)
+        calls += of_tensor(part, of_decoder, mesh, rows, own, precision, recompute, stage)
     calls = [replace(one, calls=mesh.pipeline * one.calls, bytes=mesh.pipeline * one.bytes) for one in calls]
     calls += of_replicas(of_decoder, mesh)
     if mesh.pipeline > 1:
@@ -106,9 +111,9 @@ def of_shards(of_decoder: list[Group], mesh: Mesh, precision: str) -> Iterator[C
     for group in of_decoder:
         numbers, kind = group.count * group.total("gathered"), "blocks" if group.is_block else "embedding and head"
         times, width = (2, low_width(precision)) if group.is_block else (1, 4)
-        yield make(GATHER, f"weights of {kind}", mesh.shard, times * group.count, times * width * numbers)
+        yield make(GATHER, f"weights of {kind}", mesh.shards, times * group.count, times * width * numbers)
         sums = 4 * group.count * group.total("gathered", trained=True)
-        yield make(SCATTER, f"gradients of {kind}", mesh.shard, group.count, sums)
+        yield make(SCATTER, f"gradients of {kind}", mesh.shards, group.count, sums)
 
 
 def of_replicas(of_decoder: list[Group], mesh: Mesh) -> Iterator[Collective]:
@@ -116,6 +121,21 @@ def of_replicas(of_decoder: list[Group], mesh: Mesh) -> Iterator[Collective]:
     gradients = 4 * sum(group.count * group.total("local", trained=True) for group in of_decoder)
     calls = sum(group.count for group in of_decoder) if mesh.divides else 1
     yield Collective("replicate", SUM, "gradients", mesh.replicate, calls, gradients)
+
+
+def of_context(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Iterator[Collective]:
+    """Yield the communication of a context axis in a step: the keys and values of each layer, or its latents, and their
+    gradients; and the numbers of tokens of each expert that has an auxiliary loss. `width` is the number of bytes that
+    one element takes in all tokens of a batch, `again` the number of forwards in a step."""
+    part = narrowed(config, mesh.tensor)
+    layers = (at(part.attention, layer).entries(part) for layer in range(part.n_layers))
+    entries = [math.prod(shape) for entries in layers for shape in entries.values()]
+    make, n, total = partial(Collective, "context"), mesh.context, width * sum(entries)
+    yield make(GATHER, "keys and values", n, again * len(entries), again * total)
+    yield make(SCATTER, "gradients of keys and values", n, len(entries), total)
+    experts = [one for one in mlps(config) if isinstance(one, Experts)]
+    counts = [one.count for one in experts if not isinstance(one.router, SigmoidRouting)]
+    yield make(SUM, "tokens of each expert, for the auxiliary loss", n, min(1, len(counts)), 8 * sum(counts))
 
 
 def of_tensor(
@@ -136,7 +156,7 @@ def of_tensor(
     layers, ends = branches_of(config, rows, length, precision, embeds=stage == 0)
     divided = divides_tokens(length, n)
     yield from of_branches(layers, ends, n, divided=divided, recompute=recompute)
-    width = low_width(precision) if mesh.data > 1 else 4
+    width = low_width(precision) if mesh.summed > 1 else 4
     summed = [
         (group.count, piece.size)
         for group in of_decoder
@@ -267,7 +287,8 @@ def of_muon(of_decoder: list[Group], mesh: Mesh) -> Iterator[Collective]:
                     parts["tensor"] += group.count * piece.full_size
                     calls["tensor"] += group.count
     for axis in "shard", "tensor":
-        yield Collective(axis, GATHER, "updates of matrices", getattr(mesh, axis), calls[axis], 2 * parts[axis])
+        devices = {"shard": mesh.shards, "tensor": mesh.tensor}[axis]
+        yield Collective(axis, GATHER, "updates of matrices", devices, calls[axis], 2 * parts[axis])
     turns = {shape: -(-number // n) for shape, number in matrices_by_shape(of_decoder).items()}
     made = sum(turn * n * math.prod(shape) for shape, turn in turns.items())
     yield Collective(stage_axis(mesh), GATHER, "orthogonalized matrices", n, sum(turns.values()), 2 * made)

@@ -42,12 +42,16 @@ def memory_lines(section: str, memory: TrainingMemory, mesh: Mesh) -> Iterator[L
     """Yield the lines of the plan for the training memory of one device of a mesh: weights, gradients, optimizer,
     activations and gathered weights. `section` is the heading under which they stand."""
     line, part = partial(size, section), "the device's part of the parameters"
+    of_tokens, of_heads = mesh.context > 1, mesh.tensor > 1
+    own = (
+        " of its tokens" * of_tokens
+        + "," * (of_tokens and of_heads)
+        + " of its heads and feed-forward units" * of_heads
+    )
     yield line("weights", memory.weights, f"4 bytes x {part}")
     yield line("gradients", memory.gradients, f"4 bytes x {part}")
     yield line("optimizer", memory.optimizer, "state of its part")
-    yield line(
-        "activations", memory.activations, "dry run" + " of its heads and feed-forward units" * (mesh.tensor > 1)
-    )
+    yield line("activations", memory.activations, f"dry run{own}")
     if memory.gathered:
         yield line("gathered weights", memory.gathered, "embedding and head in 4 bytes, and two blocks")
 
@@ -91,7 +95,8 @@ def time_lines(section: str, time: StepTime, tokens: int, mesh: Mesh) -> Iterato
     turns = f" x (2 x {mesh.pipeline} - 1) turns" * (mesh.pipeline > 1)
     yield line("arithmetic", time.arithmetic, f"operations of a device{turns} / its share of the arithmetic")
     yield line("sent meanwhile", time.meanwhile, "along shard and replicate / bandwidth of the link or network")
-    yield line("waited for", time.waiting, "along tensor" + " and pipeline" * (mesh.pipeline > 1) + " / bandwidth")
+    waiting = [axis for axis in ("context", "tensor", "pipeline") if getattr(mesh, axis) > 1]
+    yield line("waited for", time.waiting, f"along {' and '.join(waiting or ['tensor'])} / bandwidth")
     yield line("step", time.seconds, "the longer of arithmetic and sent meanwhile, and waited for")
     speed = tokens / time.seconds / mesh.count
     by = f"{tokens:,} tokens / step / {mesh.count}"

@@ -74,7 +74,7 @@ class ComputeOptions:
     recompute: bool = False  # recompute activations in the backward pass, which saves memory but takes 1/3 more time
     loss_chunk: SizeOrZero = 0  # number of tokens whose logits are in memory at once; 0: as many as fit in 128 MB
     experts: Literal["auto", "loop", "grouped"] = "auto"  # backend of experts; auto: the faster one, as measured
-    mesh: str = ""  # processes by axis: "pipeline=2 replicate=2 shard=4 tensor=2"; "": replicas, or shards if needed
+    mesh: str = ""  # processes by axis: "replicate=2 shard=4 context=2 tensor=2"; "": replicas, or shards if needed
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from torch import Tensor, distributed
 from torch.distributed import DeviceMesh
 
 from onward.config.mesh import Mesh
+from onward.data.windows import Batch
 from onward.errors import UserError
+from onward.parallel.context import own_batch
 from onward.parallel.parallelize import device_mesh, release_replicas
 from onward.parallel.replicas import Replicas
 
@@ -61,11 +63,15 @@ def meeting() -> Iterator[None]:
 
 
 @cache  # each group keeps threads and sockets until the process ends, so runs on equal meshes share groups
-def connected_devices(mesh: Mesh, device: str, group: object) -> tuple[DeviceMesh, distributed.ProcessGroup | None]:
-    """Return torch's DeviceMesh of the processes of the torch `group` over their devices of this type, and the group
-    of the processes of the same pipeline stage, None without stages; all processes must call this together."""
+def connected_devices(mesh: Mesh, device: str, group: object) -> dict[str, Any]:
+    """Return the fields `devices`, `stage` and `context` of Processes for the processes of the torch `group` and their
+    devices of this type; all processes must call this together."""
     stage = distributed.new_subgroups(mesh.stage)[0] if mesh.pipeline > 1 else None
-    return device_mesh(mesh, torch.device(device)), stage
+    context = None
+    if mesh.context > 1:
+        groups = torch.arange(mesh.count).view(-1, mesh.context, mesh.tensor).mT.flatten(0, 1)
+        context, _ = distributed.new_subgroups_by_enumeration(groups.tolist())
+    return {"devices": device_mesh(mesh, torch.device(device)), "stage": stage, "context": context}
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,7 @@ class Processes:
     mesh: Mesh = Mesh()  # arrangement of the processes
     devices: DeviceMesh | None = None  # torch's DeviceMesh; None if each process holds the whole model
     stage: distributed.ProcessGroup | None = None  # processes of the same pipeline stage; None: all
+    context: distributed.ProcessGroup | None = None  # processes that divide the tokens of the same windows
 
     @classmethod
     def join(cls, size: int = 0) -> "Processes":
@@ -141,8 +148,7 @@ class Processes:
         divides the model; all processes must call this together."""
         if not self.mesh.divides:
             return replace(self, devices=None)
-        devices, stage = connected_devices(self.mesh, device.type, distributed.group.WORLD)
-        return replace(self, devices=devices, stage=stage)
+        return replace(self, **connected_devices(self.mesh, device.type, distributed.group.WORLD))
 
     @property
     def replicas(self) -> Replicas:
@@ -160,9 +166,15 @@ class Processes:
 
     @property
     def batch_rank(self) -> int:
-        """The index of this process among the processes that have batches of their own; processes along the pipeline
-        or tensor axis share their batches and have the same index."""
-        return self.rank % self.mesh.stage // self.mesh.tensor
+        """The index of this process among the processes that have batches of their own; processes along the pipeline,
+        context or tensor axis share their batches and have the same index."""
+        return self.rank % self.mesh.stage // (self.mesh.context * self.mesh.tensor)
+
+    def own_tokens(self, batch: Batch) -> Batch:
+        """Return the part of a batch that this process trains on: of a context axis, its tokens of each window, else
+        all; see `own_batch`. Raises a UserError if the axis does not divide the windows."""
+        self.mesh.check_length(batch.tokens.size(1))
+        return own_batch(batch, self.mesh.context, self.rank // self.mesh.tensor % self.mesh.context)
 
     def wait(self) -> None:
         """Wait until all processes have called this method."""
@@ -209,7 +221,7 @@ class Processes:
                 f"accumulation is {batches}, and each of the {self.mesh.pipeline} stages of mesh {str(self.mesh)!r} "
                 f"computes another batch at the same time: give --accumulation {count * self.mesh.pipeline} or more"
             )
-        if self.mesh.pipeline * self.mesh.shard > 1 and batches % count:
+        if self.mesh.pipeline * self.mesh.shards > 1 and batches % count:
             more = -(-batches // count) * count
             raise UserError(
                 f"accumulation is {batches}, and {count} processes of mesh {str(self.mesh)!r} compute equally many "
@@ -235,7 +247,7 @@ class Processes:
         distributed.all_gather_object(of_ranks, facts)
         for rank, other in enumerate(of_ranks):
             stage, place = divmod(rank, self.mesh.stage)
-            same_part = stage * self.mesh.stage + place % (self.mesh.shard * self.mesh.tensor)
+            same_part = stage * self.mesh.stage + place % (self.mesh.shards * self.mesh.tensor)
             first = {name: of_ranks[same_part if name in of_part else 0][name] for name in facts}
             if differ := [name for name, value in first.items() if other[name] != value]:
                 known = same_part if {*differ} <= {*of_part} else 0

@@ -115,7 +115,7 @@ def evaluate(argv: Sequence[str]) -> int:
 def arranged(mesh: str, device: str) -> "Replicas":
     """Return the processes that torchrun started as replicas of the model or, given `mesh`, arranged in this mesh over
     devices of the type of `device`. Raises a UserError for a mesh that is for another number of processes, or that
-    divides the model into shards or stages."""
+    divides the model into shards or stages, or its windows."""
     from onward.config.mesh import Mesh
     from onward.device import choose_device
     from onward.training.processes import Processes
@@ -124,7 +124,7 @@ def arranged(mesh: str, device: str) -> "Replicas":
     if not mesh:
         return processes.replicas
     axes = Mesh.parse(mesh)
-    if axes.pipeline * axes.shard > 1:
+    if axes.pipeline * axes.shards > 1:
         raise UserError(
             f"mesh is {str(axes)!r}, and evaluation divides a model only by a tensor axis: give replicate and tensor"
         )

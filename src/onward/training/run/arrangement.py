@@ -59,6 +59,7 @@ def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
     """Raise a UserError if a mesh cannot divide the decoder, or if the mesh divides it and the run has options that do
     not work with a divided model."""
     mesh.check_decoder(decoder)
+    mesh.check_length(decoder.context_length)
     if not mesh.divides:
         return
     refused = {
@@ -70,11 +71,11 @@ def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
     if isinstance(config, FinetuneConfig):
         refused[f"method {config.method.kind}"] = config.method.samples_itself
         refused["quantize"] = bool(config.quantize)
-    if mesh.pipeline > 1 and isinstance(config, FinetuneConfig):
-        raise UserError(
-            f"fine-tuning is not for the stages of a pipeline, and mesh is {str(mesh)!r}: divide by shards or a tensor "
-            "axis"
-        )
+    if mesh.pipeline * mesh.context > 1 and isinstance(config, FinetuneConfig):
+        axis = "the stages of a pipeline" if mesh.pipeline > 1 else "a context axis"
+        raise UserError(f"fine-tuning is not for {axis}, and mesh is {str(mesh)!r}: divide by shards or a tensor axis")
+    if mesh.context > 1 and config.compile:
+        raise UserError(f"compile is not for a context axis, and mesh is {str(mesh)!r}: leave it out, or use context=1")
     if given := [name for name, is_given in refused.items() if is_given]:
         raise UserError(
             f"{given[0]} is not for a divided model, and mesh is {str(mesh)!r}: leave it out, or use replicas only"

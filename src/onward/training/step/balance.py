@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule, SigmoidRoutingModule
@@ -24,9 +24,12 @@ class Balance:
     summed. Of a pipeline it counts the layers of this process's stage; `layers` are those of all stages.
     """
 
-    def __init__(self, model: Decoder, loss: float, bias: float) -> None:
-        """`loss` is the weight of the auxiliary loss, `bias` the change of a routing bias per step; 0: off."""
-        self.bias = bias
+    def __init__(
+        self, model: Decoder, loss: float, bias: float, context: distributed.ProcessGroup | None = None
+    ) -> None:
+        """`loss` is the weight of the auxiliary loss, `bias` the change of a routing bias per step; 0: off. `context`
+        is the group of the processes that divide the tokens of a batch."""
+        self.bias, self.context = bias, context
         mlps = {layer: getattr(block, "mlp", None) for layer, block in enumerate(model.blocks)}
         self.routers: dict[int, Any] = {
             layer: mlp.router for layer, mlp in mlps.items() if isinstance(mlp, ExpertsModule)
@@ -70,6 +73,10 @@ class Balance:
         loss * X * sum over experts of f * P, averaged over the layers, where `loss` is its weight, f an expert's share
         of the assignments, and P its mean share in the softmax. It equals `loss` if all experts have the same share.
         """
+        if self.context is not None and self.assignments:  # of the tokens of all processes
+            assignments = torch.cat(self.assignments)
+            distributed.all_reduce(assignments, group=self.context)
+            self.assignments = [*assignments.split([len(f) for f in self.assignments])]
         terms = [len(f) * (f.to(p.dtype) / f.sum() * p).sum() for f, p in zip(self.assignments, self.shares)]
         self.assignments.clear()
         self.shares.clear()

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from onward.config.decoder import at
+from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
 from onward.parallel.parallelize import parallelize
@@ -38,9 +39,15 @@ def build_trainer(
     c, processes = config, processes or Processes()
     peak = c.peak_learning_rate(model.config.d_model)
     choose_backend(model, c.experts)
-    place = partial(parallelize, mesh=processes.mesh, devices=processes.devices, precision=c.precision)
+    groups: dict[str, Any] = {"devices": processes.devices, "context": processes.context}
+    place: Any = partial(parallelize, mesh=processes.mesh, precision=c.precision, **groups)
     place(model, compile=c.compile, recompute=c.recompute, fill=fill)
     loss = loss or CrossEntropy(c.z_loss, c.label_smoothing, c.loss_chunk)
+    if processes.mesh.context > 1 and not isinstance(loss, CrossEntropy):
+        raise UserError(
+            f"the loss {type(loss).__name__} is not for a context axis, and mesh is {str(processes.mesh)!r}: use "
+            "context=1, or the cross-entropy"
+        )
     loss.divide(place)
     share = c.balance_loss / processes.mesh.tensor  # each process of the tensor axis computes the whole auxiliary loss
     rates = {name: factor.rate for name, factor in factors_of(c, model.config).items()}
@@ -60,7 +67,7 @@ def build_trainer(
         learning_rate(c, model),
         StepConfig(c.clip, c.precision),
         loss=loss,
-        balance=Balance(model, share, 0.0 if adapter_names(model) else c.balance_bias),
+        balance=Balance(model, share, 0.0 if adapter_names(model) else c.balance_bias, processes.context),
         average=Average(model, c.average) if c.average else None,
         spikes=Spikes(c.spike),
         processes=processes,
