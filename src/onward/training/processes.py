@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
@@ -22,6 +22,7 @@ from onward.parallel.context import own_batch
 from onward.parallel.parallelize import device_mesh, release_replicas
 from onward.parallel.replicas import Replicas
 
+T = TypeVar("T")
 LAUNCHES: list["Launch"] = []  # one, once the processes have met
 AGREED = itertools.count()  # numbers of the calls of `agreed`, the same in all processes
 PATIENCE = 600.0  # seconds that processes wait for each other when they join
@@ -201,6 +202,15 @@ class Processes:
         """Return the sum of each of the `values` over the processes that have batches of their own; processes along the
         pipeline or tensor axis, which share their batches, count once."""
         return [value / (self.mesh.pipeline * self.mesh.tensor) for value in self.sum(values)]
+
+    def of_batches(self, value: T) -> list[T]:
+        """Return the value that each of the processes with batches of their own passes to this method, by their
+        `batch_rank`; all processes must call this together."""
+        if self.count == 1:
+            return [value]
+        values: list[Any] = [None] * self.count
+        distributed.all_gather_object(values, (self.batch_rank, value))
+        return list(dict(values).values())
 
     def sum_of_stages(self, values: Sequence[float]) -> list[float]:
         """Return the sum of each of the `values` over the stages of a pipeline; processes of a stage have equal

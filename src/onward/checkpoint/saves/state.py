@@ -26,6 +26,7 @@ class TrainerState:
       average/PARAMETER        its moving average, where the trainer keeps one
       optimizer/KEY/PARAMETER  a tensor that the optimizer keeps for it
       loss/NAME                a tensor that the loss keeps between steps
+      loss/I/NAME              a tensor that it keeps for the batches of one process, the I-th with its own batches
       number/KEY/PARAMETER     a number that the optimizer keeps for it, or number/KEY/OPTIMIZER.GROUP for a group
 
     These names do not depend on how many processes train: a divided parameter (DTensor) has one entry. Frozen

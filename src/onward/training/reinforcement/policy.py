@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import accumulate, groupby
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -91,6 +91,8 @@ class Rule(Protocol):
 class PolicyGradient(Loss):
     """The loss of a reinforcement method: samples completions of prompts, scores them by a reward, and compares the
     model with a reference, if any. Give it to a Trainer as `loss`."""
+
+    of_batches: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -246,8 +248,7 @@ class PolicyGradient(Loss):
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         """Restore the tensors that `state` returned."""
         self.remaining = int(tensors.get("remaining", 0))
-        if "replay" in tensors:
-            self.replay.load_state(bytes(tensors["replay"].tolist()).decode())
+        self.replay.load_state(bytes(tensors.get("replay", torch.empty(0)).tolist()).decode())
         rows = defaultdict[int, dict[str, Any]](dict)
         for key, tensor in tensors.items():
             number, _, name = key.partition("/")

@@ -326,11 +326,11 @@ class Run(Shown):
         if self.progress.recovered(self.step):
             self.progress = replace(self.progress, failed_steps=())
         divides = self.processes.mesh.divides
+        state = self.trainer.state_dict()
         if (self.processes.rank and not divides) or not self.trainer.finite():
             return
         if not self.processes.rank:
             record_steps(self.config)
-        state = self.trainer.state_dict()
         progress = {
             **fields.plain(self.progress),
             "config": fields.plain(self.config),

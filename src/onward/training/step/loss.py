@@ -33,10 +33,12 @@ class Loss:
 
     The trainer divides each sum by the total `divisor` of the batches of a step: the number of targets, unless the
     batch class defines another one. `uses_all` says whether each batch gives all trainable parameters a gradient, so
-    that processes need not look for parameters without one.
+    that processes need not look for parameters without one. `of_batches` says whether the saved state belongs to the
+    batches of a process, so that each process has its own.
     """
 
     uses_all: ClassVar[bool] = False
+    of_batches: ClassVar[bool] = False
 
     def __call__(self, model: Any, batch: Any) -> Sums:
         """Return two sums over the batch's targets: the loss to minimize, with gradient, and the loss to report,
@@ -63,7 +65,8 @@ class Loss:
         return ()
 
     def state(self) -> Mapping[str, Tensor]:
-        """Return the tensors of the loss that are saved with a run, by name; by default none."""
+        """Return the tensors of the loss that are saved with a run, by name; by default none. Processes return equal
+        tensors or parts of them (DTensors), unless the class sets `of_batches`."""
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:

@@ -4,7 +4,7 @@ Shapes: B windows, T tokens of each, V vocabulary.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -242,9 +242,13 @@ class Trainer:
 
     def state_dict(self) -> TrainerState:
         """Return the state that a trainer needs to continue exactly: the tensors of the trainable parameters and
-        optimizers, which are not copies, and numbers."""
+        optimizers, which are not copies, and numbers. All processes must call this together."""
         tensors = training_tensors(self.model, self.optimizers, self.average.tensors if self.average else None)
-        tensors |= {f"{LOSS}{name}": tensor for name, tensor in self.loss.state().items()}
+        of_loss = self.loss.state()
+        if self.loss.of_batches:
+            states = self.processes.of_batches({name: tensor.cpu() for name, tensor in of_loss.items()})
+            of_loss = {f"{i}/{name}": tensor for i, state in enumerate(states) for name, tensor in state.items()}
+        tensors |= {f"{LOSS}{name}": tensor for name, tensor in of_loss.items()}
         return TrainerState(
             tensors,
             {
@@ -262,6 +266,8 @@ class Trainer:
         place."""
         restore(state.tensors, self.model, self.optimizers)
         kept = {name.removeprefix(LOSS): state.tensors[name] for name in state.tensors if name.startswith(LOSS)}
+        if self.loss.of_batches:
+            kept = self.own_state(kept)
         self.loss.load_state(kept, self.device)
         self.step, self.spikes.state = state.progress["step"], state.progress["losses"]
         self.scaler.load_state_dict(state.progress["scaler"])
@@ -269,3 +275,10 @@ class Trainer:
             self.average.updates = state.progress["averaged"]
             for name, tensor in self.average.tensors.items():
                 tensor.copy_(divided(state.tensors[f"average/{name}"], tensor))
+
+    def own_state(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of this process among those of a loss with a state in each process (`Loss.of_batches`):
+        none if the run had another number of processes with batches of their own, whose states suit no process."""
+        owners = {name.partition("/")[0] for name in kept}
+        own = f"{self.processes.batch_rank}/" if len(owners) == self.processes.mesh.data else None
+        return {name.removeprefix(own): tensor for name, tensor in kept.items() if own and name.startswith(own)}
