@@ -4,18 +4,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from onward.checkpoint.saves.folder import saves
+from onward.checkpoint.weights import read_tensors
 from onward.training.run.run import Run
 
 from support.finetuning import base_model, config, write_rows
+from support.grids import first
 from support.ranks import Ranks
+from support.runs import metrics
 
 OPTIONS: dict[str, Any] = {"method": "grpo", "reward": "length(characters=3)", "samples": 2, "completion_length": 4}
 OPTIONS |= {"batch_size": 2, "accumulation": 2, "steps": 4, "validate_every": 4}
 
 
-def train(out: Path, base: Path, rows: Path, until: int, mesh: str, **options: Any) -> None:
+def train(out: Path, base: Path, rows: Path, until: int, mesh: str, options: dict[str, Any]) -> None:
     """Begin or resume a run, up to a step."""
     run = Run.resume(out) if out.exists() else Run.start(config(base, rows, out, **OPTIONS | options, mesh=mesh))
     list(run.train(lambda: run.step >= until))
@@ -25,16 +29,37 @@ def prompts(folder: Path) -> Path:
     return write_rows(folder / "sums.jsonl", [{"prompt": f"{i} + {i % 7}?", "answer": str(i)} for i in range(24)])
 
 
-def train_replicas(out: Path, base: Path, rows: Path, until: int) -> None:
-    train(out, base, rows, until, "replicate=2", iterations=3, replay=4)
-
-
-def test_replicas_resume_with_their_own_completions(two: Ranks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mesh", first(1, ["replicate=2", "shard=2"]))
+def test_processes_resume_with_their_own_completions(mesh: str, two: Ranks, tmp_path: Path) -> None:
     """Stopped between steps on the same completions, with prompts to replay."""
-    base, rows = base_model(tmp_path / "base"), prompts(tmp_path)
-    two.run(train_replicas, tmp_path / "whole", base, rows, 4)
+    base, rows, options = base_model(tmp_path / "base"), prompts(tmp_path), {"iterations": 3, "replay": 4}
+    two.run(train, tmp_path / "whole", base, rows, 4, mesh, options)
     for until in 2, 4:
-        two.run(train_replicas, tmp_path / "parts", base, rows, until)
+        two.run(train, tmp_path / "parts", base, rows, until, mesh, options)
     for name in "model.safetensors", "state.safetensors":
         one, other = (saves(tmp_path / run)[-1] / name for run in ("whole", "parts"))
         assert one.read_bytes() == other.read_bytes()
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "grpo": {"kl": 0.1, "iterations": 2},
+    "online_dpo": {"method": "online_dpo"},
+    "adapters": {"lora": 2, "kl": 0.1},
+    "ppo": {"method": "ppo", "kl": 0.1},
+    "replay": {"replay": 4},
+    "bf16": {"precision": "bf16"},
+}
+
+
+@pytest.mark.parametrize("name", first(1, METHODS))
+def test_shards_learn_from_the_completions_of_one_process(name: str, two: Ranks, tmp_path: Path) -> None:
+    base, rows = base_model(tmp_path / "base"), prompts(tmp_path)
+    train(tmp_path / "one", base, rows, 4, "replicate=1", METHODS[name])
+    two.run(train, tmp_path / "two", base, rows, 4, "shard=2", METHODS[name])
+    for a, b in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        shared = a.keys() & b.keys() - {"logprob_gap"}
+        assert {key: a[key] for key in shared} == pytest.approx({key: b[key] for key in shared}, rel=1e-3, abs=1e-5)
+    one, other = (read_tensors(saves(tmp_path / run)[-1] / "model.safetensors") for run in ("one", "two"))
+    assert one.keys() == other.keys()
+    for key, tensor in one.items():
+        torch.testing.assert_close(tensor, other[key], rtol=1e-3, atol=1e-5)

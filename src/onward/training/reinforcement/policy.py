@@ -7,7 +7,7 @@ Shapes: P prompts, G completions of each, N = P G, T tokens, M tokens of complet
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
@@ -22,6 +22,8 @@ from onward.data.windows import Batch
 from onward.errors import UserError
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder, without_dropout
+from onward.parallel.parallelize import inside
+from onward.parallel.whole import whole
 from onward.text.tokenizer import Tokenizer
 from onward.training.environments.environment import Environment, Replier, reply_tokens
 from onward.training.losses.answers import Reference
@@ -137,9 +139,10 @@ class PolicyGradient(Loss):
             own = [Question(tuple(prompt), tuple(answer), columns) for (prompt, answer), columns in rows]
             questions += own
             seeds += [batch.seed * 1_000_003 + number * samples for number in range(len(own))]
-        groups = self.ask(model, questions, seeds)
+        sampler = whole(model)
+        groups = self.ask(sampler, questions, seeds)
         if replay and self.replay.size:
-            self.replace(model, groups, seeds[0])
+            self.replace(sampler, groups, seeds[0])
         sizes = [len(batch.tokens) for batch in batches]
         ends = accumulate(sizes)
         return [self.rollout(model, batch, groups[end - size : end]) for batch, size, end in zip(batches, sizes, ends)]
@@ -227,12 +230,16 @@ class PolicyGradient(Loss):
             if m.reference:
                 new = new.changed(reference_logprobs=self.reference_logprobs(model, new))
             if m.iterations > 1 or m.needs_sampled:
-                sampled = policy_outputs(model, new, m.loss_temperature)
+                sampled = self.outputs(model, new)
             if sampled is not None and m.iterations > 1:
                 gap = largest(sampled.plain - new.engine_logprobs, new.mask)
                 new = new.changed(old_logprobs=sampled.logprobs, gap=gap)
         share = reduced(new.mask, new.mask, m.mean_over, m.completion_length)[1]
         return new.changed(share=max(1, share), **m.advantages(new, sampled))
+
+    def divide(self, divide: Callable[[Decoder], object]) -> None:
+        if self.reference is not None:
+            self.reference.divide = divide
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors to save with a run: the completions that further steps use, the number of these steps, and
@@ -262,7 +269,13 @@ class PolicyGradient(Loss):
         if self.reference is None:
             raise UserError("the method compares with a reference, and there is none: give the model to compare with")
         with self.reference.of(model) as other:
-            return policy_outputs(other, batch, self.method.loss_temperature).logprobs
+            return self.outputs(other, batch).logprobs
+
+    def outputs(self, model: Decoder, batch: Batch) -> PolicyOutputs:
+        """Compute the outputs of a model for the targets of a batch, at the temperature of the loss, as one forward of
+        a divided model."""
+        outputs: PolicyOutputs = inside(model, policy_outputs, model, batch, self.method.loss_temperature)
+        return outputs
 
     def __call__(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
         """Return the sum to minimize, the sum to report, and figures. Prompts without completions, as in validation,
@@ -275,7 +288,7 @@ class PolicyGradient(Loss):
             return total * scale, reported * scale, {name: value * scale for name, value in sums.items()}
         mask, reference = batch.mask, batch.reference_logprobs
         with nullcontext() if m.dropout else without_dropout(model):
-            outputs = policy_outputs(model, batch, m.loss_temperature)
+            outputs = self.outputs(model, batch)
         logprobs = outputs.logprobs
         loss, further = m.token_losses(outputs, batch)
         if m.kl and m.kl_in_loss and reference is not None:

@@ -69,13 +69,17 @@ def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
         f"optimizer {config.optimizer}": ":" in config.optimizer and mesh.tensor > 1,
     }
     if isinstance(config, FinetuneConfig):
-        refused[f"method {config.method.kind}"] = config.method.samples_itself
         refused["quantize"] = bool(config.quantize)
     if mesh.pipeline * mesh.context > 1 and isinstance(config, FinetuneConfig):
         axis = "the stages of a pipeline" if mesh.pipeline > 1 else "a context axis"
         raise UserError(f"fine-tuning is not for {axis}, and mesh is {str(mesh)!r}: divide by shards or a tensor axis")
     if mesh.context > 1 and config.compile:
         raise UserError(f"compile is not for a context axis, and mesh is {str(mesh)!r}: leave it out, or use context=1")
+    if mesh.tensor > 1 and isinstance(config, FinetuneConfig) and config.method.samples_itself:
+        raise UserError(
+            f"method {config.method.kind} samples completions, which a tensor axis cannot, and mesh is {str(mesh)!r}: "
+            "divide by shards"
+        )
     if given := [name for name, is_given in refused.items() if is_given]:
         raise UserError(
             f"{given[0]} is not for a divided model, and mesh is {str(mesh)!r}: leave it out, or use replicas only"
