@@ -243,3 +243,9 @@ def test_fine_tuning_divides_neither_blocks_nor_tokens(mesh: str, axis: str) -> 
     config = FinetuneConfig.of(base="x", sources=("y",), method="sft", steps=4, accumulation=2, mesh=mesh)
     with pytest.raises(UserError, match=f"fine-tuning is not for {axis}"):
         arranged(config, Processes(count=2), 100)
+
+
+def test_methods_that_sample_have_no_tensor_axis() -> None:
+    config = FinetuneConfig.of(base="x", sources=("y",), method="grpo", reward="exact", steps=4, mesh="tensor=2")
+    with pytest.raises(UserError, match="grpo samples completions, which a tensor axis cannot"):
+        arranged(config, Processes(count=2), 100)

@@ -1,17 +1,25 @@
 """Reinforcement in several processes: equal to one process, and resumed exactly."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from onward.checkpoint.load import load_model
 from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.weights import read_tensors
+from onward.config.decoder import DecoderConfig
+from onward.config.mesh import Mesh
+from onward.planning.parameters import parameters
+from onward.training.finetuning.config import FinetuneConfig
+from onward.training.run.arrangement import memory_per_process
 from onward.training.run.run import Run
 
 from support.finetuning import base_model, config, write_rows
 from support.grids import first
+from support.heap import HeapPeak
 from support.ranks import Ranks
 from support.runs import metrics
 
@@ -59,7 +67,42 @@ def test_shards_learn_from_the_completions_of_one_process(name: str, two: Ranks,
     for a, b in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         shared = a.keys() & b.keys() - {"logprob_gap"}
         assert {key: a[key] for key in shared} == pytest.approx({key: b[key] for key in shared}, rel=1e-3, abs=1e-5)
-    one, other = (read_tensors(saves(tmp_path / run)[-1] / "model.safetensors") for run in ("one", "two"))
+    name = "adapter_model.safetensors" if name == "adapters" else "model.safetensors"
+    one, other = (read_tensors(tmp_path / run / name) for run in ("one", "two"))
     assert one.keys() == other.keys()
     for key, tensor in one.items():
         torch.testing.assert_close(tensor, other[key], rtol=1e-3, atol=1e-5)
+
+
+def test_plan_counts_the_weights_and_the_cache_of_the_engine() -> None:
+    decoder = DecoderConfig(vocab_size=1000, d_model=64, n_layers=2, n_heads=4, n_kv_heads=2, context_length=2048)
+    of = lambda method, mesh: memory_per_process(
+        FinetuneConfig.of(base="x", sources=("y",), device="cpu", **method, batch_size=4, accumulation=4),
+        decoder,
+        Mesh.parse(mesh),
+    )
+    grpo = {"method": "grpo", "reward": "exact", "samples": 8, "completion_length": 100}
+    plain, shards, replicas = of({"method": "sft"}, "shard=2"), of(grpo, "shard=2"), of(grpo, "replicate=2")
+    assert (shards.engine, replicas.engine, plain.engine) == (4 * parameters(decoder), 0, 0)
+    rows, slots, keys_and_values = 2 * 4 * 8, 512 + 256 + 100, 2 * 2 * 16
+    assert shards.cache == replicas.cache == rows * slots * keys_and_values * decoder.n_layers * 4
+    assert shards.peak == plain.weights + plain.optimizer + shards.engine + max(
+        plain.transient + plain.holes, shards.cache
+    )
+
+
+def peak(options: FinetuneConfig) -> int:
+    """The most bytes that a run has allocated at once in its first three steps."""
+    gc.collect()
+    with HeapPeak() as heap:
+        run = Run.start(options)
+        list(run.train(lambda: run.step >= 3))
+    return heap.bytes
+
+
+@pytest.mark.long
+def test_processes_allocate_the_planned_memory(two: Ranks, tmp_path: Path) -> None:
+    base = base_model(tmp_path / "base", d_model=512, n_layers=8, n_heads=4, dropout=0.0)
+    options = config(base, prompts(tmp_path), tmp_path / "run", **OPTIONS, mesh="shard=2")
+    memory = memory_per_process(options, load_model(base)[0].config, Mesh(shard=2))
+    assert two.run(peak, options) == pytest.approx([memory.peak - memory.holes] * 2, rel=0.1)

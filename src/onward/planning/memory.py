@@ -89,11 +89,13 @@ class TrainingMemory:
     transient: int  # peak of gradients, activations and temporary tensors
     holes: int
     gathered: int = 0  # part of `transient`: weights that shards gather while they compute
+    engine: int = 0  # whole weights of an engine that samples during training, beside shards
+    cache: int = 0  # the engine's cache, before the forward of a step
 
     @property
     def peak(self) -> int:
         """The largest number of bytes at one time."""
-        return self.weights + self.optimizer + self.transient + self.holes
+        return self.weights + self.optimizer + self.engine + max(self.transient + self.holes, self.cache)
 
 
 def generation_memory(

@@ -8,11 +8,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from onward.config.decoder import DecoderConfig, Experts, SelfAttention, at, each
 from onward.config.mesh import Mesh, divides_tokens, divides_vocabulary
 from onward.data.windows import Batch
+from onward.generation.cache.growing import CHUNK
 from onward.planning.dry import DryStep, Segment, dry_step
-from onward.planning.memory import AUTOCAST, HOLES, ORTHOGONAL, TrainingMemory, training_memory
+from onward.planning.memory import (
+    AUTOCAST,
+    HOLES,
+    ORTHOGONAL,
+    TrainingMemory,
+    cache_bytes,
+    training_memory,
+    weight_bytes,
+)
 from onward.planning.parameters import kinds, modules, parameters, size
 from onward.planning.pieces import Group, groups, matrices_by_shape, of_stage
 from onward.planning.stages import of_later_batch, of_one_batch
@@ -116,6 +127,15 @@ def device_memory(
     return TrainingMemory(
         4 * local, 4 * trained, state, activations, dry.loss.peak, transient, int(holes * transient), gathered
     )
+
+
+def with_engine(memory: TrainingMemory, config: DecoderConfig, mesh: Mesh, rows: int, length: int) -> TrainingMemory:
+    """Return the memory of training with that of an engine in each process, which samples `rows` completions at a time,
+    of `length` tokens with their prompts. Beside shards, the engine has a whole copy of the weights."""
+    weights = weight_bytes(config) if mesh.shard > 1 else 0
+    chunk = min(CHUNK, config.context_length)
+    cache = cache_bytes(config, rows, min(length, config.context_length), torch.float32, chunk=chunk)
+    return replace(memory, engine=weights, cache=cache)
 
 
 def with_norms(dry: DryStep, config: DecoderConfig, tensor: int, tokens: int) -> DryStep:

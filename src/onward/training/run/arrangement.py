@@ -13,14 +13,18 @@ from onward.config.lora import LoRA
 from onward.config.mesh import Mesh, divides_vocabulary
 from onward.device import choose_device
 from onward.errors import UserError
+from onward.generation.cache.growing import STEP
 from onward.limits import in_bytes, memory_size
 from onward.model.decoder import Decoder
 from onward.planning.arrangements import SAFE, arrangements
 from onward.planning.memory import HOLES, TrainingMemory
-from onward.planning.mesh import device_memory
+from onward.planning.mesh import device_memory, with_engine
 from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.inputs.examples import row_length
+from onward.training.losses.completions import ROWS
+from onward.training.methods.distill import Distill
+from onward.training.methods.policy import PolicyMethod
 from onward.training.processes import Processes
 from onward.training.step.loss import CrossEntropy
 from onward.transforms.lora import add_adapters
@@ -88,19 +92,20 @@ def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
 
 def chosen(config: RunConfig, decoder: DecoderConfig, count: int) -> Mesh:
     """Return the default mesh for `count` processes: replicas if a device can hold the whole training in fp32, or if
-    the run has a time limit, samples itself or quantizes its weights; else shards over the processes of each machine
-    or, if these are too few, over all processes."""
+    the run has a time limit or quantizes its weights; else shards over the processes of each machine or, if these are
+    too few, over all processes."""
     plain, most = replace(config, precision="fp32"), SAFE * device_bytes(config)
     meshes = arrangements(count, int(os.environ.get("LOCAL_WORLD_SIZE", count)))
     tuned = config if isinstance(config, FinetuneConfig) else None
-    if config.time or (tuned and (tuned.method.samples_itself or tuned.quantize)):
+    if config.time or (tuned and tuned.quantize):
         return meshes[0]
     able = (mesh for mesh in meshes if memory_per_process(plain, decoder, mesh).peak <= most)
     return next(able, meshes[-1])
 
 
 def memory_per_process(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> TrainingMemory:
-    """Compute the memory that training takes in one process of a mesh."""
+    """Compute the memory that training takes in one process of a mesh. Methods that sample are planned for completions
+    of full length, with prompts of at most 256 tokens."""
     tuned = config if isinstance(config, FinetuneConfig) else None
     holes = HOLES if choose_device(config.device).type == "cpu" else 0.0
     options: dict[str, Any] = {
@@ -110,10 +115,16 @@ def memory_per_process(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) ->
         "holes": holes,
     }
     length = row_length(tuned, decoder.context_length) if tuned else decoder.context_length
-    memory = device_memory(decoder, mesh, config.batch_size or 8, length, CrossEntropy(), **options)
+    rows = config.batch_size or 8
+    memory = device_memory(decoder, mesh, rows, length, CrossEntropy(), **options)
     if tuned and tuned.adapters:
-        return with_frozen_weights(memory, -(-trained_with(tuned.adapters, decoder) // mesh.shard), mesh, holes)
-    return memory
+        memory = with_frozen_weights(memory, -(-trained_with(tuned.adapters, decoder) // mesh.shard), mesh, holes)
+    method = tuned.method if tuned and tuned.method.samples_itself else None
+    if not isinstance(method, PolicyMethod | Distill):
+        return memory
+    if isinstance(method, PolicyMethod):  # which samples for all batches together
+        rows *= -(-config.accumulation // mesh.data) * method.samples
+    return with_engine(memory, decoder, mesh, min(rows, ROWS), STEP + method.completion_length)
 
 
 def trained_with(lora: LoRA, decoder: DecoderConfig) -> int:
@@ -152,8 +163,8 @@ def in_words(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> str:
     """Describe a mesh in a sentence for the log: the memory that each process needs, by kind, and whether a tensor axis
     leaves the embedding and the head whole."""
     memory = memory_per_process(config, decoder, mesh)
-    kinds = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer", "activations", "gathered")}
-    named = ", ".join(f"{name} {in_bytes(size)}" for name, size in kinds.items() if size)
+    kinds = "weights", "gradients", "optimizer", "activations", "gathered", "engine", "cache"
+    named = ", ".join(f"{name} {in_bytes(size)}" for name in kinds if (size := getattr(memory, name)))
     whole = (
         ""
         if divides_vocabulary(decoder, mesh.tensor)

@@ -157,8 +157,9 @@ class Run(Shown):
         """Resume a run from its newest undamaged save, exactly as if it had never stopped.
 
         The user's own modules that the run was started with must be imported before. `mesh` replaces the configured
-        one: the save of any mesh can be resumed on any other, and results then differ by rounding. `processes` are
-        those of `start`.
+        one: the save of any mesh can be resumed on any other, and results then differ by rounding. On another number
+        of processes with batches of their own, a loss with a state in each (`Loss.of_batches`) begins anew.
+        `processes` are those of `start`.
         """
         return cls.opened(Path(folder), loss, processes or Processes.join(), mesh)
 
