@@ -1,6 +1,7 @@
 """Reinforcement in several processes: equal to one process, and resumed exactly."""
 
 import gc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ OPTIONS: dict[str, Any] = {"method": "grpo", "reward": "length(characters=3)", "
 OPTIONS |= {"batch_size": 2, "accumulation": 2, "steps": 4, "validate_every": 4}
 
 
-def train(out: Path, base: Path, rows: Path, until: int, mesh: str, options: dict[str, Any]) -> None:
-    """Begin or resume a run, up to a step."""
-    run = Run.resume(out) if out.exists() else Run.start(config(base, rows, out, **OPTIONS | options, mesh=mesh))
+def train(options: FinetuneConfig, until: int = 4, *, again: bool = False) -> None:
+    """Begin or, if `again`, resume a run, up to a step."""
+    run = Run.resume(options.out) if again else Run.start(options)
     list(run.train(lambda: run.step >= until))
 
 
@@ -40,10 +41,11 @@ def prompts(folder: Path) -> Path:
 @pytest.mark.parametrize("mesh", first(1, ["replicate=2", "shard=2"]))
 def test_processes_resume_with_their_own_completions(mesh: str, two: Ranks, tmp_path: Path) -> None:
     """Stopped between steps on the same completions, with prompts to replay."""
-    base, rows, options = base_model(tmp_path / "base"), prompts(tmp_path), {"iterations": 3, "replay": 4}
-    two.run(train, tmp_path / "whole", base, rows, 4, mesh, options)
-    for until in 2, 4:
-        two.run(train, tmp_path / "parts", base, rows, until, mesh, options)
+    options = OPTIONS | {"iterations": 3, "replay": 4, "mesh": mesh}
+    of = partial(config, base_model(tmp_path / "base"), prompts(tmp_path), **options)
+    two.run(train, of(tmp_path / "whole"))
+    two.run(train, of(tmp_path / "parts"), 2)
+    two.run(partial(train, again=True), of(tmp_path / "parts"))
     for name in "model.safetensors", "state.safetensors":
         one, other = (saves(tmp_path / run)[-1] / name for run in ("whole", "parts"))
         assert one.read_bytes() == other.read_bytes()
@@ -61,9 +63,9 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", first(1, METHODS))
 def test_shards_learn_from_the_completions_of_one_process(name: str, two: Ranks, tmp_path: Path) -> None:
-    base, rows = base_model(tmp_path / "base"), prompts(tmp_path)
-    train(tmp_path / "one", base, rows, 4, "replicate=1", METHODS[name])
-    two.run(train, tmp_path / "two", base, rows, 4, "shard=2", METHODS[name])
+    of = partial(config, base_model(tmp_path / "base"), prompts(tmp_path), **OPTIONS | METHODS[name])
+    train(of(tmp_path / "one"))
+    two.run(train, of(tmp_path / "two", mesh="shard=2"))
     for a, b in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         shared = a.keys() & b.keys() - {"logprob_gap"}
         assert {key: a[key] for key in shared} == pytest.approx({key: b[key] for key in shared}, rel=1e-3, abs=1e-5)
