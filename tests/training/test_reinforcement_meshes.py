@@ -42,7 +42,8 @@ def prompts(folder: Path) -> Path:
 def test_processes_resume_with_their_own_completions(mesh: str, two: Ranks, tmp_path: Path) -> None:
     """Stopped between steps on the same completions, with prompts to replay."""
     options = OPTIONS | {"iterations": 3, "replay": 4, "mesh": mesh}
-    of = partial(config, base_model(tmp_path / "base"), prompts(tmp_path), **options)
+    base, rows = base_model(tmp_path / "base"), prompts(tmp_path)
+    of = lambda out: config(base, rows, out, **options)
     two.run(train, of(tmp_path / "whole"))
     two.run(train, of(tmp_path / "parts"), 2)
     two.run(partial(train, again=True), of(tmp_path / "parts"))
@@ -63,9 +64,9 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", first(1, METHODS))
 def test_shards_learn_from_the_completions_of_one_process(name: str, two: Ranks, tmp_path: Path) -> None:
-    of = partial(config, base_model(tmp_path / "base"), prompts(tmp_path), **OPTIONS | METHODS[name])
-    train(of(tmp_path / "one"))
-    two.run(train, of(tmp_path / "two", mesh="shard=2"))
+    base, rows, options = base_model(tmp_path / "base"), prompts(tmp_path), OPTIONS | METHODS[name]
+    train(config(base, rows, tmp_path / "one", **options))
+    two.run(train, config(base, rows, tmp_path / "two", **options, mesh="shard=2"))
     for a, b in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         shared = a.keys() & b.keys() - {"logprob_gap"}
         assert {key: a[key] for key in shared} == pytest.approx({key: b[key] for key in shared}, rel=1e-3, abs=1e-5)
