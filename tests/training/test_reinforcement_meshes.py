@@ -57,8 +57,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "online_dpo": {"method": "online_dpo"},
     "adapters": {"lora": 2, "kl": 0.1},
     "ppo": {"method": "ppo", "kl": 0.1},
-    "replay": {"replay": 4},
-    "bf16": {"precision": "bf16"},
 }
 
 
