@@ -1,27 +1,28 @@
-"""Whether machine code can be compiled on this machine. Any other error of the compiler is a defect, and is raised."""
+"""Whether kernels can be compiled on this machine, and give right results. Any other error of the compiler is a defect, and is raised."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import mmap
+import platform
 import warnings
 from functools import cache
 
+TESTED = "x86_64", "AMD64"  # architectures on which kernels have been run; elsewhere each process tests some of them
 OPENMP = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 
 
 class NoCompiler(UserWarning):
-    """The warning that machine code cannot be compiled on this machine, so that decoding is slower."""
+    """The warning that kernels cannot be used on this machine, so that decoding is slower."""
 
 
 @cache
 def unavailable() -> str:
-    """Return the reason why kernels cannot be compiled on this machine, with a warning at the first call; "" if they
-    can be compiled."""
-    if reason := lacking():
-        warnings.warn(
-            NoCompiler(f"decoding is slower here, since its kernels cannot be compiled: {reason}"), stacklevel=3
-        )
+    """Return the reason why kernels cannot be used on this machine, with a warning at the first call; "" if they can be
+    used."""
+    if reason := lacking() or wrong():
+        warnings.warn(NoCompiler(f"decoding is slower here, since its kernels cannot be used: {reason}"), stacklevel=3)
     return reason
 
 
@@ -44,6 +45,15 @@ def lacking() -> str:
         if not hasattr(openmp(), name):
             return f"the OpenMP of PyTorch has no {name}"
     return ""
+
+
+def wrong() -> str:
+    """Return the first kernel that gives wrong results on this machine, in words; "" if none does. On x86-64 nothing is
+    tested."""
+    if platform.machine() in TESTED:
+        return ""
+    kernel = importlib.import_module("onward.kernels.self_test").wrong_kernel()  # it imports files that import this one
+    return kernel and f"on this processor ({platform.machine()}) the kernel for {kernel} differs from PyTorch"
 
 
 def openmp() -> ctypes.CDLL:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 
 import llvmlite
 import llvmlite.binding as llvm
+import torch
 from llvmlite import ir
 
 from onward.kernels.available import OPENMP, openmp
@@ -96,7 +98,7 @@ def load(module: ir.Module, cpu: str | None = None, folder: Path | None = None) 
     and read from it the next time."""
     for name in OPENMP:
         llvm.add_symbol(name, ctypes.cast(getattr(openmp(), name), ctypes.c_void_p).value)
-    features, cpu = ("", cpu) if cpu else (llvm.get_host_cpu_features().flatten(), llvm.get_host_cpu_name())
+    features, cpu = ("", cpu) if cpu else (host_features().flatten(), llvm.get_host_cpu_name())
     target = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=3)
     module.triple = llvm.get_default_triple()
     text = str(module)
@@ -113,6 +115,15 @@ def load(module: ir.Module, cpu: str | None = None, folder: Path | None = None) 
         engine = llvm.create_mcjit_compiler(optimized(text, target), target)
     engine.finalize_object()
     return engine
+
+
+def host_features() -> Any:
+    """Return LLVM's map of the features of this CPU. PyTorch is asked for the bf16 instructions of ARM, which LLVM does
+    not detect."""
+    features = llvm.get_host_cpu_features()
+    if platform.machine() in ("aarch64", "arm64"):
+        features["bf16"] = bool(torch.cpu.get_capabilities().get("bf16"))
+    return features
 
 
 def optimized(text: str, target: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from onward.kernels.llvm.code import FLOATS, INT, LANES, Code, integers
-from onward.kernels.llvm.units import PAIRS, ZERO, DotUnit, Unit, shuffle
+from onward.kernels.llvm.units import PAIRS, ZERO, AVX512DotUnit, Unit, shuffle
 
 GROUP = 32  # weights with the same scale
 WIDE = 4 * GROUP  # weights in 64 bytes
@@ -46,10 +46,16 @@ def unpack(code: Code, unit: Unit, codes: Any, scales: Any, place: Any) -> list[
     return unit.of_floats(code, code.fma(low, scale, offset), code.fma(high, scale, offset))
 
 
+def unit_of(unit: Unit) -> Unit:
+    """Return the instructions for `prepare` and `dot` on a CPU whose products use `unit`: bf16 only with the table
+    look-ups of AVX-512."""
+    return unit if isinstance(unit, AVX512DotUnit) else Unit()
+
+
 def prepare(code: Code, unit: Unit, x: Any, dtype: str, rows: Any, inputs: Any) -> Prepared:
     """Emit code that copies x (`rows`, `inputs`) in the order in which `dot` reads it. Each thread makes its own
     copy."""
-    wide = isinstance(unit, DotUnit)
+    wide = isinstance(unit, AVX512DotUnit)
     step, width = (WIDE, WIDE) if wide else (GROUP, GROUP + LANES)
     stride = code.mul(code.udiv(code.add(inputs, INT(step - 1)), INT(step)), INT(width))
     vectors = code.udiv(code.mul(rows, stride), INT(unit.step))
@@ -80,7 +86,7 @@ def dot(code: Code, unit: Unit, x: Prepared, row: Any, codes: Any, scales: Any, 
     """Emit code for the product of row `row` of x and row `output` of an int4 weight, as a vector of partial sums: each
     group's sum times its scale, added over groups. `inputs` is the length of a row."""
     begin, start = code.mul(output, inputs), code.mul(row, x.stride)
-    if isinstance(unit, DotUnit):
+    if isinstance(unit, AVX512DotUnit):
         return wide_dot(code, unit, x.address, start, codes, scales, begin, inputs)
     with code.loop(0, inputs, GROUP, [ZERO]) as (index, total):
         place = code.add(begin, index)
@@ -93,7 +99,9 @@ def dot(code: Code, unit: Unit, x: Prepared, row: Any, codes: Any, scales: Any, 
     return total[0]
 
 
-def wide_dot(code: Code, unit: DotUnit, x: Any, start: Any, codes: Any, scales: Any, begin: Any, inputs: Any) -> Any:
+def wide_dot(
+    code: Code, unit: AVX512DotUnit, x: Any, start: Any, codes: Any, scales: Any, begin: Any, inputs: Any
+) -> Any:
     """Emit the code of `dot` for a CPU with AVX512-BF16, WIDE weights at a time: a table gives the bf16 number of each
     code. The row of x begins at index `start` of x, the row of the weight at index `begin` of the weight."""
     table = ir.Constant(WORDS, NUMBERS * 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -80,6 +80,7 @@ class Product:
         x, weight, unit = Matrix(given.x, self.dtype), Matrix(given.weight, self.weight_format), self.unit
         rows, inputs, prepared, chains = given.rows, given.inputs, None, 4 if self.weight_format == "int8" else 1
         if self.weight_format == "int4":
+            unit = int4.unit_of(unit)
             prepared = int4.prepare(code, unit, given.x, self.dtype, rows, inputs)
         elif self.weight_format == "int8" and self.dtype == "bfloat16":  # fp32 is made of integers in fewer steps
             x, unit = Matrix(widened(code, x, code.mul(rows, inputs)), "float32"), Unit()
@@ -253,11 +254,11 @@ def least(code: Code, a: Any, b: Any) -> Any:
     return code.select(code.icmp_signed("<", a, b), a, b)
 
 
-def emit(weight_format: str, dtype: str, biased: bool, bf16_dots: bool | None = None) -> Emit:
-    """Return the function that emits the code of the kernel for products with a weight. The kernel's arguments are
-    ProductArguments; threads divide the outputs, rows of the weight. `bf16_dots`: whether the CPU has AVX512-BF16
-    (None: whether this CPU has it)."""
-    return Product(weight_format, dtype, biased, unit_for(dtype, bf16_dots)).emit
+def emit(weight_format: str, dtype: str, biased: bool, features: Mapping[str, bool] | None = None) -> Emit:
+    """Return the function that emits the code of the kernel for products with a weight, for a CPU with these
+    `features` (None: for this CPU). The kernel's arguments are ProductArguments; threads divide the outputs, rows of
+    the weight."""
+    return Product(weight_format, dtype, biased, unit_for(dtype, features)).emit
 
 
 @cache
@@ -265,4 +266,4 @@ def products(weight_format: str, dtype: str, biased: bool, cpu: str | None = Non
     """Compile the kernel for products with a weight in `weight_format` (float32, bfloat16, int8 or int4); x, y and, if
     `biased`, a bias are in `dtype` (float32 or bfloat16). `cpu` is LLVM's name of a CPU, by default this one. Return
     the kernel as a function whose arguments are the fields of ProductArguments."""
-    return callable_kernel(ProductArguments, emit(weight_format, dtype, biased, False if cpu else None), cpu)
+    return callable_kernel(ProductArguments, emit(weight_format, dtype, biased, {} if cpu else None), cpu)

@@ -3,13 +3,13 @@ vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 
 from onward.kernels.llvm.code import FLOATS, LANES, Code
+from onward.kernels.llvm.compiler import host_features
 
 PAIRS = 2 * LANES
 ZERO = ir.Constant(FLOATS, [0.0] * LANES)
@@ -50,8 +50,8 @@ class Unit:
 
 
 class DotUnit(Unit):
-    """The bf16 multiply-add instructions of a CPU (AVX512-BF16), for vectors of 2 * LANES numbers, whose products are
-    added to fp32 sums in pairs."""
+    """The bf16 multiply-add instructions of a CPU, for vectors of 2 * LANES numbers, whose products are added to fp32
+    sums in pairs. A subclass for each instruction set emits `add`."""
 
     dtype, step, vector = "bfloat16", PAIRS, ir.VectorType(BFloat(), PAIRS)
 
@@ -61,19 +61,39 @@ class DotUnit(Unit):
             return code.fptrunc(code.as_floats(numbers, dtype), self.vector)
         return code.bitcast(numbers, self.vector)
 
-    def add(self, code: Code, a: Any, b: Any, total: Any) -> Any:
-        return code.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [total, a, b])
-
     def of_floats(self, code: Code, low: Any, high: Any) -> list[Any]:
         return [code.fptrunc(shuffle(code, range(PAIRS), low, high), self.vector)]
 
 
-def unit_for(dtype: str, bf16_dots: bool | None = None) -> Unit:
-    """Return the fastest multiply-add instructions for x in `dtype`. `bf16_dots`: whether the CPU has AVX512-BF16
-    (None: whether this CPU has it)."""
-    if bf16_dots is None:
-        bf16_dots = bool(llvm.get_host_cpu_features().get("avx512bf16"))
-    return DotUnit() if bf16_dots and dtype == "bfloat16" else Unit()
+class AVX512DotUnit(DotUnit):
+    """The bf16 multiply-add instructions of x86-64 (AVX512-BF16)."""
+
+    def add(self, code: Code, a: Any, b: Any, total: Any) -> Any:
+        return code.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [total, a, b])
+
+
+class NeonDotUnit(DotUnit):
+    """The bf16 multiply-add instructions of ARM (BFDOT), for registers of 8 bf16 and 4 fp32 numbers."""
+
+    def add(self, code: Code, a: Any, b: Any, total: Any) -> Any:
+        quarters = []
+        for start in range(0, LANES, LANES // 4):
+            part = shuffle(code, range(start, start + LANES // 4), total)
+            factors = [shuffle(code, range(2 * start, 2 * start + PAIRS // 4), vector) for vector in (a, b)]
+            quarters.append(code.intrinsic("llvm.aarch64.neon.bfdot.v4f32.v8bf16", part.type, [part, *factors]))
+        halves = [shuffle(code, range(LANES // 2), *quarters[i : i + 2]) for i in (0, 2)]
+        return shuffle(code, range(LANES), *halves)
+
+
+DOT_UNITS = {"avx512bf16": AVX512DotUnit, "bf16": NeonDotUnit}  # by LLVM's name of the feature of a CPU
+
+
+def unit_for(dtype: str, features: Mapping[str, bool] | None = None) -> Unit:
+    """Return the fastest multiply-add instructions for x in `dtype` on a CPU with these `features` (None: on this
+    CPU)."""
+    features = host_features() if features is None else features
+    units = [unit for feature, unit in DOT_UNITS.items() if features.get(feature)] if dtype == "bfloat16" else []
+    return units[0]() if units else Unit()
 
 
 def sums(code: Code, vectors: Sequence[Any]) -> Any:
