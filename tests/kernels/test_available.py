@@ -1,5 +1,6 @@
 """A machine that lacks a requirement keeps plain steps, with a warning; defects of the compiler are raised."""
 
+import platform
 import re
 import subprocess
 import sys
@@ -17,11 +18,11 @@ from onward.compiled.steps import compile_step
 from onward.generation.engine.engine import Engine
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
-from onward.kernels import available
+from onward.kernels import available, self_test
 from onward.kernels import draws as draws_of
 from onward.kernels import linear as products_of
 from onward.kernels.available import NoCompiler, lacking, unavailable
-from onward.kernels.llvm import draws, products
+from onward.kernels.llvm import attention, draws, products, units
 from onward.kernels.llvm.code import FLOATS
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
@@ -110,6 +111,51 @@ def test_what_this_machine_lacks_is_named_in_a_warning_and_steps_stay_plain(
 
 def test_this_machine_lacks_nothing() -> None:
     assert lacking() == ""
+
+
+MUTANTS: dict[str, tuple[object, str, Callable[..., object], Callable[[], None]]] = {  # by the kernel that is wrong
+    "products with float32 in float32": (
+        units.Unit,
+        "add",
+        lambda unit, code, a, b, total: code.fma(a, a, total),
+        products.products.cache_clear,
+    ),
+    "attention in float32": (attention, "exp", lambda code, x: x, attention.attention.cache_clear),
+}
+
+
+@pytest.mark.parametrize("kernel", MUTANTS)
+def test_a_wrong_kernel_on_an_untested_processor_leads_to_plain_steps(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = Decoder(DECODERS["llama"]).eval()
+    wanted = generated(model, None)
+    owner, name, mutant, forget = MUTANTS[kernel]
+    monkeypatch.setattr(owner, name, mutant)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    for function in *(function.cache_clear for function in CACHED), forget:
+        function()
+    with pytest.warns(NoCompiler, match=f"on this processor .aarch64. the kernel for {kernel} differs") as caught:
+        assert generated(model, 2) == wanted
+    assert len(caught) == 1
+    forget()
+
+
+def test_only_processors_other_than_x86_64_test_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    tested = list[str]()
+    monkeypatch.setattr(self_test, "wrong_kernel", lambda: tested.append(platform.machine()) or "")
+    for machine in "x86_64", "AMD64", "arm64":
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+        unavailable.cache_clear()
+        assert unavailable() == unavailable() == ""
+    assert tested == ["arm64"]
+
+
+def test_the_self_test_finds_nothing_wrong_with_this_processor_and_keeps_the_random_state() -> None:
+    state = torch.get_rng_state()
+    assert self_test.wrong_kernel() == ""
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux to deny it")

@@ -1,5 +1,6 @@
 """Kernels are emitted for processors other than this one, verified and compiled by LLVM, and not run."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -23,11 +24,13 @@ from onward.transforms.quantize import quantize_model
 from support.decoders import DECODERS
 from support.grids import first
 
-PROCESSORS = {  # LLVM's names of a target and a CPU: servers and Macs on ARM, and PCs without AVX
-    "aarch64": ("aarch64-unknown-linux-gnu", "generic"),
-    "neoverse": ("aarch64-unknown-linux-gnu", "neoverse-v1"),
-    "mac": ("arm64-apple-darwin", "apple-m1"),
-    "x86-64": ("x86_64-unknown-linux-gnu", "x86-64"),
+BF16 = {"bf16": True}
+PROCESSORS: dict[str, tuple[str, str, dict[str, bool]]] = {  # LLVM's names of a target, a CPU and its bf16 instructions
+    "aarch64": ("aarch64-unknown-linux-gnu", "generic", {}),
+    "neoverse": ("aarch64-unknown-linux-gnu", "neoverse-v1", BF16),
+    "mac": ("arm64-apple-darwin", "apple-m1", {}),
+    "mac with bf16": ("arm64-apple-darwin", "apple-m2", BF16),
+    "x86-64": ("x86_64-unknown-linux-gnu", "x86-64", {}),  # without AVX
 }
 DTYPES = "float32", "bfloat16"
 NORM = fused.Norm(72, "bfloat16", "bfloat16", "bfloat16", 1e-5, 0.0)
@@ -62,7 +65,7 @@ class Emitted:
     def __init__(self, processor: str) -> None:
         llvm.initialize_all_targets()
         llvm.initialize_all_asmprinters()
-        self.triple, cpu = PROCESSORS[processor]
+        self.triple, cpu, self.features = PROCESSORS[processor]
         try:
             target = llvm.Target.from_triple(self.triple)
         except RuntimeError as error:
@@ -70,9 +73,12 @@ class Emitted:
         self.target = target.create_target_machine(cpu=cpu, opt=3)
         self.sizes: list[int] = []
 
-    def __call__(self, module: ir.Module, cpu: str | None = None, folder: object = None) -> Any:
+    def optimized(self, module: ir.Module) -> Any:
         module.triple = self.triple
-        self.sizes.append(len(self.target.emit_object(compiler.optimized(str(module), self.target))))
+        return compiler.optimized(str(module), self.target)
+
+    def __call__(self, module: ir.Module, cpu: str | None = None, folder: object = None) -> Any:
+        self.sizes.append(len(self.target.emit_object(self.optimized(module))))
         return SimpleNamespace(get_function_address=lambda name: 0)
 
 
@@ -84,7 +90,7 @@ def emitted_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Emitted]:
             monkeypatch.setattr(module, "load", load)
         monkeypatch.setattr(linking, "KERNELS", {})
         monkeypatch.setattr(linking, "MODULES", [])
-        monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: llvm.FeatureMap({}))  # not those of this processor
+        monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: llvm.FeatureMap(load.features))
         return load
 
     return emitted
@@ -96,6 +102,25 @@ def test_every_kernel_is_valid_code_for_other_processors(processor: str, emitted
     for kernel, *arguments in KERNELS:
         kernel.__wrapped__(*arguments)
         assert load.sizes.pop() > 0, kernel
+
+
+@pytest.mark.parametrize(
+    ("processor", "dtype", "used"),
+    [
+        ("aarch64", "float32", "fmla"),
+        ("aarch64", "bfloat16", "fmla"),
+        ("neoverse", "bfloat16", "bfdot"),
+        ("mac with bf16", "bfloat16", "bfdot"),
+    ],
+)
+def test_products_on_arm_compute_in_neon_registers(processor: str, dtype: str, used: str, emitted_for) -> None:
+    """Also on a CPU with SVE, whose registers would be named z."""
+    module, load = ir.Module(), emitted_for(processor)
+    compiler.add_kernel(module, "kernel", products.ProductArguments, products.emit(dtype, dtype, False))
+    code = load.target.emit_assembly(load.optimized(module))
+    found = re.findall(r"\t(fmla|bfdot)(\.4s)?\tv\d+", code)
+    assert {name for name, _ in found} == {used} and len(found) > 100
+    assert not re.search(r"\t(fmla|fmad|bfdot)\tz\d+", code)
 
 
 QUANTIZED = partial(KVCache, quantized=True)

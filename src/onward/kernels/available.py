@@ -1,4 +1,5 @@
-"""Whether kernels can be compiled on this machine, and give right results. Any other error of the compiler is a defect, and is raised."""
+"""Whether kernels can be compiled on this machine, and give right results. Any other error of the compiler is a defect,
+and is raised."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from onward.kernels.quantized import GROUP, addresses, dequantize_weight
 from onward.kernels.rules import DTYPES, emitter
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # of an error, relative to the greatest number of a result
+QUANTIZED = {torch.float32: "int4", torch.bfloat16: "int8"}  # the format that is tested with each dtype
 ROWS, INPUTS, OUTPUTS = 5, 288, 259  # enough for several threads, for whole tiles and for a rest of each
 Random = Callable[..., Tensor]  # from a shape to random numbers
 Result = tuple[str, Tensor, Tensor]  # the name of a kernel, its result, and that of plain PyTorch
@@ -41,16 +42,20 @@ def wrong_kernel() -> str:
 def results(dtype: torch.dtype, random: Random) -> Iterator[Result]:
     """Yield the results of kernels for activations in `dtype`."""
     x, weight = random(ROWS, INPUTS).to(dtype), random(OUTPUTS, INPUTS).to(dtype)
-    plain = address(weight, dtype, OUTPUTS, INPUTS)
-    yield from products(DTYPES[dtype], x, (plain, plain), weight)
-    codes, scales = (50 * random(OUTPUTS, INPUTS)).clamp(-127, 127).to(torch.int8), random(OUTPUTS).abs()
-    yield from products("int8", x, addresses(codes, scales, INPUTS), dequantize_weight(codes, scales, torch.float64))
-    codes, scales = codes[:, : INPUTS // 2].contiguous().view(torch.uint8), random(OUTPUTS, INPUTS // GROUP).bfloat16()
-    yield from products("int4", x, addresses(codes, scales, INPUTS), dequantize_weight(codes, scales, torch.float64))
+    pointer = address(weight, dtype, OUTPUTS, INPUTS)
+    yield from products(DTYPES[dtype], x, (pointer, pointer), weight)
+    if QUANTIZED[dtype] == "int8":
+        codes, scales = (50 * random(OUTPUTS, INPUTS)).clamp(-127, 127).to(torch.int8), random(OUTPUTS)
+    else:
+        codes = (50 * random(OUTPUTS, INPUTS // 2)).to(torch.int8).view(torch.uint8)
+        scales = random(OUTPUTS, INPUTS // GROUP).bfloat16()
+    exact = dequantize_weight(codes, scales, torch.float64)
+    yield from products(QUANTIZED[dtype], x, addresses(codes, scales, INPUTS), exact)
     q, keys, values = random(2, 3, 4, 24).to(dtype), random(2, 20, 2, 24).to(dtype), random(2, 20, 2, 40).to(dtype)
     positions = torch.tensor([[16, 17, 18], [9, 10, 11]], device="cpu")
-    options = {"window": 15, "scale": 0.2, "softcap": None, "sinks": random(4).to(dtype)}
-    yield "attention", *(function(q, keys, values, positions, **options) for function in (attend, plain_attend))  # type: ignore[operator]
+    inputs = q, keys, values, positions
+    result, expected = (f(*inputs, window=15, scale=0.2, softcap=None, sinks=None) for f in (attend, plain_attend))
+    yield "attention", result, expected
     scale = random(INPUTS)
     yield "norms", RMSNorm.apply(x, scale, 1e-5, 0.0, dtype), plain_rms_norm(x, scale, 1e-5, 0.0, dtype)
 

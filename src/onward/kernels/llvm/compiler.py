@@ -121,8 +121,8 @@ def host_features() -> Any:
     """Return LLVM's map of the features of this CPU. PyTorch is asked for the bf16 instructions of ARM, which LLVM does
     not detect."""
     features = llvm.get_host_cpu_features()
-    if platform.machine() in ("aarch64", "arm64"):
-        features["bf16"] = bool(torch.cpu.get_capabilities().get("bf16"))
+    if platform.machine() in ("aarch64", "arm64") and torch.cpu.get_capabilities().get("bf16"):
+        features["bf16"] = True
     return features
 
 
