@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from onward.config.decoder import DecoderConfig, Experts, Gated
 from onward.data.windows import IGNORE_INDEX, Batch
+from onward.kernels import causal, cross_entropy, gate, norm, rotation, rules
 from onward.model.decoder import Decoder
 from onward.training.step.average import Average
 from onward.training.step.balance import Balance
@@ -251,3 +252,46 @@ def test_trainer_goes_on_from_its_state_bit_for_bit(stop: int) -> None:
     assert all(map(torch.equal, second.model.parameters(), whole.model.parameters()))
     for name, tensor in whole.state_dict().tensors.items():
         assert torch.equal(second.state_dict().tensors[name], tensor), name
+
+
+WITH_KERNELS = replace(CONFIG, d_head=16)  # as causal attention needs
+FUNCTIONS: list[Any] = [
+    norm.RMSNorm,
+    rotation.Rotation,
+    causal.CausalAttention,
+    gate.Gate,
+    cross_entropy.KernelCrossEntropy,
+]
+
+
+def step_with_kernels(monkeypatch: pytest.MonkeyPatch, anomalies: bool) -> tuple[float, list[torch.Tensor]]:
+    """The loss of a step on the CPU, with all of its kernels, and the weights after it."""
+    monkeypatch.setattr(rules, "MIN_PARALLEL", 1)
+    monkeypatch.setattr(cross_entropy, "MIN_KERNEL", 1)
+    torch.manual_seed(0)
+    model = Decoder(WITH_KERNELS)
+    with torch.autograd.set_detect_anomaly(anomalies):
+        step = Trainer(model, adamw(model), lambda _: 1e-2).train_step(StepPlan([windows(4)]))
+    return step.loss, [weight.detach() for weight in model.parameters()]
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_a_healthy_step_in_anomaly_mode_equals_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    (loss, weights), (wanted, wanted_weights) = (step_with_kernels(monkeypatch, mode) for mode in (True, False))
+    assert loss == wanted
+    assert all(map(torch.equal, weights, wanted_weights))
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected in")
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_anomaly_mode_names_the_kernel_whose_gradients_are_nan(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = function.apply
+
+    def with_nan(*arguments: object) -> torch.Tensor:
+        y = plain(*arguments)
+        y.register_hook(lambda gradient: gradient * math.nan)
+        return y
+
+    monkeypatch.setattr(function, "apply", with_nan)
+    with pytest.raises(RuntimeError, match=f"Function '{function.__name__}Backward' returned nan values"):
+        step_with_kernels(monkeypatch, True)
