@@ -18,9 +18,11 @@ import pytest
 
 from onward.config.mesh import Mesh
 from onward.errors import UserError
+from onward.evaluation.kept import PACKAGES, versions
 from onward.training import heartbeats, processes
 from onward.training.failures import one_report
 from onward.training.processes import Launch, Processes
+from onward.training.run import run as run_module
 from onward.training.run.run import Run
 
 from support.ranks import Ranks, run_ranks
@@ -114,6 +116,10 @@ MISTAKES = {
     "a missing text": ("missing.txt --accumulation 2", "missing.txt does not exist"),
     "an existing run": ("story.txt --accumulation 2 --out made", "made holds a run already"),
     "too few batches": ("story.txt", "accumulation is 1 for 2 processes, and each needs a batch"),
+    "a mesh of more": (
+        "story.txt --accumulation 4 --mesh 'shard=2 tensor=2'",
+        "mesh is 'shard=2 tensor=2', which takes 2 x 2 = 4 processes, and there are 2",
+    ),
     "a full disk": ("story.txt --accumulation 2", "cannot write run/data"),
 }
 
@@ -129,6 +135,7 @@ def test_mistake_under_torchrun_is_one_sentence_and_a_line_of_the_other_rank(
     limit = "ulimit -f 4; " * (mistake == "a full disk")
     command = [*LAUNCH, "--no-python", "sh", "-c", f"{limit}exec {TRAIN} --out run --tokenizer char {words}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode
     first, other = reports(done.stderr)
     rank, cause = re.fullmatch(r"onward: rank (\d): (.*)", first).groups()
     assert cause.startswith(sentence)
@@ -148,6 +155,7 @@ def test_ranks_with_different_runs_do_not_train(story_file: Path, tmp_path: Path
         list(run.train(stop=partial(at_step, run, steps)))
     command = f"exec {TRAIN} --resume {shlex.quote(str(tmp_path))}/$RANK"
     done = subprocess.run([*LAUNCH, "--no-python", "sh", "-c", command], capture_output=True, text=True)
+    assert done.returncode
     assert "rank 1 differs from rank 0 in step and weights" in "".join(reports(done.stderr))
     assert metrics(tmp_path / "0")[-1]["step"] == 4
 
@@ -251,6 +259,21 @@ def test_ranks_with_different_data_or_versions_are_named(fact: str, two: Ranks) 
     with pytest.raises(UserError) as error:
         two.run(compare, fact)
     assert str(error.value) == f"the ranks hold different runs: {FACTS[fact]}"
+
+
+def train_with_other_packages(folder: Path) -> None:
+    """Train a run, in rank 1 with another version of the first package."""
+    run = Run.resume(folder)
+    if run.processes.rank:
+        run_module.versions = lambda: ("0.1", *versions()[1:])
+    list(run.train())
+
+
+def test_a_run_does_not_train_with_different_versions(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", accumulation=2)).folder
+    name, number = PACKAGES[0], versions()[0]
+    for outcome in run_ranks(train_with_other_packages, run):
+        assert str(outcome).endswith(f"in version of {name} ({number}, 0.1); install the same on all")
 
 
 def test_processes_without_a_window_each_are_refused() -> None:

@@ -186,7 +186,7 @@ def harmful_once(model: Decoder, batch: Batch) -> Any:
 
 def test_processes_of_a_mesh_roll_back_together(settings: dict[str, Any], two: Ranks, tmp_path: Path) -> None:
     train(tmp_path / "one", settings, loss=harmful_once)
-    for mesh in "shard=2", "pipeline=2":
+    for mesh in "shard=2", "tensor=2", "pipeline=2":
         events = two.run(train, tmp_path / mesh, settings, 8, mesh, harmful_once)
         assert [names.count("Rollback") for names in events] == [1, 1]
         assert_equal_but_for_rounding(tmp_path / "one", tmp_path / mesh)
