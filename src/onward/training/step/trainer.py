@@ -267,7 +267,7 @@ class Trainer:
         restore(state.tensors, self.model, self.optimizers)
         kept = {name.removeprefix(LOSS): state.tensors[name] for name in state.tensors if name.startswith(LOSS)}
         if self.loss.of_batches:
-            kept = self.own_state(kept)
+            kept = own_state(kept, self.processes)
         self.loss.load_state(kept, self.device)
         self.step, self.spikes.state = state.progress["step"], state.progress["losses"]
         self.scaler.load_state_dict(state.progress["scaler"])
@@ -276,9 +276,10 @@ class Trainer:
             for name, tensor in self.average.tensors.items():
                 tensor.copy_(divided(state.tensors[f"average/{name}"], tensor))
 
-    def own_state(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors of this process among those of a loss with a state in each process (`Loss.of_batches`):
-        none if the run had another number of processes with batches of their own, whose states suit no process."""
-        owners = {name.partition("/")[0] for name in kept}
-        own = f"{self.processes.batch_rank}/" if len(owners) == self.processes.mesh.data else None
-        return {name.removeprefix(own): tensor for name, tensor in kept.items() if own and name.startswith(own)}
+
+def own_state(kept: Mapping[str, Tensor], processes: Processes) -> dict[str, Tensor]:
+    """Return the tensors of this process among those of a loss with a state in each process (`Loss.of_batches`): none
+    if the run had another number of processes with batches of their own, whose states suit no process."""
+    owners = {name.partition("/")[0] for name in kept}
+    own = f"{processes.batch_rank}/" if len(owners) == processes.mesh.data else None
+    return {name.removeprefix(own): tensor for name, tensor in kept.items() if own and name.startswith(own)}
