@@ -72,7 +72,8 @@ def of_context() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "mesh", "options"), of_context())
 def test_plan_of_a_context_axis_is_what_a_rank_does(name: str, mesh: str, options: dict[str, Any]) -> None:
-    assert_planned(EVEN[name], Mesh.parse(mesh), 24, **options)
+    share = 0.1 if "tensor" in mesh else 0.05  # token ids are a large share of the memory of small decoders
+    assert_planned(EVEN[name], Mesh.parse(mesh), 24, share, **options)
 
 
 def test_plan_of_a_vocabulary_that_is_not_divided_is_what_a_rank_does() -> None:

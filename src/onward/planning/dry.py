@@ -217,8 +217,10 @@ def dry_step(
         for parameter in model.parameters():
             live.add(parameter)
         tokens = torch.zeros(rows, length, dtype=torch.int64)
-        batch = own_batch(Batch(tokens, tokens.clone()), context, 0)
+        batch = Batch(tokens, tokens.clone())
     live.cut()
+    with fake, live:
+        batch = own_batch(batch, context, 0)
     if parts > 1:
         divide_stream(model, length // context // parts, parts)
     if context > 1:
