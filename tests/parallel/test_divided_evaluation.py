@@ -5,6 +5,7 @@ import gc
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from onward.evaluation.continuations import Pair, score_continuations
 from onward.evaluation.kept import kept_for
 from onward.evaluation.outputs import outputs
 from onward.evaluation.text import evaluate_texts
+from onward.generation.engine import engine
 from onward.generation.options import GenerationOptions
 from onward.language_model import LanguageModel
 from onward.model.decoder import Decoder
@@ -71,11 +73,12 @@ def figures(folder: Path, mesh: str = "") -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(continuations, "ROWS", 8)
         patch.setattr(continuations, "SAME", 2)
+        patch.setattr(engine, "perf_counter", Random(replicas.rank).random)  # the processes measure other times
         kept = kept_for(lm.model, lm.text(), folder / f"answers {mesh}", replicas)
         loss = evaluate_texts(lm.model, lm.text(), [TEXT], 7, replicas)
         scores = score_continuations(lm.model, PAIRS, kept=kept)
         prompts = [[1, 2, 3 + i, *range(i)] for i in range(7)]
-        answers = write_answers(lm.engine_for(4, {}), lm.text(), prompts, OPTIONS, kept=kept)
+        answers = write_answers(lm.engine(rows=4, prefill_budget=2), lm.text(), prompts, OPTIONS, kept=kept)
     kept.close()
     head = outputs(lm.model, prompts).flatten().tolist() if head_labels(lm.model) else []
     replicas.together("the file of answers", lambda: None)
