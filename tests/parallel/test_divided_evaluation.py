@@ -41,7 +41,7 @@ VOCABULARY = -(-tokenizer().vocab_size // 4) * 4  # of four processes each has a
 SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "context_length": 24}
 MODELS = {name: replace(DECODERS[name], **SIZES) for name in ("llama", "gpt2", "deepseek", "olmo2")}
 QUICK = "experts"
-MODELS[QUICK] = replace(MODELS["llama"], mlp=Experts(count=4, top_k=2, d_ff=8, d_shared=4))
+MODELS[QUICK] = replace(MODELS["llama"], n_kv_heads=4, mlp=Experts(count=4, top_k=2, d_ff=8, d_shared=4))
 MODELS["fewer heads of keys than processes"] = replace(MODELS["llama"], n_kv_heads=1)
 MODELS["a vocabulary that is not divided"] = replace(MODELS["llama"], vocab_size=VOCABULARY + 1)
 MESHES = "tensor=2", "tensor=4", "replicate=2 tensor=2"

@@ -111,7 +111,6 @@ def test_two_processes_evaluate_a_head_as_one(head: str, two: Ranks) -> None:
 
 def work(outcomes: Sequence[str | UserError]) -> list[Any]:
     """What three works in a row come to in this process, of which the second one is that in `outcomes`."""
-    Processes.join()
     replicas = Processes.join().replicas
 
     def own() -> str:
@@ -158,7 +157,6 @@ PAIRS = [Pair(tuple(range(1, 2 + i % 7)), (3, i)) for i in range(100)]
 def scored(run: str, folders: Sequence[str], most: int) -> tuple[list[Any], int, int]:
     """The scores of PAIRS, empty if more than `most` of them were to be computed; how many were found in the rank's
     folder, and how many it has then."""
-    Processes.join()
     replicas = Processes.join().replicas
     kept = Kept(Path(folders[replicas.rank]) / "a.jsonl", replicas)
 
