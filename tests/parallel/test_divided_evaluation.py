@@ -169,7 +169,7 @@ def test_models_axes_and_options_without_a_division_are_refused(two: Ranks, tmp_
         assert_refused(two, tmp_path / name, "tensor=2", sentence)
     for option, value in {"quantize": "int8", "adapter_folder": "adapter"}.items():
         assert_refused(two, tmp_path / "llama", "tensor=2", OPTION.format(option), **{option: value})
-    for mesh in "shard=2", "pipeline=2":
+    for mesh in "shard=2", "context=2", "pipeline=2":
         assert_refused(two, tmp_path / "llama", mesh, AXES.format(mesh))
 
 
