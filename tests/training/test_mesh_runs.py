@@ -23,7 +23,7 @@ from onward.training.run.arrangement import arranged
 from onward.training.run.run import Run
 from onward.training.step.loss import CrossEntropy, LossFunction
 
-from support.finetuning import base_model, pairs, write_rows
+from support.finetuning import base_model, pairs, sums, write_rows
 from support.grids import first
 from support.ranks import Ranks
 from support.runs import TINY, metrics
@@ -192,21 +192,38 @@ def test_processes_of_a_mesh_roll_back_together(settings: dict[str, Any], two: R
         assert_equal_but_for_rounding(tmp_path / "one", tmp_path / mesh)
 
 
-def finetune(out: Path, base: Path, rows: Path, mesh: str) -> None:
-    """Train adapters on pairs."""
+def finetune(out: Path, base: Path, rows: Path, mesh: str, method: str, lora: int, until: int) -> None:
+    """Train on pairs or conversations up to a step; the run is started if it is not there yet."""
     options = {"steps": 4, "batch_size": 2, "accumulation": 2, "validate_every": 2, "precision": "fp32"}
-    config = FinetuneConfig.of(
-        base=str(base), sources=(str(rows),), out=str(out), mesh=mesh, method="dpo", lora=2, device="cpu", **options
-    )
-    list(Run.start(config).train())
+    options |= {"method": method, "device": "cpu", "mesh": mesh, "template": "plain"} | ({"lora": lora} if lora else {})
+    if out.exists():
+        run = Run.resume(out, mesh=mesh)
+    else:
+        run = Run.start(FinetuneConfig.of(base=str(base), sources=(str(rows),), out=str(out), **options))
+    list(run.train(lambda: run.step >= until))
 
 
-@pytest.mark.parametrize("mesh", first(1, ["shard=2", "tensor=2"]))
-def test_adapters_are_trained_and_saved_on_a_mesh(mesh: str, two: Ranks, tmp_path: Path) -> None:
-    base, rows = base_model(tmp_path / "base"), write_rows(tmp_path / "pairs.jsonl", pairs())
-    finetune(tmp_path / "one", base, rows, "replicate=1")
-    two.run(finetune, tmp_path / "two", base, rows, mesh)
-    one, other = (read_tensors(tmp_path / run / "adapter_model.safetensors") for run in ("one", "two"))
+TUNED: list[tuple[str, int, tuple[str, ...]]] = [  # method, rank of adapters, and meshes one after the other
+    ("dpo", 2, ("shard=2",)),
+    ("sft", 0, ("tensor=2", "shard=2")),
+    ("dpo", 2, ("tensor=2", "shard=2")),
+    *((method, lora, (mesh,)) for method in ("sft", "dpo") for lora in (0, 2) for mesh in ("shard=2", "tensor=2")),
+]
+
+
+@pytest.mark.parametrize("tuned", first(2, TUNED))
+def test_fine_tuning_on_a_mesh_is_that_of_one_process(
+    tuned: tuple[str, int, tuple[str, ...]], two: Ranks, tmp_path: Path
+) -> None:
+    """Questions are masked; a run continues on another mesh."""
+    method, lora, meshes = tuned
+    data = {"sft": sums, "dpo": pairs}[method]()
+    base, rows = base_model(tmp_path / "base", dropout=0.0), write_rows(tmp_path / "rows.jsonl", data)
+    finetune(tmp_path / "one", base, rows, "replicate=1", method, lora, 4)
+    for until, mesh in zip((4,) if len(meshes) == 1 else (2, 4), meshes, strict=True):
+        two.run(finetune, tmp_path / "two", base, rows, mesh, method, lora, until)
+    name = "adapter_model.safetensors" if lora else "model.safetensors"
+    one, other = (read_tensors(tmp_path / run / name) for run in ("one", "two"))
     assert one.keys() == other.keys()
     for name, tensor in one.items():
         torch.testing.assert_close(tensor, other[name], rtol=1e-3, atol=1e-5)
