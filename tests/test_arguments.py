@@ -37,14 +37,8 @@ RESULTS = {  # which calls return, a base of classes of the user, and where eval
     )
 }
 INTERNAL = {  # called at each token or step, by other methods
-    *(
-        "Batch.changed",
-        "Decoder.hidden_of_checked",
-        "Decoder.contexts",
-        "KVCache.narrow",
-        "PagedKVCache.narrow",
-        "Tokens.spans_in",
-    ),
+    *("Batch.changed", "Decoder.hidden_of_checked", "KVCache.narrow", "PagedKVCache.narrow", "Tokens.spans_in"),
+    "Decoder.contexts",
     *("Engine.distribute", "Engine.forward", "Engine.propose", "Request.context_from", "Trainer.backward"),
     "Trainer.accumulate",
     *("Tokenizer.encoded", "Tokenizer.pieces", "LanguageModel.search_arguments", "LanguageModel.search_result"),

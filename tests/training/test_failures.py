@@ -265,7 +265,7 @@ def train_with_other_packages(folder: Path) -> None:
     """Train a run, in rank 1 with another version of the first package."""
     run = Run.resume(folder)
     if run.processes.rank:
-        run_module.versions = lambda: ("0.1", *versions()[1:])
+        run_module.versions = lambda: ["0.1", *versions()[1:]]
     list(run.train())
 
 
