@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from onward.data.windows import Batch
 from onward.model.decoder import Decoder
 from onward.training.config import RunConfig
 from onward.training.processes import Processes
+from onward.training.step import optimizer
 from onward.training.step.build import build_trainer
+from onward.training.step.optimizer import orthogonalized
 from onward.training.step.trainer import StepPlan
 
 from support.decoders import config
@@ -84,3 +87,28 @@ def test_collectives_of_stages_are_those_of_the_plan(mesh: str, two: Ranks, requ
 def test_collectives_of_four_processes_are_those_of_the_plan(mesh: str, decoder: DecoderConfig, four: Ranks) -> None:
     calls, sizes = planned(decoder, Mesh.parse(mesh), 2, 12, precision="fp32")
     assert four.run(counted, decoder, mesh) == [(calls, sizes, calls.total())] * 4
+
+
+def orthogonalizations(decoder: DecoderConfig, mesh: str) -> int:
+    """The number of matrices that this process orthogonalizes in a step of Muon; "": alone."""
+    processes = Processes()
+    if mesh:
+        processes = Processes.join().arranged(Mesh.parse(mesh)).connected(torch.device("cpu"))
+    options = RunConfig(precision="fp32", optimizer="muon", learning_rate=1e-3, steps=10)
+    trainer, done = build_trainer(options, Decoder(decoder), processes), list[int]()
+
+    def count(matrices: torch.Tensor) -> torch.Tensor:
+        done.append(len(matrices))
+        return orthogonalized(matrices)
+
+    tokens = torch.zeros(2, 12, dtype=torch.int64)
+    with patch.object(optimizer, "orthogonalized", count):
+        trainer.train_step(StepPlan([Batch(tokens, tokens.clone())]))
+    return sum(done)
+
+
+@pytest.mark.parametrize("mesh", ["shard=2", "tensor=2"])
+def test_each_matrix_is_orthogonalized_by_one_process(mesh: str, two: Ranks) -> None:
+    first, second = two.run(orthogonalizations, LLAMA, mesh)
+    assert first + second == orthogonalizations(LLAMA, "")
+    assert min(first, second) > 0

@@ -36,21 +36,24 @@ def peaks(begin: Callable[..., Run], *arguments: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "preset"),
+    ("mesh", "preset", "average"),
     [
-        ("shard=2", "gpt2"),  # matrices are stored transposed, and queries, keys and values as one
-        pytest.param("shard=2", "mini", marks=pytest.mark.long),
-        pytest.param("tensor=2", "gpt2", marks=pytest.mark.long),
+        ("shard=2", "gpt2", 0.0),  # matrices are stored transposed, and queries, keys and values as one
+        pytest.param("shard=2", "mini", 0.0, marks=pytest.mark.long),
+        pytest.param("tensor=2", "gpt2", 0.0, marks=pytest.mark.long),
+        pytest.param("shard=2", "gpt2", 0.9, marks=pytest.mark.long),
     ],
 )
 def test_process_has_its_share_of_the_state_and_that_of_two_blocks(
-    mesh: str, preset: str, story_file: Path, two: Ranks, tmp_path: Path
+    mesh: str, preset: str, average: float, story_file: Path, two: Ranks, tmp_path: Path
 ) -> None:
-    config = RunConfig(**SETTINGS, preset=preset, sources=(str(story_file),), out=str(tmp_path / "run"), mesh=mesh)
+    options: dict[str, Any] = SETTINGS | {"preset": preset, "mesh": mesh, "average": average}
+    config = RunConfig(**options, sources=(str(story_file),), out=str(tmp_path / "run"))
     of_ranks = [*two.run(peaks, Run.start, config), *two.run(peaks, Run.resume, tmp_path / "run")]
     with torch.device("meta"):
         model = Decoder(config.decoder(Tokenizer.load(tmp_path / "run").vocab_size))
     weights, block = (sum(p.nbytes for p in module.parameters()) for module in (model, model.blocks[0]))
     for begun, trained in of_ranks:
+        state = STATE + (average > 0)  # and their average
         assert begun <= weights + STATE * 2 * block, "its share of the weights, and a copy to save"
-        assert trained <= STATE * (weights / 2 + 2 * block)
+        assert trained <= state * (weights / 2 + 2 * block)
