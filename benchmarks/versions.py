@@ -1,7 +1,9 @@
 """The same work in two versions of Onward, alternately: decoding, a prompt, a traced prompt, training steps.
 
     git worktree add /tmp/before 5995302
-    python -m benchmarks.versions /tmp/before/src src [--rounds 7]
+    python -m benchmarks.versions /tmp/before/src src [--rounds 7] [--training]
+
+With --training, only the training steps of the quickstart's model, on its text, are timed.
 
 Each version runs in a process of its own, with one thread. Times are those of the CPU, which other programs disturb
 less; the ratio is the median over the rounds, below 1 if the second version is faster. Only the public package is used,
@@ -18,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import process_time
+from typing import Any
 
 LENGTH, NEW, WARM = 512, 64, 20  # tokens of the prompt, new tokens of an answer, steps that are not counted
 
@@ -70,29 +73,48 @@ def measure(folder: Path) -> dict[str, float]:
     with onward.trace(model, "blocks.*.out"):
         times["the same, traced"] = timed(forward, 6)
     (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 3000)
-    options = {"sources": (str(folder / "text.txt"),), "preset": "tiny", "steps": 40, "device": "cpu"}
-    run = onward.Run.start(onward.RunConfig(out=str(folder / "run"), **options))  # type: ignore[arg-type]
+    tiny = training_step(folder / "tiny", sources=(str(folder / "text.txt"),), preset="tiny")
+    return times | {"training step, preset tiny": tiny}
+
+
+def training_step(out: Path, **options: Any) -> float:
+    """The time of a training step, in milliseconds, of a run with these options."""
+    import onward
+
+    run = onward.Run.start(onward.RunConfig(out=str(out), steps=40, device="cpu", **options))
     seconds, start = [], process_time()
     for event in run.train():
         if isinstance(event, onward.Step):
             seconds.append(process_time() - start)
         start = process_time()
-    return times | {"training step, preset tiny": lower_fifth(seconds)}
+    return lower_fifth(seconds)
+
+
+def measure_training(folder: Path) -> dict[str, float]:
+    """The time of a training step of the quickstart's model in this version, for two of the sizes that it may have."""
+    sizes = {"mini": {}, "96 wide": {"d_model": 96, "n_heads": 3}}
+    return {
+        f"training step, {name}": training_step(
+            folder / name, sources=("embedded",), optimizer="muon", preset="mini", model=model
+        )
+        for name, model in sizes.items()
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs=2, type=Path, help="the folders `src` of two versions")
     parser.add_argument("--rounds", type=int, default=7, help="runs of each version, alternately (default: 7)")
+    parser.add_argument("--training", action="store_true", help="time training steps of the quickstart's model alone")
     options = parser.parse_args()
     if os.environ.get("ONWARD_MEASURES"):
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(measure(Path(folder))))
+            print(json.dumps((measure_training if options.training else measure)(Path(folder))))
         return
     rounds: list[list[dict[str, float]]] = []
     for number in range(options.rounds):
         order = options.sources if number % 2 == 0 else options.sources[::-1]
-        times = {source: child(source) for source in order}
+        times = {source: child(source, options.training) for source in order}
         rounds.append([times[source] for source in options.sources])
     for name in rounds[0][0]:
         before, after = ([one[version][name] for one in rounds] for version in (0, 1))
@@ -100,11 +122,11 @@ def main() -> None:
         print(f"{name:28} {min(before):8.2f} ms {min(after):8.2f} ms   {ratio:.2f}")
 
 
-def child(source: Path) -> dict[str, float]:
-    """The times of the version in a folder."""
+def child(source: Path, training: bool) -> dict[str, float]:
+    """The times of the version in a folder; with `training`, those of training steps alone."""
     root = Path(__file__).parents[1]
     environment = {"PYTHONPATH": f"{source.resolve()}:{root}", "OMP_NUM_THREADS": "1", "ONWARD_MEASURES": "1"}
-    words = [sys.executable, "-m", "benchmarks.versions", *[str(source)] * 2]
+    words = [sys.executable, "-m", "benchmarks.versions", *[str(source)] * 2, *["--training"] * training]
     done = subprocess.run(words, env=os.environ | environment, cwd=root, capture_output=True, text=True, check=True)
     times: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return times

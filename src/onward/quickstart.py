@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onward.data.corpora import BUILT_IN
 from onward.data.questions import answers, asked, conversations, preferences, write_rows
 from onward.errors import UserError
 from onward.files import read_json
@@ -57,10 +58,17 @@ STAGES = (
 
 
 def pretraining(out: str, time: str, processes: int) -> RunConfig:
-    """Return the configuration of the quickstart's pre-training, whose text is the documentation inside Python's
-    standard library; `out` is the run folder, `time` the time limit as text, such as 5m. Each of the `processes` has a
-    batch in each step."""
-    return RunConfig(sources=("embedded",), out=out, time=time, prompt="Return the", accumulation=processes)
+    """Return the configuration of the quickstart's pre-training, whose text is the documentation and the comments
+    inside Python's standard library; `out` is the run folder, `time` the time limit as text, such as 5m. Each of the
+    `processes` has a batch in each step."""
+    return RunConfig(
+        sources=("embedded-train",),
+        validation="embedded-validation",
+        out=out,
+        time=time,
+        prompt="Return the",
+        accumulation=processes,
+    )
 
 
 def make_room(config: RunConfig, *, assistant: bool) -> None:
@@ -73,7 +81,7 @@ def make_room(config: RunConfig, *, assistant: bool) -> None:
             raise UserError(f"{old} holds something other than a quickstart: choose another --out")
     if folder.exists():
         earlier = options_of(folder)
-        if (earlier.get("sources"), earlier.get("prompt")) != ([*config.sources], config.prompt):
+        if earlier.get("prompt") != config.prompt or not BUILT_IN.keys() >= {*earlier["sources"]}:
             raise UserError(f"{folder} holds something other than a quickstart: choose another --out")
         with run_lock(folder):
             shutil.rmtree(folder)

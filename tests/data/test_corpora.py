@@ -5,6 +5,7 @@ import pwd
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,26 +14,68 @@ from types import SimpleNamespace
 import pytest
 
 from onward.data import corpora
+from onward.data.prose import paragraphs, runs, words
 from onward.errors import UserError
 
 CONTENT = b"".join(b"line %d of a corpus\n" % i for i in range(20_000))
 
 
-def test_embedded_corpus_is_large_and_reproducible_and_imports_nothing() -> None:
+EMBEDDED = "4c6d5356b6a93d22370106724d7f5429545a7596dca2f941bf102240d5fc7afb"  # of a build of Python 3.11.7
+HELD_OUT = "224c89978dc70faa5f49c49b45ed5f635205cdc47168f5c5047d9e10b5648c6a"
+
+
+def test_embedded_corpora_are_large_and_reproducible_and_import_nothing() -> None:
     program = """
 import sys
-from onward.data.corpora import embedded
+from onward.data.corpora import embedded, embedded_train
 before = set(sys.modules)
-first = embedded()
+first, train = embedded(), embedded_train()
 new = {name for name in set(sys.modules) - before if not name.startswith("_sysconfigdata")}
 assert not new, new
-print(first.sha256, sum(map(len, first.documents)))
+print(first.sha256, train.sha256, *(sum(map(len, corpus.documents)) for corpus in (first, train)))
 """
     runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True) for _ in range(2)]
     assert [r.stderr for r in runs] == ["", ""]
-    (digest, size), (again, _) = (r.stdout.split() for r in runs)
-    assert digest == again
-    assert int(size) > 1_500_000
+    assert runs[0].stdout == runs[1].stdout
+    size, train_size = map(int, runs[0].stdout.split()[2:])
+    assert size > 1_500_000
+    assert train_size > 2_000_000
+
+
+def test_held_out_pages_are_the_last_tenth_of_the_embedded_corpus() -> None:
+    pages, held_out = corpora.embedded().documents, corpora.embedded_validation().documents
+    assert (*corpora.embedded_train().documents[: len(pages) - len(held_out)], *held_out) == pages
+    share = sum(len(page.encode()) for page in held_out) / sum(len(page.encode()) for page in pages)
+    assert share == pytest.approx(0.1, abs=0.01)
+    if corpora.embedded().sha256 == EMBEDDED:
+        assert corpora.embedded_validation().sha256 == HELD_OUT
+
+
+def embedded_comments() -> tuple[str, ...]:
+    """The documents of embedded-train that are not pages of embedded."""
+    return corpora.embedded_train().documents[len(corpora.split_pages()[0]) :]
+
+
+def test_comments_of_the_embedded_corpus_share_no_run_of_words_with_held_out_pages() -> None:
+    held_out = {run for page in corpora.embedded_validation().documents for run in runs(page)}
+    assert len(embedded_comments()) > 1000
+    assert all(held_out.isdisjoint(runs(paragraph)) for text in embedded_comments() for paragraph in paragraphs(text))
+
+
+def test_paragraphs_of_comments_occur_once_in_the_embedded_corpus() -> None:
+    counts = Counter(words(p) for text in corpora.embedded_train().documents for p in paragraphs(text))
+    assert {counts[words(p)] for text in embedded_comments() for p in paragraphs(text)} == {1}
+
+
+def test_modules_are_read_without_tests_and_unreadable_files(tmp_path: Path) -> None:
+    for name in "b.py", "a/c.py", "a/tests/d.py", "test/e.py", "site-packages/f.py", "a/g.txt":
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f'"Documentation of {name}."\n')
+    (tmp_path / "h.py").write_bytes(b"# \xff")
+    (tmp_path / "i.py").write_text("not a module")
+    assert [name for name, _ in corpora.modules(tmp_path)] == ["b", "i", "c"]
+    assert [name for name, _ in corpora.parsed_modules(tmp_path)] == ["b", "c"]
+    assert [*corpora.docstrings(tmp_path)] == ["Documentation of b.py.", "Documentation of a/c.py."]
 
 
 class Server(SimpleNamespace):

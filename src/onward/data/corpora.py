@@ -8,12 +8,16 @@ import os
 import platform
 import sysconfig
 import urllib.request
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 from onward.data.progress import Progress, silent
+from onward.data.prose import NewProse, comments
 from onward.errors import UserError
 from onward.files import file_sha256
 
@@ -49,7 +53,7 @@ DOWNLOADS = {
         "public domain",
     ),
 }
-NAMES = ", ".join(["embedded", *DOWNLOADS])
+HELD_OUT = 0.1008  # of the bytes of `embedded`: the pages that `onward train embedded` holds out on Python 3.11
 
 
 @cache
@@ -59,11 +63,66 @@ def embedded() -> Corpus:
 
     The docstrings are parsed from source files; nothing is imported. The text differs between Python versions.
     """
-    library = Path(sysconfig.get_path("stdlib"))
+    library = standard_library()
     texts = [*topics(library / "pydoc_data" / "topics.py"), *docstrings(library)]
-    documents = tuple(dict.fromkeys(text for text in texts if len(text) > 40))
-    digest = hashlib.sha256("\0".join(documents).encode()).hexdigest()
-    return Corpus("embedded", f"Python {platform.python_version()}", digest, documents)
+    return corpus("embedded", dict.fromkeys(text for text in texts if len(text) > 40))
+
+
+def corpus(name: str, documents: Iterable[str]) -> Corpus:
+    """Return documents of this Python installation as a corpus."""
+    texts = tuple(documents)
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    return Corpus(name, f"Python {platform.python_version()}", digest, texts)
+
+
+@cache
+def embedded_train() -> Corpus:
+    """Collect the pages of `embedded` that are not held out, and the comments in the source files of the standard
+    library that are prose (2.7 MB).
+
+    A paragraph of a comment that is in `embedded` or in an earlier comment is dropped, as is one that shares eight
+    words in a row with a held-out page.
+    """
+    pages, held_out = split_pages()
+    prose = NewProse([*pages, *held_out], held_out)
+    texts = (prose.of(comment) for _, source in modules(standard_library()) for comment in comments(source))
+    return corpus("embedded-train", [*pages, *filter(None, texts)])
+
+
+@cache
+def embedded_validation() -> Corpus:
+    """Collect the last pages of `embedded`, a tenth of its bytes, which `embedded-train` does not contain."""
+    return corpus("embedded-validation", split_pages()[1])
+
+
+def split_pages() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the documents of `embedded` to train on, and those that are held out: the last ones, which begin in the
+    fraction HELD_OUT of the bytes at the end."""
+    documents = embedded().documents
+    ends = [*accumulate(len(text.encode()) for text in documents)]
+    first = bisect_left(ends, (1 - HELD_OUT) * ends[-1]) + 1
+    return documents[:first], documents[first:]
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A corpus that is read from the files of this Python installation: how it is collected, its size and content."""
+
+    collect: Callable[[], Corpus]
+    size: str
+    content: str
+
+
+BUILT_IN = {
+    "embedded": BuiltIn(
+        embedded, "about 2.2 MB", "topics of help() (0.4 MB), docstrings of the standard library (1.8 MB)"
+    ),
+    "embedded-train": BuiltIn(
+        embedded_train, "about 2.7 MB", "embedded without its last tenth, comments of the standard library (0.7 MB)"
+    ),
+    "embedded-validation": BuiltIn(embedded_validation, "about 0.2 MB", "the last tenth of embedded"),
+}
+NAMES = ", ".join([*BUILT_IN, *DOWNLOADS])
 
 
 def topics(path: Path) -> Iterator[str]:
@@ -76,16 +135,27 @@ def topics(path: Path) -> Iterator[str]:
                 yield from (inspect.cleandoc(text) for text in texts if isinstance(text, str))
 
 
-def parsed_modules(folder: Path) -> Iterator[tuple[str, ast.Module]]:
-    """Yield the name and the syntax tree of each Python module below a folder, except tests and files that cannot be
-    parsed."""
+def standard_library() -> Path:
+    """Return the folder of the standard library."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def modules(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the name and the source text of each Python module below a folder, except tests and files that cannot be
+    read."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
         for file in sorted(name for name in names if name.endswith(".py")):
-            try:
-                yield file.removesuffix(".py"), ast.parse(Path(parent, file).read_text(encoding="utf-8"))
-            except (SyntaxError, ValueError, OSError):
-                continue
+            with suppress(ValueError, OSError):
+                yield file.removesuffix(".py"), Path(parent, file).read_text(encoding="utf-8")
+
+
+def parsed_modules(folder: Path) -> Iterator[tuple[str, ast.Module]]:
+    """Yield the name and the syntax tree of each Python module below a folder, except tests and files that cannot be
+    parsed."""
+    for name, source in modules(folder):
+        with suppress(SyntaxError, ValueError):
+            yield name, ast.parse(source)
 
 
 def docstrings(folder: Path) -> Iterator[str]:

@@ -66,7 +66,7 @@ def documents(
     """Yield the documents of all sources, in order: one per text file, and one per row of a table (its column `field`).
 
     A source is a file, a folder (its files, recursively, sorted by name), a glob, `-` for standard input, a named pipe,
-    the name of a corpus (`embedded`, `tinyshakespeare`), or `hf://` followed by the arguments of
+    the name of a corpus (see `onward data list`), or `hf://` followed by the arguments of
     `datasets.load_dataset`, such as `hf://user/name?name=config&split=train`. Files are text, .jsonl or .parquet, each
     also as .gz, .bz2, .xz or .zst; upper and lower case are the same. A text file and a stream are one document.
 
@@ -132,8 +132,8 @@ def pieces(source: Source, field: str, encoding: str, sizes: Sizes = SIZES) -> I
     """Yield the pieces of a source, in order. The lines of a .jsonl are not parsed yet. Arguments as of `documents`."""
     if isinstance(source, Stored):
         yield from read_file(source.path, stream_name(source), field, encoding, sizes)
-    elif source == "embedded":
-        yield Piece(source, records=corpora.embedded().documents)
+    elif source in corpora.BUILT_IN:
+        yield Piece(source, records=corpora.BUILT_IN[source].collect().documents)
     elif source == "-":
         with reading(name := stream_name(source)):
             yield from read(name, sys.stdin.buffer, encoding, sizes)
@@ -215,8 +215,8 @@ def provenance(source: Source) -> dict[str, Any]:
     changes."""
     if isinstance(source, Stored):
         return {"name": source.source, "size": source.path.stat().st_size, "sha256": source.sha256}
-    if source == "embedded":
-        corpus = corpora.embedded()
+    if source in corpora.BUILT_IN:
+        corpus = corpora.BUILT_IN[source].collect()
         return {"name": source, "version": corpus.version, "size": 0, "sha256": corpus.sha256}
     if source.startswith(HUB):
         data = dataset(source)

@@ -36,7 +36,7 @@ class DataOptions:
     sources: tuple[str, ...] = ("embedded",)  # files, folders, globs, pipes, hf://NAME, - (stdin) or a corpus name
     weights: tuple[Weight | MovingWeight, ...] = ()  # share of each source, or a ramp; default: proportional to size
     tokenizer: str = ""  # char, byte, bpe:VOCABULARY or a path; default: that of prepared sources, or bpe:4096
-    validation: str = "0.1"  # a file, the share at the end of each source to hold out (up to 4 million tokens), or none
+    validation: str = "0.1"  # a text, the share at the end of each source to hold out (up to 4 million tokens), or none
     field: str = "text"  # field of .jsonl, .parquet and hf:// records that holds the text
     encoding: str = "utf-8"  # encoding of the text files
     pack: Literal["stream", "documents"] = "stream"  # documents: a token attends only to its own document

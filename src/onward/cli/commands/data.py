@@ -186,11 +186,13 @@ def first_words(text: str) -> str:
 
 def list_corpora(options: Options) -> None:
     """Run `onward data list`: print the corpora, public data sets of text, that can be trained on by name."""
-    built_in = {"name": "embedded", "bytes": "about 2.2 MB", "content": "the documentation of this Python"}
-    rows = [built_in | {"license": "PSF", "from": "no network needed"}]
-    for name, corpus in corpora.DOWNLOADS.items():
-        own = asdict(corpus)
-        rows.append({"name": name, **{key: own[key] for key in ("bytes", "content", "license")}, "from": corpus.url})
+    rows: list[dict[str, Any]] = [
+        {"name": name, "bytes": corpus.size, "content": corpus.content, "license": "PSF", "from": "no network needed"}
+        for name, corpus in corpora.BUILT_IN.items()
+    ]
+    for name, download in corpora.DOWNLOADS.items():
+        own = asdict(download)
+        rows.append({"name": name, **{key: own[key] for key in ("bytes", "content", "license")}, "from": download.url})
     if options.json:
         print_json(rows)
     else:

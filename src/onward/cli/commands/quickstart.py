@@ -58,7 +58,7 @@ def quickstart(argv: Sequence[str]) -> int:
     with processes.first_before_others():
         if not processes.rank:
             make_room(config, assistant=options.assistant)
-    console.print("Training a decoder on the documentation inside this Python.")
+    console.print("Training a decoder on the documentation and the comments inside this Python.")
     if status := train(start(config)):
         return status
     if options.assistant:

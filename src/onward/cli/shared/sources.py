@@ -39,7 +39,7 @@ def check_texts(sources: Sequence[str]) -> None:
 def known(source: str) -> bool:
     """Return whether `source`, a name without suffix, is an existing path, standard input ("-"), or the name of a
     corpus, a public data set of text."""
-    return os.path.exists(source) or source in ("-", "embedded", *corpora.DOWNLOADS)
+    return os.path.exists(source) or source in ("-", *corpora.BUILT_IN, *corpora.DOWNLOADS)
 
 
 def skipped_in(source: str, out: Path) -> str:
