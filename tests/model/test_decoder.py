@@ -87,7 +87,7 @@ MUTANTS: dict[str, tuple[str, Any, str, str]] = {  # what is broken: its place, 
     "branches see each other": ("mask.Segments.visible", lambda *_: torch.tensor(True), "llama", "branched"),
     "branches see all of their document": (
         "mask.Segments.visible",
-        lambda s, q, k, _: (s.ids[q] == s.ids[k]) | (s.documents[q] == s.ids[k]),
+        lambda s, q, key_ids, _: (s.ids[q] == key_ids) | (s.documents[q] == key_ids),
         "llama",
         "branched",
     ),

@@ -55,7 +55,7 @@ DECODERS = {
         position=Learned(offset=2), norm=LayerNorm(eps=1e-3), block=PostNorm(), mlp=Plain(act="relu"), head_bias=True
     ),
     "vaswani": config(position=Sinusoidal(theta=100), norm=LayerNorm(bias=False), mlp=Plain(), d_ff=20),
-    "neox": config(position=Rotary(fraction=0.5), norm=LayerNorm(), block=Parallel(), mlp=Plain(act="silu")),
+    "neox": config(position=Rotary(fraction=0.5), norm=LayerNorm(), block=Parallel(), mlp=Plain(act="relu2")),
     "some layers without rotary": config(
         position=(Rotary(theta=100), NoPosition()), n_layers=3, attention=SelfAttention(qk_norm="head"), n_kv_heads=1
     ),

@@ -32,14 +32,18 @@ OK, LOOK = ("ok    ", "green"), ("look  ", "red")
 
 def in_processes(command: Callable[[], int], remedy: str = "go on with --resume") -> int:
     """Call `command` and return its exit status. If torchrun has started several processes, their errors are printed as
-    one report; where a process was lost, the report ends with `remedy`, the advice what to do."""
+    one report; where a process was lost, the report ends with `remedy`, the advice what to do. The command may make the
+    console quiet, for its own time."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return command()
     from onward.training.failures import one_report
 
     with one_report(remedy=remedy):
-        return command()
+        try:
+            return command()
+        finally:
+            console.quiet = False
 
 
 def run_command(config: RunConfig | Path, as_json: bool, mesh: str = "") -> int:
