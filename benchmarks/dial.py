@@ -27,10 +27,11 @@ from onward.training.run.run import Run
 
 WIDTHS = {size["d_model"]: size for size in SIZES}
 STEPS = {  # by text and width
-    "embedded": {64: (150, 600), 128: (150, 500, 1200), 256: (80,)},
-    "shakespeare": {64: (400, 1600), 128: (400, 1200), 256: (120,)},
+    "embedded": {64: (150, 600, 2400), 128: (150, 500, 1200), 256: (80,)},
+    "shakespeare": {64: (400, 1600, 6400), 128: (400, 1200, 2800), 256: (120,)},
 }
 FLOOR = 0.5  # E
+LONGEST = 4.0  # weight of the longest run of each size: the additive law misses how the smallest size stops learning
 TOKENIZERS = {"embedded": "bpe:4096", "shakespeare": "char"}
 
 
@@ -56,21 +57,31 @@ def point(source: str, tokenizer: str, width: int, steps: int, folder: Path) -> 
     return Point(parameters, read, bits / compressed.bits_per_byte), bits
 
 
+def weight(point: Point, points: list[Point]) -> float:
+    """The weight of a run among those on a text: LONGEST if no other run of its size is longer."""
+    return LONGEST if point.tokens == max(one.tokens for one in points if one.parameters == point.parameters) else 1.0
+
+
 def fitted(points: dict[str, list[Point]]) -> tuple[Loss, float, float]:
-    """The law of the runs on two texts, the ratio of the factors of the texts, and the largest error of log L."""
-    rows = [(*p, place - 0.5) for place, found in enumerate(points.values()) for p in found]
-    n, d, loss, side = np.array(rows).T
+    """The law of the runs on two texts, the ratio of the factors of the texts, and the largest error of log L. The
+    longest run of each size counts most."""
+    rows = [(*p, place - 0.5, weight(p, found)) for place, found in enumerate(points.values()) for p in found]
+    n, d, loss, side, weights = np.array(rows).T
     best = (math.inf, Loss(FLOOR, 0, 0, 0, 0), 0.0, 0.0)
     for alpha, beta, ratio in product(
         np.linspace(0.1, 0.6, 26), np.linspace(0.1, 0.6, 51), np.linspace(-0.15, 0.15, 31)
     ):
         level = loss * np.exp(side * ratio)
         terms = np.stack([n**-alpha, d**-beta], 1)
-        scales = np.linalg.lstsq(terms / level[:, None], (level - FLOOR) / level)[0]
+        scales = np.linalg.lstsq(terms * (weights / level)[:, None], (level - FLOOR) / level * weights)[0]
         if min(scales) > 0:
             error = np.log(terms @ scales + FLOOR) - np.log(level)
             law = Loss(FLOOR, float(scales[0]), float(scales[1]), float(alpha), float(beta))
-            best = min(best, (float(error @ error), law, float(ratio), float(abs(error).max())), key=lambda one: one[0])
+            best = min(
+                best,
+                (float(np.square(weights * error).sum()), law, float(ratio), float(abs(error).max())),
+                key=lambda one: one[0],
+            )
     return best[1:]
 
 

@@ -29,7 +29,7 @@ from onward.training.step.build import build_trainer
 from onward.training.step.loss import Loss as LossFunction
 from onward.training.step.trainer import StepPlan
 
-LAW = Loss(E=0.5, A=80, B=6.53, alpha=0.6, beta=0.18)  # N: parameters of the blocks, D: bytes
+LAW = Loss(E=0.5, A=129, B=6.31, alpha=0.6, beta=0.18)  # N: parameters of the blocks, D: bytes
 REPEATS = 15.4  # repetitions of the text after which 63 % of their possible effect is reached (R* of the paper)
 SPREAD = 0.1  # the runs that the law was fitted to are within this share of it
 SHARE = 0.05  # of the time, at most, is spent on timing steps
