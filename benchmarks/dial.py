@@ -28,7 +28,7 @@ from onward.training.run.run import Run
 WIDTHS = {size["d_model"]: size for size in SIZES}
 STEPS = {  # by text and width
     "embedded": {64: (150, 600, 2400), 128: (150, 500, 1200), 256: (80,)},
-    "shakespeare": {64: (400, 1600, 6400), 128: (400, 1200, 2800), 256: (120,)},
+    "shakespeare": {64: (400, 1600, 6400), 96: (3500,), 128: (400, 1200, 2800), 256: (120,)},
 }
 FLOOR = 0.5  # E
 LONGEST = 4.0  # weight of the longest run of each size: the additive law misses how the smallest size stops learning

@@ -31,6 +31,7 @@ from onward.training.step.trainer import StepPlan
 
 LAW = Loss(E=0.5, A=129, B=6.31, alpha=0.6, beta=0.18)  # N: parameters of the blocks, D: bytes
 REPEATS = 15.4  # repetitions of the text after which 63 % of their possible effect is reached (R* of the paper)
+TIE = 0.005  # of forecasts, below which the larger size is chosen: the law underrates it in runs of a minute
 SPREAD = 0.1  # the runs that the law was fitted to are within this share of it
 SHARE = 0.05  # of the time, at most, is spent on timing steps
 TIMED = 3  # steps of each size
@@ -167,7 +168,8 @@ def dial(
             break
     if not candidates:
         return replace(config, batch_size=config.batch_size or WINDOWS), None
-    best = min(candidates, key=lambda one: one.bits_per_byte)
+    lowest = min(one.bits_per_byte for one in candidates)
+    best = max((one for one in candidates if one.bits_per_byte <= (1 + TIE) * lowest), key=lambda one: one.parameters)
     nats = best.bits_per_byte * math.log(2) * text.bytes_per_token
     choice = Choice(tuple(candidates), best, (nats * (1 - SPREAD), nats * (1 + SPREAD)))
     return replace(config, model=best.model | config.model, batch_size=best.batch_size), choice
