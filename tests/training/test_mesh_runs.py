@@ -37,7 +37,7 @@ def train(
     out: Path, settings: dict[str, Any], until: int = 8, mesh: str = "", loss: LossFunction | None = None
 ) -> list[str]:
     """Train a run in fp64 up to a step; it is started if it is not there yet. Returns the names of its events."""
-    if (out / "run.json").exists():
+    if Processes.join().agreed(lambda: "begun" * (out / "run.json").exists()):  # as rank 0 sees it, before it begins
         run = Run.resume(out, mesh=mesh, loss=loss)
     else:
         config = RunConfig(**settings, out=str(out), mesh=mesh)
@@ -196,7 +196,7 @@ def finetune(out: Path, base: Path, rows: Path, mesh: str, method: str, lora: in
     """Train on pairs or conversations up to a step; the run is started if it is not there yet."""
     options = {"steps": 4, "batch_size": 2, "accumulation": 2, "validate_every": 2, "precision": "fp32"}
     options |= {"method": method, "device": "cpu", "mesh": mesh, "template": "plain"} | ({"lora": lora} if lora else {})
-    if out.exists():
+    if Processes.join().agreed(lambda: "begun" * out.exists()):
         run = Run.resume(out, mesh=mesh)
     else:
         run = Run.start(FinetuneConfig.of(base=str(base), sources=(str(rows),), out=str(out), **options))
