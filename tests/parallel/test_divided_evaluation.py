@@ -2,8 +2,11 @@
 no process holds the whole model."""
 
 import gc
+import json
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import astuple, replace
+from io import StringIO
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,7 +16,8 @@ import torch
 
 import onward
 from onward.checkpoint.divided import load_divided
-from onward.cli.commands.evaluate import Options, arranged
+from onward.cli.commands.evaluate import Options, arranged, evaluate
+from onward.cli.shared.output import console
 from onward.cli.shared.tasks import load_alike
 from onward.compiled.fingerprint import fingerprint
 from onward.config.decoder import DecoderConfig, Experts
@@ -29,6 +33,7 @@ from onward.generation.options import GenerationOptions
 from onward.language_model import LanguageModel
 from onward.model.decoder import Decoder
 from onward.parallel.replicas import Replicas
+from onward.planning import choice
 from onward.training.config import RunConfig
 from onward.transforms.heads import add_head, head_labels
 
@@ -58,10 +63,14 @@ def model_in(folder: Path, config: DecoderConfig, labels: Sequence[str] = ()) ->
     return folder
 
 
+def options(mesh: str) -> Options:
+    return Options(model="", device="cpu", mesh=mesh)
+
+
 def loaded(folder: Path, mesh: str) -> tuple[LanguageModel, Replicas]:
     """A model in fp64 in the processes of a mesh."""
-    replicas = arranged(mesh, "cpu")
-    lm = load_alike(str(folder), Options(model="", device="cpu"), replicas)
+    replicas = arranged(options(mesh))
+    lm = load_alike(str(folder), options(mesh), replicas)
     lm.model.double()
     return lm, replicas
 
@@ -114,10 +123,10 @@ def test_divided_model_is_evaluated_as_by_one_process(
 
 def peak(folder: Path) -> int:
     """The most bytes allocated at once while this process loads its part of a model and evaluates it."""
-    replicas = arranged("tensor=2", "cpu")
+    replicas = arranged(options("tensor=2"))
     gc.collect()
     with HeapPeak() as heap:
-        lm = load_alike(str(folder), Options(model="", device="cpu"), replicas)
+        lm = load_alike(str(folder), options("tensor=2"), replicas)
         evaluate_texts(lm.model, lm.text(), [TEXT], 0, replicas)
     return heap.bytes
 
@@ -133,10 +142,10 @@ def test_process_holds_its_part_and_two_blocks_of_the_model(preset: str, two: Ra
     assert max(two.run(peak, folder)) <= weights / 2 + 2 * block
 
 
-def refusal(folder: Path, mesh: str, options: dict[str, Any]) -> str:
+def refusal(folder: Path, mesh: str, given: dict[str, Any]) -> str:
     """The sentence with which a process refuses to load a model."""
     try:
-        load_alike(str(folder), Options(model="", device="cpu", **options), arranged(mesh, "cpu"))
+        load_alike(str(folder), Options(model="", device="cpu", **given), arranged(options(mesh)))
     except UserError as error:
         return str(error)
     return ""
@@ -173,9 +182,30 @@ def test_models_axes_and_options_without_a_division_are_refused(two: Ranks, tmp_
         assert_refused(two, tmp_path / "llama", mesh, AXES.format(mesh))
 
 
+def command(words: Sequence[str], memory: int) -> tuple[str, str]:
+    """The output of `onward evaluate`, and its messages, in a process whose device has so many bytes of memory."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as said:
+        patch.setattr(choice, "device_bytes", lambda device: memory)
+        patch.setattr(console, "quiet", False)
+        evaluate([*words, "--device", "cpu"])
+    return out.getvalue(), said.getvalue()
+
+
+def test_model_that_fits_no_device_is_divided_without_being_asked(two: Ranks, tmp_path: Path) -> None:
+    folder, text = model_in(tmp_path / "model", MODELS[QUICK]), tmp_path / "text.txt"
+    text.write_text(TEXT)
+    words = [str(folder), str(text), "--json"]
+    alone, _ = command(words, 0)
+    for memory, mesh in (1 << 40, ""), (0, "tensor=2"):
+        (out, said), (other, silent) = two.run(command, words, memory)
+        assert (other, silent) == ("", "")
+        assert [line.partition(":")[0] for line in said.splitlines() if "mesh" in line] == [f"mesh {mesh}"] * bool(mesh)
+        assert json.loads(out) == pytest.approx(json.loads(alone), rel=1e-5)
+
+
 def weights_of(folders: Sequence[Path]) -> str | None:
     """The hash of the weights of a model, of which each process reads its part from a folder of its own."""
-    replicas = arranged("tensor=2", "cpu")
+    replicas = arranged(options("tensor=2"))
     return fingerprint(load_divided(folders[replicas.rank], replicas.mesh, replicas.devices)[0])
 
 

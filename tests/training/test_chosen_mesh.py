@@ -11,9 +11,9 @@ from onward.config.lora import LoRA
 from onward.config.mesh import Mesh
 from onward.limits import in_bytes
 from onward.model.decoder import Decoder
+from onward.planning import choice
 from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
-from onward.training.run import arrangement
 from onward.training.run.arrangement import chosen, in_words, memory_per_process, trained_with
 from onward.transforms.lora import add_lora
 
@@ -34,7 +34,7 @@ def test_replicas_are_chosen_while_a_device_holds_all(monkeypatch: pytest.Monkey
     need = {mesh: memory_per_process(TRAINED, decoder, Mesh.parse(mesh)).peak for mesh in ("replicate=4", "shard=4")}
     for fits, mesh in (0.89, "replicate=4"), (0.91, "shard=4"), (2.0, "shard=4"):
         memory = int(need["replicate=4"] / fits)
-        monkeypatch.setattr(arrangement, "device_bytes", lambda config, memory=memory: memory)
+        monkeypatch.setattr(choice, "device_bytes", lambda device, memory=memory: memory)
         assert chosen(TRAINED, decoder, 4) == Mesh.parse(mesh)
         said = f"mesh {mesh}: each process needs about {in_bytes(need[mesh])} of {in_bytes(memory)} (weights "
         assert in_words(TRAINED, decoder, chosen(TRAINED, decoder, 4)).startswith(said)
@@ -61,7 +61,7 @@ def test_weights_without_gradients_need_no_shards(
     options: dict[str, Any], mesh: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert peak(tuned(lora=4)) < 0.6 * peak(tuned())
-    monkeypatch.setattr(arrangement, "device_bytes", lambda config: int(peak(tuned(lora=4)) / 0.89))
+    monkeypatch.setattr(choice, "device_bytes", lambda device: int(peak(tuned(lora=4)) / 0.89))
     assert chosen(tuned(**options), DECODER, 4) == Mesh.parse(mesh)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from onward.cli.shared.loading import Loading
+from onward.cli.shared.loading import WHOLE, Loading, outline_of
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table, warn_of_unknown
 from onward.cli.shared.training import in_processes
@@ -18,9 +18,12 @@ from onward.evaluation.overlap import Match
 from onward.suggestions import nearest
 
 if TYPE_CHECKING:
+    from onward.config.decoder import DecoderConfig
+    from onward.config.mesh import Mesh
     from onward.evaluation.tasks import Task
     from onward.language_model import LanguageModel
     from onward.parallel.replicas import Replicas
+    from onward.planning.memory import GenerationMemory
     from onward.training.inputs.texts import Inputs
 
 ABOUT = """\
@@ -89,7 +92,7 @@ class Options(Loading):
     stride: int = 0  # tokens by which the window moves; 0: the context length, without overlap
     field: str = "text"  # field that contains the text in each .jsonl line
     encoding: str = "utf-8"  # encoding of the text files
-    mesh: str = ""  # processes by axis: "replicate=2 tensor=4" divides each of two replicas over four; "": replicas
+    mesh: str = ""  # processes by axis: "replicate=2 tensor=4"; "": replicas, divided by a tensor axis if needed
     json: bool = False  # print the result as JSON
 
 
@@ -103,7 +106,7 @@ def evaluate(argv: Sequence[str]) -> int:
     """Evaluate a model in this process together with the other processes that torchrun started, if any; the first
     process prints the figures. Returns the exit status."""
     options = parse(Options, argv, prog="onward evaluate", about=ABOUT + TASKS)
-    replicas = arranged(options.mesh, options.device)
+    replicas = arranged(options)
     console.quiet = bool(replicas.rank)
     if options.tasks or options.choices or options.answers:
         of_tasks(options, replicas)
@@ -112,23 +115,62 @@ def evaluate(argv: Sequence[str]) -> int:
     return 0
 
 
-def arranged(mesh: str, device: str) -> "Replicas":
-    """Return the processes that torchrun started as replicas of the model or, given `mesh`, arranged in this mesh over
-    devices of the type of `device`. Raises a UserError for a mesh that is for another number of processes, or that
-    divides the model into shards or stages, or its windows."""
+def arranged(options: Options) -> "Replicas":
+    """Return the processes that torchrun started as replicas of the model, in the mesh of the options or, by default,
+    in the one that `chosen` gives; the first process prints a chosen mesh that divides the model. Raises a UserError
+    for a mesh that is for another number of processes, or that divides the model into shards or stages, or its
+    windows."""
     from onward.config.mesh import Mesh
     from onward.device import choose_device
     from onward.training.processes import Processes
 
     processes = Processes.join()
-    if not mesh:
+    if options.mesh:
+        axes = Mesh.parse(options.mesh)
+        if axes.pipeline * axes.shards > 1:
+            raise UserError(
+                f"mesh is {str(axes)!r}, and evaluation divides a model only by a tensor axis: give replicate and "
+                "tensor"
+            )
+    elif processes.count == 1:
         return processes.replicas
-    axes = Mesh.parse(mesh)
-    if axes.pipeline * axes.shards > 1:
-        raise UserError(
-            f"mesh is {str(axes)!r}, and evaluation divides a model only by a tensor axis: give replicate and tensor"
-        )
-    return processes.arranged(axes).connected(choose_device(device)).replicas
+    else:
+        axes, words = processes.replicas.first("the mesh", lambda: chosen(options, processes.count))
+        if words and not processes.rank:
+            console.print(words, markup=False, soft_wrap=True)
+    return processes.arranged(axes).connected(choose_device(options.device)).replicas
+
+
+def chosen(options: Options, count: int) -> tuple["Mesh", str]:
+    """Return the default mesh for `count` processes, with a sentence that describes it if it divides the model. It has
+    replicas if a device can hold a whole model and a batch, and if an option or a model is not for a division; else the
+    smallest tensor axis with which a process's part fits or, if none does, the largest."""
+    from onward.config.mesh import Mesh
+    from onward.planning.choice import first_that_fits, holes_on, in_words
+    from onward.planning.evaluation import evaluation_meshes, memory_of_questions, memory_of_text
+
+    replicas = Mesh(replicate=count), ""
+    if any(getattr(options, name) for name in WHOLE):
+        return replicas
+    asks, names = options.tasks or options.choices or options.answers, [options.model]
+    if asks:
+        names, works = [*names, *options.sources], [memory_of_questions]
+    else:
+        works = [memory_of_text] if options.sources else [memory_of_text, memory_of_questions]
+    try:
+        models = [outline_of(name, options) for name in names]
+    except UserError:  # the model cannot be divided, or loading it says why it cannot be loaded
+        return replicas
+    holes = holes_on(options.device)
+
+    def needed(mesh: Mesh) -> tuple["GenerationMemory", "DecoderConfig"]:
+        """Return the largest memory of a process in a mesh, and the decoder that needs it."""
+        each = ((work(config, mesh, dtype, holes), config) for config, dtype in models for work in works)
+        return max(each, key=lambda one: one[0].peak)
+
+    meshes = evaluation_meshes([config for config, _ in models], count)
+    mesh = first_that_fits(meshes, lambda mesh: needed(mesh)[0].peak, options.device)
+    return mesh, in_words(mesh, *needed(mesh), options.device) if mesh.divides else ""
 
 
 def of_data(options: Options, replicas: "Replicas") -> None:

@@ -8,14 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
+from warnings import catch_warnings
 
 from onward.cli.shared.output import console
 from onward.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
+
+    from onward.config.decoder import DecoderConfig
     from onward.generation.engine.engine import Engine
     from onward.language_model import LanguageModel
     from onward.parallel.replicas import Replicas
+
+
+WHOLE = "quantize", "adapter_folder"  # options that do not work with a divided model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +79,11 @@ def load(model: str, options: Loading, adapter_folders: Sequence[str] = ()) -> L
     """Load `model`, a folder, a file or a name on the Hugging Face hub, as `options` say, with the adapters in
     `adapter_folders` or, if there are none, with the adapter in `options`."""
     Thread(target=compile_first_kernels, args=(options,)).start()
-    import torch
-
     import onward
 
     return onward.load(
         model,
-        getattr(torch, options.dtype) if options.dtype else None,
+        dtype_of(options),
         options.device,
         quantize=options.quantize or None,
         revision=options.revision,
@@ -88,17 +93,22 @@ def load(model: str, options: Loading, adapter_folders: Sequence[str] = ()) -> L
     )
 
 
+def dtype_of(options: Loading) -> torch.dtype | None:
+    """Return the dtype in which `options` load weights; None: the dtype of the files."""
+    import torch
+
+    return getattr(torch, options.dtype) if options.dtype else None
+
+
 def load_part(model: str, options: Loading, replicas: Replicas) -> LanguageModel:
     """Load this process's part of `model` as `options` say; a tensor axis of the mesh of `replicas` divides the model.
     Raises a UserError for options that do not work with a divided model."""
-    import torch
-
     from onward.checkpoint.divided import load_divided
     from onward.hub import locate
     from onward.language_model import LanguageModel
     from onward.transforms.extend import extended
 
-    for name in "quantize", "adapter_folder":
+    for name in WHOLE:
         if getattr(options, name):
             raise UserError(
                 f"{name} is not for a divided model, and mesh is {str(replicas.mesh)!r}: leave it out, or use replicas "
@@ -108,12 +118,25 @@ def load_part(model: str, options: Loading, replicas: Replicas) -> LanguageModel
         locate(model, options.revision),
         replicas.mesh,
         replicas.devices,
-        getattr(torch, options.dtype) if options.dtype else None,
+        dtype_of(options),
         allow_nonfinite=options.allow_nonfinite,
     )
     if options.rope is not None:
         decoder.config = extended(decoder.config, options.rope)
     return LanguageModel(decoder, source.tokenizer(), hf)
+
+
+def outline_of(model: str, options: Loading) -> tuple[DecoderConfig, torch.dtype]:
+    """Return the configuration of `model` and the dtype of its weights, as `options` load them; reads headers only.
+    Raises a UserError for a model that `load_part` cannot load."""
+    from onward.checkpoint.lazy import load_outline
+    from onward.hub import locate
+    from onward.transforms.extend import extended
+
+    with catch_warnings(action="ignore"):  # which loading repeats
+        decoder, *_ = load_outline(locate(model, options.revision), dtype_of(options))
+    config = decoder.config
+    return (extended(config, options.rope) if options.rope is not None else config), decoder.dtype
 
 
 def compile_first_kernels(options: Loading) -> None:

@@ -10,14 +10,13 @@ import torch
 from onward.checkpoint.source import SizeLimit
 from onward.config.decoder import DecoderConfig
 from onward.config.lora import LoRA
-from onward.config.mesh import Mesh, divides_vocabulary
-from onward.device import choose_device
+from onward.config.mesh import Mesh
 from onward.errors import UserError
 from onward.generation.cache.growing import STEP
-from onward.limits import in_bytes, memory_size
 from onward.model.decoder import Decoder
-from onward.planning.arrangements import SAFE, arrangements
-from onward.planning.memory import HOLES, TrainingMemory
+from onward.planning import choice
+from onward.planning.arrangements import arrangements
+from onward.planning.memory import TrainingMemory
 from onward.planning.mesh import device_memory, with_engine
 from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
@@ -94,20 +93,19 @@ def chosen(config: RunConfig, decoder: DecoderConfig, count: int) -> Mesh:
     """Return the default mesh for `count` processes: replicas if a device can hold the whole training in fp32, or if
     the run has a time limit or quantizes its weights; else shards over the processes of each machine or, if these are
     too few, over all processes."""
-    plain, most = replace(config, precision="fp32"), SAFE * device_bytes(config)
+    plain = replace(config, precision="fp32")
     meshes = arrangements(count, int(os.environ.get("LOCAL_WORLD_SIZE", count)))
     tuned = config if isinstance(config, FinetuneConfig) else None
     if config.time or (tuned and tuned.quantize):
         return meshes[0]
-    able = (mesh for mesh in meshes if memory_per_process(plain, decoder, mesh).peak <= most)
-    return next(able, meshes[-1])
+    return choice.first_that_fits(meshes, lambda mesh: memory_per_process(plain, decoder, mesh).peak, config.device)
 
 
 def memory_per_process(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> TrainingMemory:
     """Compute the memory that training takes in one process of a mesh. Methods that sample are planned for completions
     of full length, with prompts of at most 256 tokens."""
     tuned = config if isinstance(config, FinetuneConfig) else None
-    holes = HOLES if choose_device(config.device).type == "cpu" else 0.0
+    holes = choice.holes_on(config.device)
     options: dict[str, Any] = {
         "optimizer": config.optimizer or "adamw",
         "recompute": config.recompute,
@@ -152,23 +150,6 @@ def with_frozen_weights(memory: TrainingMemory, trained: int, mesh: Mesh, holes:
     )
 
 
-def device_bytes(config: RunConfig) -> int:
-    """Return the bytes of memory of this process's GPU or, on a CPU, its share of the machine's memory."""
-    if choose_device(config.device).type == "cuda":
-        return torch.cuda.mem_get_info()[1]
-    return memory_size() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
 def in_words(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> str:
-    """Describe a mesh in a sentence for the log: the memory that each process needs, by kind, and whether a tensor axis
-    leaves the embedding and the head whole."""
-    memory = memory_per_process(config, decoder, mesh)
-    kinds = "weights", "gradients", "optimizer", "activations", "gathered", "engine", "cache"
-    named = ", ".join(f"{name} {in_bytes(size)}" for name in kinds if (size := getattr(memory, name)))
-    whole = (
-        ""
-        if divides_vocabulary(decoder, mesh.tensor)
-        else (f"; embedding and head are whole, since {mesh.tensor} does not divide vocab_size {decoder.vocab_size:,}")
-    )
-    have = in_bytes(device_bytes(config))
-    return f"mesh {mesh}: each process needs about {in_bytes(memory.peak)} of {have} ({named}){whole}"
+    """Describe the mesh of a run in a sentence for the log; see `planning.choice.in_words`."""
+    return choice.in_words(mesh, memory_per_process(config, decoder, mesh), decoder, config.device)

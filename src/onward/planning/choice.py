@@ -1,0 +1,50 @@
+"""The mesh that processes choose by themselves: the first in which each process needs no more memory than its device
+has."""
+
+import os
+from collections.abc import Callable, Sequence
+
+import torch
+
+from onward.config.decoder import DecoderConfig
+from onward.config.mesh import Mesh, divides_vocabulary
+from onward.device import choose_device
+from onward.limits import in_bytes, memory_size
+from onward.planning.arrangements import SAFE
+from onward.planning.memory import HOLES, GenerationMemory, TrainingMemory
+
+KINDS = "weights", "gradients", "optimizer", "activations", "gathered", "engine", "cache"  # of memory
+
+
+def device_bytes(device: str) -> int:
+    """Return the bytes of memory of this process's GPU or, for other devices, its share of the machine's memory;
+    `device` is the name of a device or "auto"."""
+    if choose_device(device).type == "cuda":
+        return torch.cuda.mem_get_info()[1]
+    return memory_size() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def holes_on(device: str) -> float:
+    """Return the share of memory that is lost to fragmentation on a device, as the functions that plan memory take
+    it."""
+    return HOLES if choose_device(device).type == "cpu" else 0.0
+
+
+def first_that_fits(meshes: Sequence[Mesh], peak: Callable[[Mesh], int], device: str) -> Mesh:
+    """Return the first of `meshes` in which a process can safely use the bytes that it needs, `peak(mesh)`, on a
+    device; the last if there is none."""
+    most = SAFE * device_bytes(device)
+    return next((mesh for mesh in meshes[:-1] if peak(mesh) <= most), meshes[-1])
+
+
+def in_words(mesh: Mesh, memory: TrainingMemory | GenerationMemory, decoder: DecoderConfig, device: str) -> str:
+    """Describe a mesh in a sentence: the memory that each process needs of its device's, by kind, and whether a tensor
+    axis leaves the embedding and the head of the decoder whole."""
+    named = ", ".join(f"{name} {in_bytes(size)}" for name in KINDS if (size := getattr(memory, name, 0)))
+    whole = (
+        ""
+        if divides_vocabulary(decoder, mesh.tensor)
+        else (f"; embedding and head are whole, since {mesh.tensor} does not divide vocab_size {decoder.vocab_size:,}")
+    )
+    have = in_bytes(device_bytes(device))
+    return f"mesh {mesh}: each process needs about {in_bytes(memory.peak)} of {have} ({named}){whole}"

@@ -1,0 +1,75 @@
+"""The memory of one process that evaluates a decoder, in bytes, and the meshes that can evaluate it."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from onward.config.decoder import DecoderConfig
+from onward.config.mesh import Mesh, divides_tokens
+from onward.errors import UserError
+from onward.evaluation.continuations import CHUNK, LOGITS, ROWS, TOKENS
+from onward.evaluation.score import TOGETHER
+from onward.planning.arrangements import tensor_sizes
+from onward.planning.dry import dry_step
+from onward.planning.memory import GenerationMemory, cache_bytes
+from onward.planning.mesh import narrowed
+from onward.planning.pieces import groups
+
+LOGIT = 10  # bytes, at most: bf16, a copy in fp32 and a log-probability, or fp32 beside its gathered parts
+
+Work = Callable[[DecoderConfig, Mesh, torch.dtype, float], GenerationMemory]  # an evaluation, by its memory
+
+
+def memory_of_text(config: DecoderConfig, mesh: Mesh, dtype: torch.dtype, holes: float) -> GenerationMemory:
+    """Compute the memory of evaluating a text, window by window, in one process of a mesh of replicas and a tensor
+    axis, with weights in `dtype`. `holes` is the memory lost to fragmentation, as a share of the activations. Raises a
+    UserError for a decoder that the mesh cannot divide."""
+    length = config.context_length
+    rows = max(1, TOGETHER // (length + 1))
+    return memory_of(config, mesh, dtype, holes, rows=rows, length=length, logits=rows * length)
+
+
+def memory_of_questions(config: DecoderConfig, mesh: Mesh, dtype: torch.dtype, holes: float) -> GenerationMemory:
+    """Compute the memory of evaluating the choices of questions, which has a KV cache of their contexts; see
+    `memory_of_text`."""
+    length = min(config.context_length, TOKENS // ROWS)  # for which a batch has the most slots
+    chunk = min(CHUNK, length)
+    cache = cache_bytes(narrowed(config, mesh.tensor), ROWS, length, dtype, chunk=chunk)
+    return memory_of(config, mesh, dtype, holes, rows=ROWS, length=chunk, logits=LOGITS, cache=cache)
+
+
+def memory_of(
+    config: DecoderConfig,
+    mesh: Mesh,
+    dtype: torch.dtype,
+    holes: float,
+    *,
+    rows: int,
+    length: int,
+    logits: int,
+    cache: int = 0,
+) -> GenerationMemory:
+    """Compute the memory of one process that reads `rows` texts of `length` tokens at a time, then computes the logits
+    of `logits` tokens, over the whole vocabulary, and has a cache of `cache` bytes; see `memory_of_text`."""
+    weights = dtype.itemsize * sum(group.count * group.total("local") for group in groups(config, mesh))
+    parts = mesh.tensor if divides_tokens(length, mesh.tensor) else 1
+    forward = dry_step(narrowed(config, mesh.tensor), rows, length, parts=parts).forward
+    scores = logits * config.vocab_size * LOGIT
+    kept, peak = (int(size * dtype.itemsize / 4) for size in (forward.kept, forward.peak))
+    return GenerationMemory(weights, cache, int((1 + holes) * max(peak, kept + scores)), length)
+
+
+def evaluation_meshes(decoders: Iterable[DecoderConfig], count: int) -> list[Mesh]:
+    """List the meshes in which `count` processes can evaluate all of the decoders: replicas of one process, then
+    replicas that a tensor axis of more and more processes divides."""
+    sizes = set.intersection(*({n for n in tensor_sizes(one, count, count) if divisible(one, n)} for one in decoders))
+    return [Mesh(replicate=count // n, tensor=n) for n in sorted(sizes)]
+
+
+def divisible(config: DecoderConfig, tensor: int) -> bool:
+    """Return whether a tensor axis of so many processes has a rule for each part of a decoder."""
+    try:
+        groups(config, Mesh(tensor=tensor))
+    except UserError:
+        return False
+    return True

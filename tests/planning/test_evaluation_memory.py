@@ -1,0 +1,51 @@
+"""The memory that an evaluation needs, beside what it allocates."""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from onward.config.mesh import Mesh
+from onward.evaluation.continuations import Pair, score_continuations
+from onward.evaluation.score import evaluate
+from onward.kernels import cross_entropy
+from onward.model.decoder import Decoder
+from onward.planning.evaluation import memory_of_questions, memory_of_text
+from onward.planning.memory import weight_bytes
+
+from support.heap import HeapPeak
+from support.peak import decoder
+
+READ = decoder(4000, 128, 2, 256)
+RANDOM = np.random.default_rng(0)
+
+
+def read_text(model: Decoder) -> None:
+    evaluate(model, RANDOM.integers(0, READ.vocab_size, 4200), 4200)
+
+
+def read_questions(model: Decoder) -> None:
+    contexts = RANDOM.integers(0, READ.vocab_size, (64, READ.context_length - 8))
+    score_continuations(model, [Pair(tuple(context.tolist()), (1, 2, 3)) for context in contexts])
+
+
+WORKS: dict[Callable[[Decoder], None], Any] = {read_text: memory_of_text, read_questions: memory_of_questions}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("read", WORKS)
+def test_planned_memory_is_enough_and_little_more(
+    read: Callable[[Decoder], None], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cross_entropy, "takes_kernel", lambda *_: False)  # which needs less than PyTorch
+    model = Decoder(READ).to(device="cpu", dtype=dtype).eval().requires_grad_(False)
+    read(model)  # kernels are compiled
+    gc.collect()
+    with HeapPeak() as heap:
+        read(model)
+    said = WORKS[read](READ, Mesh(), dtype, 0.0)
+    assert said.weights == weight_bytes(READ, dtype)
+    assert 0.98 * heap.bytes < said.peak - said.weights < 1.3 * heap.bytes
