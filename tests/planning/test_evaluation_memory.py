@@ -19,7 +19,7 @@ from onward.planning.memory import weight_bytes
 from support.heap import HeapPeak
 from support.peak import decoder
 
-READ = decoder(4000, 128, 2, 256)
+READ = decoder(10_000, 256, 2, 256)
 RANDOM = np.random.default_rng(0)
 
 
@@ -29,7 +29,7 @@ def read_text(model: Decoder) -> None:
 
 def read_questions(model: Decoder) -> None:
     contexts = RANDOM.integers(0, READ.vocab_size, (64, READ.context_length - 8))
-    score_continuations(model, [Pair(tuple(context.tolist()), (1, 2, 3)) for context in contexts])
+    score_continuations(model, [Pair(tuple(context.tolist()), (*range(8),)) for context in contexts])
 
 
 WORKS: dict[Callable[[Decoder], None], Any] = {read_text: memory_of_text, read_questions: memory_of_questions}
@@ -48,4 +48,4 @@ def test_planned_memory_is_enough_and_little_more(
         read(model)
     said = WORKS[read](READ, Mesh(), dtype, 0.0)
     assert said.weights == weight_bytes(READ, dtype)
-    assert 0.98 * heap.bytes < said.peak - said.weights < 1.3 * heap.bytes
+    assert 0.98 * heap.bytes < said.peak - said.weights < 1.4 * heap.bytes

@@ -17,6 +17,7 @@ from onward.config.scaling import LinearScaling, Llama3Scaling, YaRNScaling
 from onward.data.windows import IGNORE_INDEX
 from onward.errors import UserError
 from onward.evaluation.kept import Kept, whole
+from onward.evaluation.score import LOGITS
 from onward.kernels.cross_entropy import cross_entropies
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, check_ids, without_dropout
@@ -28,7 +29,6 @@ ROWS = 64  # continuations in one call
 TOKENS = 1 << 15  # in the rows of one call
 SAME = 32  # tokens; contexts that begin with the same ones are read together
 CHUNK = 256  # tokens of a context that one call reads: a cache has as many slots more than positions
-LOGITS = 512  # positions whose logits are computed at a time
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from onward.model.decoder import Decoder, check_ids, without_dropout
 from onward.parallel.replicas import ALONE, Replicas
 
 T = TypeVar("T")
+LOGITS = 512  # positions whose logits are computed at a time
 
 
 @torch.inference_mode()
@@ -31,10 +32,11 @@ def logprobs(model: Decoder, windows: np.ndarray, first: int = 1) -> np.ndarray:
     """
     check_ids(int(windows.min()), int(windows.max()), model.config)
     ids = torch.as_tensor(windows.astype(np.int64), device=model.device)
-    with without_dropout(model):
-        logits = model.logits(model.hidden(ids[:, :-1])[:, first - 1 :])
     targets = ids[:, first:]
-    losses = cross_entropies(logits.flatten(0, 1), targets.flatten(), IGNORE_INDEX)
+    with without_dropout(model):
+        hidden = model.hidden(ids[:, :-1])[:, first - 1 :].flatten(0, 1)
+        parts = zip(hidden.split(LOGITS), targets.flatten().split(LOGITS))
+        losses = torch.cat([cross_entropies(model.logits(h[None])[0], t, IGNORE_INDEX) for h, t in parts])
     result = -losses.view_as(targets).cpu().numpy()
     if not np.isfinite(result).all():
         raise UserError(

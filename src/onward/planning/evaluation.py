@@ -7,8 +7,8 @@ import torch
 from onward.config.decoder import DecoderConfig
 from onward.config.mesh import Mesh, divides_tokens
 from onward.errors import UserError
-from onward.evaluation.continuations import CHUNK, LOGITS, ROWS, TOKENS
-from onward.evaluation.score import TOGETHER
+from onward.evaluation.continuations import CHUNK, ROWS, TOKENS
+from onward.evaluation.score import LOGITS, TOGETHER
 from onward.planning.arrangements import tensor_sizes
 from onward.planning.dry import dry_step
 from onward.planning.memory import GenerationMemory, cache_bytes
@@ -26,7 +26,7 @@ def memory_of_text(config: DecoderConfig, mesh: Mesh, dtype: torch.dtype, holes:
     UserError for a decoder that the mesh cannot divide."""
     length = config.context_length
     rows = max(1, TOGETHER // (length + 1))
-    return memory_of(config, mesh, dtype, holes, rows=rows, length=length, logits=rows * length)
+    return memory_of(config, mesh, dtype, holes, rows, length)
 
 
 def memory_of_questions(config: DecoderConfig, mesh: Mesh, dtype: torch.dtype, holes: float) -> GenerationMemory:
@@ -35,28 +35,21 @@ def memory_of_questions(config: DecoderConfig, mesh: Mesh, dtype: torch.dtype, h
     length = min(config.context_length, TOKENS // ROWS)  # for which a batch has the most slots
     chunk = min(CHUNK, length)
     cache = cache_bytes(narrowed(config, mesh.tensor), ROWS, length, dtype, chunk=chunk)
-    return memory_of(config, mesh, dtype, holes, rows=ROWS, length=chunk, logits=LOGITS, cache=cache)
+    return memory_of(config, mesh, dtype, holes, ROWS, chunk, cache)
 
 
 def memory_of(
-    config: DecoderConfig,
-    mesh: Mesh,
-    dtype: torch.dtype,
-    holes: float,
-    *,
-    rows: int,
-    length: int,
-    logits: int,
-    cache: int = 0,
+    config: DecoderConfig, mesh: Mesh, dtype: torch.dtype, holes: float, rows: int, length: int, cache: int = 0
 ) -> GenerationMemory:
-    """Compute the memory of one process that reads `rows` texts of `length` tokens at a time, then computes the logits
-    of `logits` tokens, over the whole vocabulary, and has a cache of `cache` bytes; see `memory_of_text`."""
+    """Compute the memory of one process that reads `rows` texts of `length` tokens at a time, with a cache of `cache`
+    bytes, and then computes logits; see `memory_of_text`."""
     weights = dtype.itemsize * sum(group.count * group.total("local") for group in groups(config, mesh))
     parts = mesh.tensor if divides_tokens(length, mesh.tensor) else 1
     forward = dry_step(narrowed(config, mesh.tensor), rows, length, parts=parts).forward
-    scores = logits * config.vocab_size * LOGIT
+    logits = LOGIT * min(rows * length, LOGITS) * config.vocab_size
     kept, peak = (int(size * dtype.itemsize / 4) for size in (forward.kept, forward.peak))
-    return GenerationMemory(weights, cache, int((1 + holes) * max(peak, kept + scores)), length)
+    most = max(peak, kept + logits - cache)  # the cache is gone before there are logits
+    return GenerationMemory(weights, cache, int((1 + holes) * most), length)
 
 
 def evaluation_meshes(decoders: Iterable[DecoderConfig], count: int) -> list[Mesh]:
