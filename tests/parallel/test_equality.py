@@ -76,12 +76,12 @@ def preferences(config: DecoderConfig) -> list[Batch]:
 
 def frozen_copy(config: DecoderConfig) -> Loss:
     """DPO with the model at the start as the reference."""
-    return PairLoss(DPO(beta=0.3).of_pairs, 0.3, Reference(lambda: initial(config, torch.float64)))
+    return PairLoss(DPO(beta=0.3).of_pairs, 0.3, Reference(lambda _: initial(config, torch.float64)))
 
 
 def of_teacher(config: DecoderConfig) -> Loss:
-    """Distillation, which reads whole logits, from another model."""
-    return Distillation(Frozen(lambda: initial(replace(config, d_ff=24), torch.float64)), mix=0.5)
+    """Distillation, which reads whole logits, from another model; the numbers of chunks differ between processes."""
+    return Distillation(Frozen(lambda _: initial(replace(config, d_ff=24), torch.float64)), mix=0.5, chunk=5)
 
 
 @dataclass(frozen=True)

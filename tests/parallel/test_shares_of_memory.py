@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from onward.checkpoint.lazy import load_outline
+from onward.config.decoder import SelfAttention
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
 from onward.training.run.run import Run
 
+from support.finetuning import base_model, pairs, sums, write_rows
+from support.finetuning import config as of_base
+from support.grids import first
 from support.heap import HeapPeak
 from support.ranks import Ranks
 
@@ -20,6 +25,13 @@ SIZES = {"d_model": 256, "n_layers": 12, "n_heads": 4, "context_length": 8}
 SETTINGS: dict[str, Any] = {"steps": 100, "batch_size": 1, "accumulation": 2, "precision": "fp32", "device": "cpu"}
 SETTINGS |= {"tokenizer": "char", "model": SIZES}
 STATE = 4  # of a weight: itself, its gradient, and its moments
+
+
+LOADED: dict[str, dict[str, Any]] = {
+    "adapters": {"lora": "lora(rank=2, dora=True)"},
+    "reference": {"method": "dpo"},
+    "teacher": {"method": "distill"},
+}
 
 
 def peaks(begin: Callable[..., Run], *arguments: Any) -> tuple[int, int]:
@@ -57,3 +69,32 @@ def test_process_has_its_share_of_the_state_and_that_of_two_blocks(
         state = STATE + (average > 0)  # and their average
         assert begun <= weights + STATE * 2 * block, "its share of the weights, and a copy to save"
         assert trained <= state * (weights / 2 + 2 * block)
+
+
+def peak_of_loading(kind: str, begin: Callable[..., Run], *arguments: Any) -> int:
+    """The most bytes that a run has allocated at once when it begins or, if its loss has a frozen model of this kind,
+    while it loads that."""
+    gc.collect()
+    with HeapPeak() as heap:
+        run = begin(*arguments)
+    if kind == "adapters":
+        return heap.bytes
+    gc.collect()
+    with HeapPeak() as heap:
+        getattr(run.trainer.loss, kind).on(run.device)
+    return heap.bytes
+
+
+@pytest.mark.parametrize("kind", first(1, LOADED))
+def test_process_loads_its_share_of_stored_models(kind: str, two: Ranks, tmp_path: Path) -> None:
+    """The models are stored in bf16, and computed with in fp32."""
+    base = base_model(tmp_path / "base", torch.bfloat16, d_model=256, n_layers=12, attention=SelfAttention())
+    options = LOADED[kind] | ({"teacher": str(base)} if kind == "teacher" else {})
+    rows = write_rows(tmp_path / "rows.jsonl", pairs() if kind == "reference" else sums())
+    config = of_base(base, rows, tmp_path / "run", batch_size=1, accumulation=2, mesh="shard=2", **options)
+    ways: list[Any] = [(Run.start, config), (Run.resume, tmp_path / "run")]
+    model, _ = load_outline(base)
+    weights, block = (sum(4 * p.numel() for p in module.parameters()) for module in (model, model.blocks[0]))
+    for way in ways:
+        for loaded in two.run(peak_of_loading, kind, *way):
+            assert loaded <= weights / 2 + 2 * block

@@ -51,7 +51,7 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer("bpe:300", [TEXT])
 
 
-def base_model(folder: Path, **changes: Any) -> Path:
+def base_model(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
     """A folder with a random decoder, one layer of which sees a window."""
     torch.manual_seed(0)
     names = tokenizer()
@@ -64,7 +64,7 @@ def base_model(folder: Path, **changes: Any) -> Path:
         "attention": attention,
         "dropout": 0.1,
     }
-    model = Decoder(DecoderConfig(names.vocab_size, **sizes | changes))
+    model = Decoder(DecoderConfig(names.vocab_size, **sizes | changes)).to(dtype)
     onward.save(onward.LanguageModel(model, names), folder)
     return folder
 

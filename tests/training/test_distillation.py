@@ -51,7 +51,7 @@ def test_loss_of_a_student_is_the_same_in_chunks() -> None:
     found = []
     for chunk in 0, 4:
         student.zero_grad()
-        loss, *_ = Distillation(Frozen(lambda: teacher), 0.5, 2.0, chunk)(student, batch)
+        loss, *_ = Distillation(Frozen(lambda _: teacher), 0.5, 2.0, chunk)(student, batch)
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in student.parameters())])
     for one, other in zip(*found):
@@ -77,10 +77,10 @@ def test_padding_of_one_vocabulary_is_left_out(mix: float) -> None:
     torch.nn.init.normal_(longer.embed.weight[-64:], std=9)
     tokens = token_ids(student.config)
     batch = onward.Batch(tokens[:, :-1], tokens[:, 1:])
-    wanted = Distillation(Frozen(lambda: teacher), mix)(student, batch)[0]
-    assert_close(Distillation(Frozen(lambda: longer), mix)(student, batch)[0], wanted)
+    wanted = Distillation(Frozen(lambda _: teacher), mix)(student, batch)[0]
+    assert_close(Distillation(Frozen(lambda _: longer), mix)(student, batch)[0], wanted)
     grown = with_vocabulary(student, student.config.vocab_size + 64).eval()
-    assert_close(Distillation(Frozen(lambda: teacher), mix)(grown, batch)[0], wanted)
+    assert_close(Distillation(Frozen(lambda _: teacher), mix)(grown, batch)[0], wanted)
 
 
 def test_a_run_learns_from_a_teacher_with_padded_embeddings(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_on_policy_loss_is_the_divergence_at_the_students_own_tokens() -> None:
     targets[:, -1] = 7
     batches = [onward.Batch(rows, targets, seed=seed) for seed in range(8)]
     for share, own in (0.0, 0), (1.0, 8):
-        loss = OnPolicy(Distillation(Frozen(lambda: teacher), 0.3), share, 4, names)
+        loss = OnPolicy(Distillation(Frozen(lambda _: teacher), 0.3), share, 4, names)
         prepared = loss.prepare(student, batches)
         assert sum(one is not other for one, other in zip(prepared, batches)) == own
     batch, again = prepared[0], loss.prepare(student, batches[:1])[0]

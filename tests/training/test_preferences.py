@@ -403,7 +403,7 @@ def test_loss_and_gradient_equal_those_of_trl(name: str, adapter: bool, base: Pa
             if parameter.requires_grad:
                 parameter.data += torch.randn_like(parameter) * 0.1
     trained = [p for p in model.parameters() if p.requires_grad]
-    own = of(name).loss(replace(base_in(base), load=lambda: onward.load(base).model.double()))
+    own = of(name).loss(replace(base_in(base), load=lambda _: onward.load(base).model.double()))
     losses = [own(model, batch)[0] / batch.divisor, theirs(name, model, reference, batch, 0.3)]
     assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-6, rel=1e-6)
     ours, wanted = (torch.autograd.grad(loss, trained) for loss in losses)

@@ -61,7 +61,7 @@ def learned(
     loss = PolicyGradient(rule, DIGITS, reward_of("exact"))
     trainer, generator = learner(loss, 1e-3, seed), torch.Generator().manual_seed(seed)
     start = deepcopy(trainer.model)
-    loss.reference = Reference(lambda: start)
+    loss.reference = Reference(lambda _: start)
     rewards, gap = list[float](), 0.0
     for step in range(steps):
         pairs = torch.randint(highest + 1, (count, 2), generator=generator).tolist()
@@ -115,7 +115,7 @@ def test_kl_is_from_the_model_at_the_start(adapters: bool) -> None:
     if adapters:
         add_lora(model, LoRA(rank=2, alpha=32.0))
     loss = PolicyGradient(
-        GRPO(samples=2, completion_length=2, kl=0.1), DIGITS, reward_of("exact"), Reference(lambda: start)
+        GRPO(samples=2, completion_length=2, kl=0.1), DIGITS, reward_of("exact"), Reference(lambda _: start)
     )
     trainer = Trainer(model, optimizers(model, "adamw", 1e-2, 0.0, (0.9, 0.99)), lambda step: 1e-2, loss=loss)
     kl = [trainer.train_step(StepPlan([prompts(["1+1=2"], seed=step)])).figures["kl"] for step in range(4)]

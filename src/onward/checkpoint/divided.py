@@ -1,12 +1,10 @@
 """Stored models that the processes of a mesh divide: each process reads its parts of the weights."""
 
-from collections.abc import Collection, Mapping
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed import DeviceMesh
 
 from onward.checkpoint.lazy import load_outline
@@ -16,6 +14,7 @@ from onward.checkpoint.source import ModelSource
 from onward.config.mesh import Mesh
 from onward.errors import UserError
 from onward.model.decoder import Decoder
+from onward.model.deferred import deferred_reads
 from onward.parallel.parallelize import parallelize
 from onward.parallel.parts import local, part_of
 
@@ -39,25 +38,31 @@ def load_divided(
             f"{path} is an adapter, which is not for a divided model, and mesh is {str(mesh)!r}: make a model of it "
             "with onward merge, or use replicas only"
         )
-    model, weights, hf = load_outline(path, dtype)
-    read = partial(read_parts, weights=weights, path=path, allow_nonfinite=allow_nonfinite)
-    parallelize(model, Mesh(tensor=mesh.tensor), devices, fill=read)
+    model, hf = load_outline(path, dtype)
+    fill = parts_reader(model, path, allow_nonfinite=allow_nonfinite)
+    parallelize(model, Mesh(tensor=mesh.tensor), devices, fill=fill)
     return model, hf, open_source(path)
 
 
-@torch.no_grad()
-def read_parts(
-    model: Decoder,
-    weights: Mapping[str, Tensor],
-    path: object,
-    allow_nonfinite: bool = False,
-    new: Collection[str] = (),
-) -> None:
-    """Set the parameters of a model to this process's parts of the stored `weights`, one parameter at a time; those
-    with the names `new` are set to 0. Raises a UserError if the weights in `path` are not finite, unless
-    `allow_nonfinite`."""
-    for name, parameter in model.named_parameters():
-        part = local(parameter)
-        part.zero_() if name in new else part.copy_(part_of(weights[name], parameter))
-        if not allow_nonfinite and not part.isfinite().all():
-            raise UserError(f"tensor {name} in {path} has NaN or infinite elements: get the weights again")
+def parts_reader(model: Decoder, path: object, *, allow_nonfinite: bool = False) -> Callable[[Decoder], None]:
+    """Return a function that sets the parameters of a model on the meta device, after the processes have divided it, to
+    this process's parts of their deferred values, one parameter at a time; parameters without such values are set to 0.
+
+    The function raises a UserError if values are not finite, unless `allow_nonfinite`; `path`, from where they are
+    read, is named in the message.
+    """
+    reads = deferred_reads(model)
+    zero = {name for name, parameter in model.named_parameters() if parameter.is_meta} - reads.keys()
+
+    @torch.no_grad()
+    def fill(model: Decoder) -> None:
+        for name, parameter in model.named_parameters():
+            part = local(parameter)
+            if name in reads:
+                part.copy_(part_of(reads[name](), parameter))
+            elif name in zero:
+                part.zero_()
+            if not allow_nonfinite and not part.isfinite().all():
+                raise UserError(f"tensor {name} in {path} has NaN or infinite elements: get the weights again")
+
+    return fill

@@ -1,6 +1,7 @@
 """The weights of a stored model, read one at a time: for a process that keeps only its parts of them."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from onward.checkpoint.source import Outline
 from onward.checkpoint.weights import FLOATS
 from onward.errors import UserError
 from onward.model.decoder import Decoder
+from onward.model.deferred import defer
 
 
 class LazyTensors(Mapping[str, Tensor]):
@@ -32,7 +34,7 @@ class LazyTensors(Mapping[str, Tensor]):
         return len(self.reads)
 
 
-class StoredWeights(Mapping[str, Tensor]):
+class StoredWeights:
     """The weights of a stored model, by the names of Decoder's parameters, on the CPU. Each is read when it is looked
     up: memory-mapped if it needs no change, and otherwise together with the weights that share its tensor in the files.
     Whether elements are finite is not checked."""
@@ -54,7 +56,8 @@ class StoredWeights(Mapping[str, Tensor]):
             return self.common
         return FLOATS[self.stored[self.rows[name][0][0]].dtype]
 
-    def __getitem__(self, name: str) -> Tensor:
+    def read(self, name: str) -> Tensor:
+        """Read a weight, by its name."""
         pieces, ours = self.rows[name]
         read, _ = to_ours(
             self.family,
@@ -68,17 +71,11 @@ class StoredWeights(Mapping[str, Tensor]):
         )
         return read[name]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.rows)
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
-def load_outline(path: Path, dtype: torch.dtype | None = None) -> tuple[Decoder, StoredWeights, dict[str, Any]]:
-    """Return the decoder in a folder or a GGUF file on the meta device, its weights to be read on request, and its
-    config.json; reads headers only. `dtype` as for `load_model`. Raises a UserError for quantized weights, and as
-    `load_model` does."""
+def load_outline(path: Path, dtype: torch.dtype | None = None) -> tuple[Decoder, dict[str, Any]]:
+    """Return the decoder in a folder or a GGUF file on the meta device, with the values of its parameters deferred
+    (see `model/deferred.py`), and its config.json; reads headers only. `dtype` as for `load_model`. Raises a UserError
+    for quantized weights, and as `load_model` does."""
     outline = open_source(path).outline()
     if any(tensor.quantized for tensor in outline.stored.values()):
         raise UserError(f"{path} has quantized weights, which processes cannot divide: use replicas only")
@@ -86,4 +83,5 @@ def load_outline(path: Path, dtype: torch.dtype | None = None) -> tuple[Decoder,
     weights = StoredWeights(outline, dtype)
     for name, parameter in outline.model.named_parameters():
         parameter.data = parameter.data.to(weights.dtype_of(name))
-    return outline.model.eval(), weights, outline.hf
+        defer(parameter, partial(weights.read, name))
+    return outline.model.eval(), outline.hf

@@ -100,14 +100,16 @@ class Adapter(nn.Module):
         self, weight: Tensor, rank: int, scaling: float, *, dropout: float = 0.0, rslora: bool = False, dora: bool
     ) -> None:
         """Make an adapter that changes nothing yet (B is 0), initialized as PEFT does. `weight` gives the shape and,
-        with DoRA, the norms; `rslora` only says that files store the scaling of rsLoRA."""
+        with DoRA, the norms; `rslora` only says that files store the scaling of rsLoRA. For a weight on the meta device
+        the adapter is on torch's default device."""
         super().__init__()
         dtype = torch.promote_types(weight.dtype, torch.float32)
         *stack, outputs, inputs = weight.shape
         self.scaling, self.rslora = scaling, rslora
         self.dropout = nn.Dropout(dropout)
-        self.a = nn.Parameter(torch.empty(*stack, rank, inputs, dtype=dtype, device=weight.device))
-        self.b = nn.Parameter(torch.zeros(*stack, outputs, rank, dtype=dtype, device=weight.device))
+        device = None if weight.is_meta else weight.device
+        self.a = nn.Parameter(torch.empty(*stack, rank, inputs, dtype=dtype, device=device))
+        self.b = nn.Parameter(torch.zeros(*stack, outputs, rank, dtype=dtype, device=device))
         nn.init.uniform_(self.a, -1 / math.sqrt(inputs), 1 / math.sqrt(inputs))  # kaiming_uniform with a = sqrt(5)
         self.magnitude = nn.Parameter(weight.detach().to(dtype).norm(dim=1)) if dora else None
         self.norms: tuple[object, Tensor] | None = None

@@ -122,12 +122,13 @@ def call(_: nn.Module, function: Callable[..., Any], *inputs: Any, **options: An
 class OneForward:
     """Calls functions as one forward of a sharded model, so that its weights are gathered meanwhile. A call inside
     another call is part of the same forward, in the precision of the gathered weights. Without gradients the gathered
-    weights are freed at the end of the outer call."""
+    weights are freed at the end of the outer call, if `frees`."""
 
     def __init__(
         self, model: nn.Module, begin: Callable[..., Any], precision: Callable[[], AbstractContextManager[object]]
     ) -> None:
         self.model, self.begin, self.precision, self.running = model, begin, precision, False
+        self.frees = True  # whether to free gathered weights after a call without gradients
 
     def __call__(self, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         if self.running:
@@ -138,7 +139,7 @@ class OneForward:
                 return self.begin(function, *inputs, **options)
         finally:
             self.running = False
-            if not torch.is_grad_enabled():
+            if self.frees and not torch.is_grad_enabled():
                 resharded(self.model)
 
 
@@ -147,6 +148,13 @@ def inside(model: Any, function: Callable[..., Any], *inputs: Any) -> Any:
     of it, so that the function may also use single modules of the model."""
     one_forward = getattr(model, "inside", None)
     return one_forward(function, *inputs) if one_forward else function(*inputs)
+
+
+def keep_gathered(model: Any) -> None:
+    """Keep the embedding and the head of a sharded, frozen model gathered from its first call on, so that each process
+    can compute logits without the others: the recomputations of a backward may differ in number."""
+    if isinstance(model, FSDPModule):
+        model.inside.frees = False  # type: ignore[attr-defined]
 
 
 def resharded(model: nn.Module) -> None:

@@ -64,15 +64,16 @@ def from_part(part: Tensor, like: DTensor) -> DTensor:
 
 
 def allocate(module: nn.Module, device: torch.device | str) -> None:
-    """Replace the parameters of a module that are on the meta device by parameters on another device, in place, with
-    memory for this process's parts and undefined values."""
+    """Move the parameters of a module to a device, in place; those on the meta device get memory for this process's
+    parts, and undefined values."""
     made: dict[nn.Parameter, nn.Parameter] = {}  # a head may share the embedding's parameter
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
-            if parameter is None or not parameter.is_meta:
+            if parameter is None or parameter.device.type == torch.device(device).type:
                 continue
             if parameter not in made:
-                part = torch.empty_like(local(parameter), device=device)
+                part = local(parameter)
+                part = torch.empty_like(part, device=device) if part.is_meta else part.to(device)
                 shared = from_part(part, parameter) if isinstance(parameter, DTensor) else part
                 made[parameter] = nn.Parameter(shared, requires_grad=parameter.requires_grad)
             owner._parameters[name] = made[parameter]
@@ -128,13 +129,13 @@ def counted_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 @contextmanager
 def gathered_parameters(model: nn.Module) -> Iterator[None]:
-    """A context in which the trainable parameters of a divided model are full tensors; all processes must enter it
-    together."""
+    """A context in which the trainable parameters of a divided model, and those of adapters, are full tensors; all
+    processes must enter it together."""
     parameters: list[tuple[nn.Module, str, Any]] = [
         (module, name, parameter)
-        for module in model.modules()
+        for path, module in model.named_modules()
         for name, parameter in module._parameters.items()
-        if isinstance(parameter, DTensor) and parameter.requires_grad
+        if isinstance(parameter, DTensor) and (parameter.requires_grad or "_lora." in path)
     ]
     for module, name, parameter in parameters:
         module._parameters[name] = nn.Parameter(gathered(parameter))

@@ -16,6 +16,7 @@ from onward.config.lora import EVA, LoRA
 from onward.errors import UserError
 from onward.model.adapters import Adapter, Selection, TokenRows, WeightAdapters, each_adapter
 from onward.model.decoder import Decoder
+from onward.model.deferred import defer, read_of, values
 from onward.model.experts import ExpertsModule
 from onward.model.linear import Linear
 from onward.suggestions import nearest
@@ -36,6 +37,12 @@ class Target(NamedTuple):
         """The weight (O, I), or a stack (X, O, I) of the weights of experts; for an embedding (V, D), the transposed
         weight."""
         weight: Tensor = getattr(self.module, self.parameter)
+        return weight.mT if isinstance(self.module, nn.Embedding) else weight
+
+    @property
+    def values(self) -> Tensor:
+        """The weight, read first if its values are deferred (see `model/deferred.py`)."""
+        weight = values(getattr(self.module, self.parameter))
         return weight.mT if isinstance(self.module, nn.Embedding) else weight
 
     @property
@@ -103,13 +110,14 @@ def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
     kind: dict[str, Any] = {"dropout": lora.dropout, "rslora": lora.rslora, "dora": lora.dora}
     for one, rank in ranks.items():
         if rank:
-            adapter = Adapter(targets[one].weight, rank, lora.scaling_of(rank), **kind)
-            add_adapter(model, targets[one], name, adapter)
+            weight = targets[one].values if lora.dora else targets[one].weight
+            add_adapter(model, targets[one], name, Adapter(weight, rank, lora.scaling_of(rank), **kind))
     for one in full:
         train_fully(model, one)
     if lora.tokens:
-        ids = torch.tensor(sorted({*lora.tokens}), device=model.device)
-        add_token_rows(model, name, ids, model.embed.weight[ids])
+        embedding = values(model.embed.weight)
+        ids = torch.tensor(sorted({*lora.tokens}), device=embedding.device)
+        add_token_rows(model, name, ids, embedding[ids])
     biases = [f"{one}.bias" for one in chosen] if lora.bias == "lora_only" else []
     for one, parameter in model.named_parameters():
         if one in biases or (lora.bias == "all" and one.endswith(".bias")):
@@ -144,7 +152,7 @@ def initialize(model: Decoder, lora: LoRA, name: str = "default") -> None:
         return
     for _, target, adapter in adapters_of(model, name):
         if target.adapters is not None and not isinstance(target.module, nn.Embedding):
-            weight = target.adapters.weight(target.weight)
+            weight = target.adapters.weight(target.values)
             adapter.begin(*parts_of(weight, lora.init, adapter.a.size(-2), adapter.scaling))
 
 
@@ -165,7 +173,10 @@ def train_fully(model: Decoder, name: str) -> None:
 def untie(model: Decoder) -> None:
     """Give the output head of a model its own copy of the weight that it shares with the embedding."""
     model.config = replace(model.config, tied=False)
-    model.head.weight = nn.Parameter(model.embed.weight.detach().clone(), requires_grad=False)
+    shared = model.embed.weight
+    model.head.weight = nn.Parameter(shared.detach().clone(), requires_grad=False)
+    if read := read_of(shared):
+        defer(model.head.weight, read)
 
 
 def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | TokenRows) -> None:

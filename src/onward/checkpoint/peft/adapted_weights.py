@@ -25,6 +25,7 @@ from onward.families import Family
 from onward.families._experts import FUSED, LLAMA, stack_module
 from onward.model.adapters import Adapter
 from onward.model.decoder import Decoder
+from onward.parallel.parts import gathered
 from onward.transforms.factors import orthonormal, principal
 from onward.transforms.lora import Target
 from onward.transforms.quantize import QuantizedLinear
@@ -131,9 +132,9 @@ def joined(stored: AdaptedWeight, adapters: Mapping[str, Adapter], targets: Mapp
             b[..., columns] = own * (adapters[our].scaling / scaling)
         rows.append(b)
         if present[0].magnitude is not None:
-            weight = targets[our].weight
-            magnitudes.append(adapters[our].magnitude if our in adapters else weight.to(a.dtype).norm(dim=1))
-    magnitude = torch.cat([m.detach() for m in magnitudes])[stored.order] if magnitudes else None  # type: ignore[union-attr]
+            known = adapters[our].magnitude if our in adapters else None
+            magnitudes.append(gathered(targets[our].weight).to(a.dtype).norm(dim=1) if known is None else known)
+    magnitude = torch.cat([m.detach() for m in magnitudes])[stored.order] if magnitudes else None
     b = torch.cat(rows, -2)[..., stored.order, :]
     if stored.stack:
         a, b = a.flatten(0, 1), b.permute(1, 2, 0).flatten(1)
@@ -179,7 +180,9 @@ def split(
     b, magnitude = b[..., back, :], None if magnitude is None else magnitude[back]
     parts, start = [], 0
     for our in stored.ours:
-        weight = targets[our].weight if stored.expert is None else targets[our].weight[0]
+        target = targets[our]
+        weight = target.weight if magnitude is None else target.values  # for its norms
+        weight = weight if stored.expert is None else weight[0]
         end = start + weight.size(-2)
         adapter = Adapter(weight, rank, scaling, dora=magnitude is not None, **kind)
         if first_values:
@@ -205,9 +208,9 @@ def initial_factors(
     modules = [targets[our].module for our in stored.ours]
     if stored.stack or stored.expert is not None or any(isinstance(module, QuantizedLinear) for module in modules):
         raise ValueError(f"init_lora_weights is {kind}, which is for layers with plain weights: merge it in PEFT")
-    if stored.ours[0] == "head" and targets["head"].weight.data_ptr() == targets["embed"].weight.data_ptr():
+    if stored.ours[0] == "head" and targets["head"].module.weight is targets["embed"].module.weight:
         raise ValueError(f"init_lora_weights is {kind}, which changed the embedding too, as the head shares its weight")
-    weight = torch.cat([targets[our].weight.detach() for our in stored.ours])[stored.order]
+    weight = torch.cat([targets[our].values.detach() for our in stored.ours])[stored.order]
     if kind == "olora" and stored.transposed:
         raise ValueError("init_lora_weights is olora, which PEFT confuses with its transpose in this family")
     return principal(weight, rank, scaling) if kind == "pissa" else orthonormal(weight, rank)

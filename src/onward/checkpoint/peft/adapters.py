@@ -49,6 +49,8 @@ from onward.families import HF, Family, family
 from onward.files import atomic_write, flush, read_json
 from onward.model.adapters import Adapter
 from onward.model.decoder import Decoder
+from onward.model.deferred import assign, values
+from onward.parallel.parts import gathered
 from onward.transforms.heads import NAME, add_head, head_labels
 from onward.transforms.lora import (
     adapter_names,
@@ -173,7 +175,7 @@ def full_parameters(kind: Family, model: Decoder) -> Iterator[tuple[str, Tensor]
     for their, our, *fix in kind.names(model.config):
         ours = [our] if isinstance(our, str) else our
         if any(our in trained for our in ours) and isinstance(their, str):
-            joint = torch.cat([trained.pop(our, every[our]).detach() for our in ours])
+            joint = torch.cat([gathered(trained.pop(our, every[our])) for our in ours])
             yield their, fix[0][1](joint) if fix else joint
     for name, parameter in trained.items():
         yield name, parameter.detach()
@@ -295,11 +297,12 @@ def load_rows(
         raise UserError(
             f"{folder} has trainable_token_indices of {min(rows)}, and Onward reads those of {module} alone"
         )
-    ids = torch.tensor(given[0], device=model.device)
+    ids = torch.tensor(given[0])
     if tensor.shape != (len(ids), model.embed.weight.size(1)) or int(ids.max()) >= model.config.vocab_size:
         raise UserError(f"{folder} has trainable_token_indices that do not fit this model: load its own base")
     order = ids.argsort()
-    add_token_rows(model, name, ids[order], tensor[order].to(model.device))
+    device = None if model.embed.weight.is_meta else model.device
+    add_token_rows(model, name, ids[order].to(device), tensor[order].to(device))
 
 
 def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor], dict[str, Tensor]]:
@@ -341,7 +344,7 @@ def check_base_layers(model: Decoder, kind: Family, bases: dict[str, Tensor], fo
     """Raise a UserError, which names `folder`, if weights of the base in an adapter's file (`bases`, by the family's
     names) differ from the model's weights by more than rounding."""
     for their, our, part in by_our_names(model, kind, bases, folder):
-        weight = model.get_parameter(our).detach().float()
+        weight = values(model.get_parameter(our)).detach().float()
         if not torch.allclose(part.float(), weight, rtol=1e-2, atol=1e-2 * weight.abs().mean().item()):
             raise UserError(f"{folder} was made for a base with another {their}: load it with its own base")
 
@@ -375,7 +378,7 @@ def load_full(model: Decoder, kind: Family, full: dict[str, Tensor], folder: Pat
         if model.config.tied and our in ("embed.weight", "head.weight"):
             untie(model)
         parameter = model.get_parameter(our)
-        parameter.data.copy_(part)
+        assign(parameter, part)
         parameter.requires_grad_(True)
     if full:
         raise UserError(f"{folder} has {min(full)}, which this model does not have: load its own base")

@@ -21,6 +21,7 @@ from onward.checkpoint.weights import read_tensors
 from onward.errors import UserError
 from onward.files import read_json
 from onward.model.decoder import Decoder
+from onward.model.deferred import read_of
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def newest_state(
     Newer damaged checkpoints are renamed, each with a message; so is the checkpoint of the step `spoiled`, after which
     training failed, if there is an earlier one. Raises a UserError if no checkpoint is undamaged. If checkpoints hold
     adapters only, `base` makes the model to which they are added. A `lazy` state reads a tensor when it is looked up,
-    and has its model on the meta device.
+    and has its model on the meta device, as `base` then makes it.
     """
     damages: dict[Path, str] = {}
     for folder in reversed(known := saves(run)):
@@ -70,8 +71,9 @@ def newest_state(
     tensors, progress = read_tensors(folder / STATE), read_json(folder / PROGRESS)
     frozen = fields.convert(tuple[str, ...], progress.get("frozen", ()), f"{folder / PROGRESS}.frozen")
     dtypes = {tensor.dtype for name, tensor in tensors.items() if name.startswith("weight/")}  # averages have another
-    if lazy and base is None:
-        return lazy_state(folder, tensors, frozen, next(iter(dtypes), None), progress, messages)
+    if lazy:
+        outline = base() if base else load_outline(folder)[0]
+        return lazy_state(outline, folder, tensors, frozen, next(iter(dtypes), None), progress, messages)
     model = base().to(device) if base else load_model(folder, device=device)[0]
     for name, parameter in model.named_parameters():
         if name in frozen:
@@ -86,6 +88,7 @@ def newest_state(
 
 
 def lazy_state(
+    model: Decoder,
     folder: Path,
     tensors: Mapping[str, Tensor],
     frozen: Sequence[str],
@@ -93,18 +96,14 @@ def lazy_state(
     progress: dict[str, Any],
     messages: list[str],
 ) -> SavedState:
-    """Return the state of the checkpoint in `folder`, whose tensors are read when they are looked up, with the model on
-    the meta device. `tensors` are those of the state's file, memory-mapped; `frozen` names the frozen parameters;
-    `dtype` is that of the weights in the state's file, None if it has no weights; `progress` are the state's other
-    values, and `messages` those about damaged checkpoints."""
-    model, weights, _ = load_outline(folder)
+    """Return the state of the checkpoint in `folder` with its `model`, which is on the meta device, so that tensors are
+    read when they are looked up. `tensors` are those of the state's file, memory-mapped; `frozen` names the frozen
+    parameters; `dtype` is that of the weights in the state's file, None if it has no weights; `progress` are the
+    state's other values, and `messages` those about damaged checkpoints."""
     reads: dict[str, Callable[[], Tensor]] = {name: partial(tensors.__getitem__, name) for name in tensors}
     for name, parameter in model.named_parameters():
-        read = partial(weights.__getitem__, name)
-        if f"weight/{name}" in tensors:
-            reads[f"average/{name}"] = read
-        else:
-            reads[f"weight/{name}"] = read
+        if read := read_of(parameter):
+            reads[f"average/{name}" if f"weight/{name}" in tensors else f"weight/{name}"] = read
         if name in frozen:
             parameter.requires_grad_(False)
         if dtype and (name in frozen or f"weight/{name}" in tensors):

@@ -2,21 +2,24 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from onward.checkpoint.huggingface.save import save_model
-from onward.checkpoint.lazy import StoredWeights, load_outline
+from onward.checkpoint.lazy import load_outline
 from onward.checkpoint.load import load_model, open_source
 from onward.checkpoint.peft.adapters import TENSORS, load_adapter
 from onward.checkpoint.peft.bases import BaseModel, base_folder, check_base, is_adapter, weights_checksum
+from onward.config.decoder import DecoderConfig
 from onward.errors import UserError
 from onward.files import file_sha256
 from onward.hub import locate
 from onward.model.decoder import Decoder
+from onward.model.deferred import defer, values
 from onward.text.templates import with_template
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
@@ -30,10 +33,11 @@ from onward.transforms.quantize import is_quantized
 MERGED = "base"  # the folder in that of a run for the model with its first adapter merged
 
 
-def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
+def load_base(config: RunConfig, *, lazy: bool = False) -> tuple[Decoder, dict[str, Any]]:
     """Load the model named by `config.base` in fp32; return it with the content of its Hugging Face config.json. The
     model's embedding has a row for each token of `base_tokenizer`, and the adapters that the run trains are added, not
-    yet initialized.
+    yet initialized. With `lazy`, for processes that divide the model, its weights, but not the adapters, are deferred
+    (see `load_outline`).
 
     If the base is itself an adapter, the run trains this adapter, with a frozen copy of it as the reference model; or,
     if the configuration has new adapters, it trains these on top of it. Raises a UserError if the run would train
@@ -41,7 +45,8 @@ def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
     """
     c = config if isinstance(config, FinetuneConfig) else None
     adapters, first = (c.adapters, locate(c.base)) if c else (None, None)
-    model, hf = load_model(weights_folder(config), torch.float32, quantize=(c.quantize or None) if c else None)
+    folder, quantize = weights_folder(config), (c.quantize or None) if c else None
+    model, hf = load_outline(folder, torch.float32) if lazy else load_model(folder, torch.float32, quantize=quantize)
     first = first if first and is_adapter(first) else None
     if is_quantized(model) and not (adapters or first):
         raise UserError(
@@ -58,7 +63,7 @@ def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
         model = with_vocabulary(model, model.config.vocab_size + new)
     torch.manual_seed(config.seed)
     if first:
-        check_base(first, weights_folder(config))
+        check_base(first, folder)
         load_adapter(model, first, hf, FIRST if adapters else START)
         if adapters:
             on_top(model, adapters, FIRST)
@@ -70,23 +75,16 @@ def load_base(config: RunConfig) -> tuple[Decoder, dict[str, Any]]:
     return model.train(), hf
 
 
-def base_outline(config: RunConfig) -> tuple[Decoder, StoredWeights, dict[str, Any]] | None:
-    """Return the model named by `config.base` on the meta device (without values), its stored weights, read as fp32,
-    and the content of its Hugging Face config.json. Used where processes divide the model, so that none loads all of
-    it. None if the run trains adapters, quantizes or adds tokens, which needs the whole model."""
-    c = config if isinstance(config, FinetuneConfig) else None
-    folder = locate(config.base)
-    if is_adapter(folder) or (c and (c.adapters or c.quantize)):
-        return None
-    model, weights, hf = load_outline(folder, torch.float32)
-    return None if base_tokenizer(config).vocab_size > model.config.vocab_size else (model.train(), weights, hf)
-
-
 def weights_folder(config: RunConfig) -> Path:
     """Return the folder of the model named by `config.base` or, if that is an adapter, of the model that the adapter
     belongs to. A model on the hub is downloaded."""
     folder = locate(config.base)
     return base_folder(folder) if is_adapter(folder) else folder
+
+
+def base_config(config: RunConfig) -> DecoderConfig:
+    """Return the configuration of the model named by `config.base`, as it is stored; reads headers only."""
+    return open_source(weights_folder(config)).outline().config
 
 
 def with_merged_base(config: RunConfig, folder: Path) -> RunConfig:
@@ -112,13 +110,15 @@ def with_merged_base(config: RunConfig, folder: Path) -> RunConfig:
     return replace(config, base=str(folder / MERGED), first="")
 
 
-def base_model(folder: Path, config: RunConfig, labels: Sequence[str]) -> Callable[[], Decoder] | None:
+def base_model(
+    folder: Path, config: RunConfig, labels: Sequence[str], *, lazy: bool = False
+) -> Callable[[], Decoder] | None:
     """Return a function that loads the base of the run in `folder` again, with adapters that are not initialized and,
     given `labels`, an output head for these; a save, which holds only adapters, is then loaded into this model. None
-    for runs that save whole models."""
+    for runs that save whole models. `lazy` is that of `load_base`."""
 
     def make() -> Decoder:
-        model, _ = load_base(config)
+        model, _ = load_base(config, lazy=lazy)
         if labels:
             add_head(model, labels)
         return model
@@ -148,7 +148,7 @@ def base_checksum(config: RunConfig) -> str:
 def base_of(config: FinetuneConfig) -> Base:
     """Return functions that load the base model of a run and its tokenizer, for losses that need a second copy of the
     model, such as the reference model of DPO."""
-    return Base(lambda: load_base(config)[0], lambda: base_tokenizer(config), config.device)
+    return Base(lambda lazy: load_base(config, lazy=lazy)[0], lambda: base_tokenizer(config), config.device)
 
 
 def base_tokenizer(config: RunConfig) -> Tokenizer:
@@ -164,13 +164,23 @@ def base_tokenizer(config: RunConfig) -> Tokenizer:
 @torch.no_grad()
 def with_vocabulary(model: Decoder, size: int) -> Decoder:
     """Return a copy of the model with its vocabulary extended to `size` tokens. The embedding and output rows of new
-    tokens are the mean of the other rows, so that a new token is about as likely as a known one."""
-    grown = Decoder(replace(model.config, vocab_size=size)).to(model.dtype)
+    tokens are the mean of the other rows, so that a new token is about as likely as a known one. Deferred weights stay
+    deferred."""
+    with model.device:
+        grown = Decoder(replace(model.config, vocab_size=size)).to(model.dtype)
     if labels := head_labels(model):
         add_head(grown, labels)
-    old, known = dict(model.named_parameters()), model.config.vocab_size
+    old = dict(model.named_parameters())
     for name, parameter in grown.named_parameters():
-        parameter[:known].copy_(old[name]) if parameter.shape != old[name].shape else parameter.copy_(old[name])
-        if parameter.shape != old[name].shape:
-            nn.init.zeros_(parameter[known:]).add_(old[name].mean(0))
+        longer = partial(with_mean_rows, old[name], parameter.shape)
+        defer(parameter, longer) if parameter.is_meta else parameter.copy_(longer())
     return grown
+
+
+def with_mean_rows(parameter: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the values of a parameter, extended to `shape` along the first dimension, if necessary, by the mean of its
+    rows."""
+    rows = values(parameter)
+    if rows.shape == shape:
+        return rows
+    return torch.cat([rows, rows.mean(0, keepdim=True).expand(shape[0] - len(rows), *shape[1:])])

@@ -116,19 +116,21 @@ def target_logprobs(model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
 
 
 class Frozen:
-    """A frozen model, such as a reference or a teacher. The function `load` loads it at its first use, and the function
-    `divide`, if set, then divides it over the processes."""
+    """A frozen model, such as a reference or a teacher. The function `load` loads it at its first use; if the function
+    `divide` is set, `load` is called with True and defers the weights, and `divide` divides the model over the
+    processes."""
 
-    def __init__(self, load: Callable[[], Decoder]) -> None:
+    def __init__(self, load: Callable[[bool], Decoder]) -> None:
         self.load = load
         self.model: Decoder | None = None
-        self.divide: Callable[[Decoder], object] = lambda model: None
+        self.divide: Callable[[Decoder], object] | None = None
 
     def on(self, device: torch.device) -> Decoder:
         """Return the model on a device; loads it at the first call."""
         if self.model is None:
-            self.model = self.load().eval().requires_grad_(False).to(device)
-            self.divide(self.model)
+            self.model = self.load(self.divide is not None).eval().requires_grad_(False)
+            if self.divide:
+                self.divide(self.model)
         return self.model.to(device)
 
 
@@ -183,7 +185,7 @@ class SyncedReference(Reference):
     """A reference that follows the policy, the trained model: every `every` steps, its parameters become `share` times
     the policy's plus 1 - `share` times their old values."""
 
-    def __init__(self, load: Callable[[], Decoder], every: int, share: float) -> None:
+    def __init__(self, load: Callable[[bool], Decoder], every: int, share: float) -> None:
         super().__init__(load)
         self.every, self.share, self.steps = every, share, 0
 

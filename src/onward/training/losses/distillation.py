@@ -4,7 +4,7 @@ Shapes: N targets, D d_model, V vocabulary.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from onward.checkpoint.lazy import load_outline
 from onward.checkpoint.load import load_model
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.generation.sampling import Sampling
 from onward.hub import locate
 from onward.model.decoder import Decoder
+from onward.parallel.parallelize import keep_gathered
 from onward.parallel.vocabulary import rows_at_once
 from onward.parallel.whole import whole
 from onward.text.tokenizer import Tokenizer
@@ -47,7 +49,7 @@ class Teacher(Frozen):
     first use."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(lambda: load_model(locate(name), torch.float32)[0])
+        super().__init__(lambda lazy: (load_outline if lazy else load_model)(locate(name), torch.float32)[0])
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Distillation(Loss):
         """Return the sum over targets. Logits are computed for targets only, and in chunks that the backward recomputes
         if all logits at once would fill the memory."""
         teacher = self.teacher.on(model.device)
+        keep_gathered(teacher)
         with torch.no_grad():
             wanted = teacher.hidden(batch.tokens, batch.positions).flatten(0, 1)
         hidden = model.hidden(batch.tokens, batch.positions).flatten(0, 1)
@@ -78,6 +81,9 @@ class Distillation(Loss):
             of_chunk = partial(checkpoint, of_chunk, use_reentrant=False)
         loss = torch.stack([of_chunk(h, w) for h, w in parts]).sum()
         return loss, loss.detach()
+
+    def divide(self, divide: Callable[[Decoder], object]) -> None:
+        self.teacher.divide = divide
 
     def of_hidden(self, model: Decoder, teacher: Decoder, hidden: Tensor, wanted: Tensor) -> Tensor:
         """Return the sum of the divergences at N tokens, from hidden states (N, D) of the student (`model`, `hidden`)
@@ -109,6 +115,9 @@ class OnPolicy(Loss):
         answers of the student `model`."""
         sampler = whole(model)  # also in a process that samples nothing
         return [self.answered(sampler, b) if Random(b.seed).random() < self.share else b for b in batches]
+
+    def divide(self, divide: Callable[[Decoder], object]) -> None:
+        self.distillation.divide(divide)
 
     def answered(self, model: Decoder, batch: Batch) -> Batch:
         """Return a batch with its answers replaced by answers of the student `model`."""

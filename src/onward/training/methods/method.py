@@ -27,7 +27,7 @@ class Base:
     """Functions that load the model that a run begins from, and its tokenizer, for losses that need a second copy of
     that model, such as the reference of DPO."""
 
-    load: Callable[[], Decoder]  # loads another copy of the model
+    load: Callable[[bool], Decoder]  # loads another copy of the model; given True, with deferred weights
     tokenizer: Callable[[], Tokenizer]  # returns the tokenizer, with the chat template of the run
     device: str  # device of the run
 

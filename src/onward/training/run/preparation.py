@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from onward import fields
+from onward.config.lora import EVA
 from onward.data.progress import Progress
 from onward.device import choose_device
 from onward.errors import UserError
@@ -22,7 +23,8 @@ from onward.training.clock.budget import Budget, time_left
 from onward.training.clock.calibration import Sampler, calibrated
 from onward.training.clock.dial import Choice, dial
 from onward.training.config import RunConfig, seconds
-from onward.training.finetuning.base import base_outline, load_base
+from onward.training.finetuning.base import base_config, load_base
+from onward.training.finetuning.config import FinetuneConfig
 from onward.training.inputs.texts import Inputs
 from onward.training.processes import Processes
 from onward.training.run.arrangement import arranged, divides
@@ -61,8 +63,8 @@ def chosen_base(
     """Return the configuration of a new run, the model to begin from, and the content of its Hugging Face config.json.
 
     The model is the argument `model` or, if that is None, the model in `config.base`: loaded or, if the processes
-    divide it among them, on the meta device. For a run from new weights the model is None, and the dict is {}. Raises a
-    UserError for an option that fine-tuning does not use.
+    divide it among them, with deferred weights. For a run from new weights the model is None, and the dict is {}.
+    Raises a UserError for an option that fine-tuning does not use.
     """
     hf: dict[str, Any] = {}
     for module in config.imports:
@@ -71,11 +73,10 @@ def chosen_base(
         if name in fields.changed_fields(config):
             raise UserError(f"{name} is given, which a run on examples does not read: leave it out")
     if model is None and config.base:
-        outline = base_outline(config) if processes.count > 1 else None
-        if outline and divides(config, outline[0].config, processes):
-            model, _, hf = outline
-        else:
-            model, hf = load_base(config)
+        lazy = processes.count > 1 and divides(config, base_config(config), processes)
+        adapters = config.adapters if isinstance(config, FinetuneConfig) else None
+        inputs = adapters and isinstance(adapters.init, EVA)  # it begins with the inputs of layers
+        model, hf = load_base(config, lazy=lazy and not inputs)
     if model is not None:
         config = replace(config, preset="mini", model=fields.plain(model.config))
     return config, model, hf
@@ -161,7 +162,7 @@ def with_tokens(hf: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def is_outline(model: Decoder) -> bool:
-    """Return whether a model is on the meta device, without values until the processes have divided it."""
+    """Return whether weights of a model are on the meta device, without values until the processes have divided it."""
     return any(parameter.is_meta for parameter in model.parameters())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from onward import fields
-from onward.checkpoint.divided import read_parts
+from onward.checkpoint.divided import parts_reader
 from onward.checkpoint.peft.bases import check_base, is_adapter
 from onward.checkpoint.saves.newest import SavedState, newest_state
 from onward.device import choose_device
@@ -19,10 +19,11 @@ from onward.parallel.new_weights import new_decoder
 from onward.text.tokenizer import Tokenizer
 from onward.training.clock.budget import Budget
 from onward.training.config import RunConfig, seconds
-from onward.training.finetuning.base import base_model, base_outline, load_base, weights_folder
+from onward.training.finetuning.base import base_model, load_base, weights_folder
 from onward.training.inputs.record import check_inputs, read_config
 from onward.training.processes import Processes
 from onward.training.run.arrangement import arranged
+from onward.training.run.first_values import read_first_values
 from onward.training.run.preparation import Prepared, with_tokens
 from onward.training.run.saved_progress import SavedProgress, saved_progress
 from onward.training.run.track import check_trackers
@@ -61,9 +62,10 @@ def reopened(
         check_base(folder, weights_folder(config))
     inputs = stage.open(config, folder, "size" if processes.rank else "sha256")
     where = torch.device("cpu") if processes.mesh.divides else device  # until it is divided
-    state = newest_state(folder, where, base=base_model(folder, config, inputs.labels), lazy=processes.mesh.divides)
+    lazy = processes.mesh.divides
+    state = newest_state(folder, where, base=base_model(folder, config, inputs.labels, lazy=lazy), lazy=lazy)
     progress = saved_progress(state)
-    hf = load_base(config)[1] if adapter else read_json(folder / "config.json")
+    hf = load_base(config, lazy=lazy)[1] if adapter else read_json(folder / "config.json")
     trained = as_loss(loss) if loss else stage.loss(config)
     budget = None
     if config.time and progress.costs and not processes.rank:
@@ -81,6 +83,7 @@ def begun(
     tokenizer, stage = Tokenizer.load(folder), stage_of(config)
     inputs = stage.open(config, folder, "size")
     model, fill, hf = new_model(config, tokenizer, inputs.labels)
+    read_first_values(model, folder)
     trained = as_loss(loss) if loss else stage.loss(config)
     return Prepared(config, model, tokenizer, inputs, hf, trained, None, messages=inputs.notes, fill=fill), None
 
@@ -91,8 +94,7 @@ def new_model(
     """Return the model of a new run on the meta device, a function that sets its weights once the processes have
     divided it, and the content of its Hugging Face config.json. `labels` are those of a classifier's or reward model's
     head, () without a head. The function raises a UserError if stored weights are not finite."""
-    outline = base_outline(config) if config.base else None
-    if outline is None:
+    if not config.base:
         decoder = config.decoder(tokenizer.vocab_size)
         model, draw = new_decoder(decoder, config.seed)
 
@@ -101,11 +103,10 @@ def new_model(
             scale_weights(model, factors_of(config, decoder))
 
         return model, fill, with_tokens({}, tokenizer)
-    model, weights, hf = outline
+    model, hf = load_base(config, lazy=True)
     if labels:
         add_head(model, labels)
-    new = {name for name, parameter in model.named_parameters() if weights.outlines.get(name) is not parameter}
-    return model, lambda model: read_parts(model, weights, config.base, new=new), with_tokens(hf, tokenizer)
+    return model, parts_reader(model, config.base), with_tokens(hf, tokenizer)
 
 
 def edits(progress: SavedProgress, config: RunConfig) -> list[str]:

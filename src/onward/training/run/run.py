@@ -34,6 +34,7 @@ from onward.training.finetuning.base import adapter_base, base_model, with_merge
 from onward.training.processes import Processes
 from onward.training.run.arrangement import planned
 from onward.training.run.events import Event, EventLog, Rollback
+from onward.training.run.first_values import FILE, write_first_values
 from onward.training.run.lock import run_lock
 from onward.training.run.preparation import Prepared, check_options, chosen_base, is_outline, prepared
 from onward.training.run.reopening import begun, reopened, resumed_config
@@ -132,7 +133,9 @@ class Run(Shown):
                 planned(parts.config, decoder, processes).check_windows(len(windows))
             write_json(folder / "run.json", fields.plain(parts.config))
             fresh, choice, new = parts.fresh, parts.choice, is_outline(parts.model)
-            if not new:
+            if new:
+                write_first_values(parts.model, folder)
+            else:
                 run = cls(parts, RunProgress(seconds=seconds), Processes())
                 run.save_first()
                 if processes.count == 1:
@@ -186,6 +189,8 @@ class Run(Shown):
         with nullcontext() if processes.rank else run_lock(folder):
             if state is None:
                 run.save_first()
+                if not processes.rank:
+                    (folder / FILE).unlink(missing_ok=True)
             run.log.resume(run.step)
         return run
 
@@ -307,8 +312,8 @@ class Run(Shown):
         spoiled = first if failed_steps[-2:] == (step.step, step.step) and self.step == first else None
         self.saver.finish()
         with self.processes.first_before_others():  # it moves damaged saves aside
-            base = base_model(self.folder, self.config, self.inputs.labels)
             lazy = self.processes.mesh.divides
+            base = base_model(self.folder, self.config, self.inputs.labels, lazy=lazy)
             state = newest_state(self.folder, torch.device("cpu"), spoiled, base, lazy=lazy)
             self.trainer.load_state(state)
         saved = saved_progress(state).reached

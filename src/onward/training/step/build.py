@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from onward.checkpoint.divided import parts_reader
 from onward.config.decoder import at
 from onward.errors import UserError
 from onward.model.decoder import Decoder
@@ -48,7 +49,8 @@ def build_trainer(
             f"the loss {type(loss).__name__} is not for a context axis, and mesh is {str(processes.mesh)!r}: use "
             "context=1, or the cross-entropy"
         )
-    loss.divide(place)
+    if processes.mesh.divides:
+        loss.divide(lambda held: place(held, fill=parts_reader(held, "a reference or teacher")))
     share = c.balance_loss / processes.mesh.tensor  # each process of the tensor axis computes the whole auxiliary loss
     rates = {name: factor.rate for name, factor in factors_of(c, model.config).items()}
     rates |= dict.fromkeys(raised(model), c.adapters.b_rate) if c.adapters else {}

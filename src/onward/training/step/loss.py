@@ -51,8 +51,9 @@ class Loss:
         return batches
 
     def divide(self, divide: Callable[[Decoder], object]) -> None:
-        """Divide the models that the loss holds, such as a teacher, over the processes, by calling `divide` with each
-        model; it divides a model in place, as it does the trained model. By default a loss holds no models."""
+        """Divide the models that the loss holds, such as a teacher, over the processes: each is loaded with deferred
+        weights (see `model/deferred.py`), and then `divide` is called with it, which divides it in place as the trained
+        model and reads the weights. By default a loss holds no models."""
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
         """Return the figures to report in a step, by name. `figures` are the means of the further sums that `__call__`

@@ -1,0 +1,43 @@
+"""Parameters on the meta device whose values are read later, such as those of a stored model of which a process keeps
+only a part."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Read = Callable[[], Tensor]
+
+
+def defer(parameter: nn.Parameter, read: Read) -> None:
+    """Let a parameter on the meta device have the values that the function `read` returns whenever they are needed."""
+    deferred: Any = parameter
+    deferred.read = read
+
+
+def read_of(parameter: Tensor) -> Read | None:
+    """Return the function that reads the values of a parameter on the meta device; None if its values are in memory or
+    unknown."""
+    return getattr(parameter, "read", None) if parameter.is_meta else None
+
+
+def values(parameter: Tensor) -> Tensor:
+    """Return the values of a parameter: read, if it has them deferred, or the parameter itself."""
+    read = read_of(parameter)
+    return read() if read else parameter
+
+
+@torch.no_grad()
+def assign(parameter: nn.Parameter, tensor: Tensor) -> None:
+    """Copy a tensor into a parameter or, if this is on the meta device, defer the parameter's values to the tensor."""
+    if parameter.is_meta:
+        defer(parameter, lambda: tensor)
+    else:
+        parameter.copy_(tensor)
+
+
+def deferred_reads(model: nn.Module) -> dict[str, Read]:
+    """Return the functions that read the deferred values of a model's parameters, by the name of the parameter."""
+    reads = {name: read_of(parameter) for name, parameter in model.named_parameters()}
+    return {name: read for name, read in reads.items() if read}

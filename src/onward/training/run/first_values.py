@@ -1,0 +1,32 @@
+"""The first values of the adapters of a new run whose base model the processes divide: the first process computes them,
+and all processes read them from a file, so that they begin with the same adapters."""
+
+from pathlib import Path
+
+import torch
+
+from onward.checkpoint.weights import fill, read_tensors
+from onward.files import atomic_write
+from onward.model.decoder import Decoder
+
+FILE = "adapters.safetensors"  # in the run folder, until step 0 is saved
+
+
+def write_first_values(model: Decoder, folder: Path) -> None:
+    """Write the values of a model that are not deferred, those of its adapters, into a file in the run folder."""
+    named = [*model.named_parameters(), *((name, one) for name, one in model.named_buffers() if "_lora." in name)]
+    if tensors := {name: tensor.detach() for name, tensor in named if not tensor.is_meta}:
+        with atomic_write(folder / FILE) as temporary:
+            fill(temporary, tensors, tensors.items())
+
+
+@torch.no_grad()
+def read_first_values(model: Decoder, folder: Path) -> None:
+    """Set the values in the file in the run folder, if there is one, in a model that is not divided yet."""
+    for path, tensor in read_tensors(folder / FILE).items() if (folder / FILE).exists() else ():
+        owner, _, name = path.rpartition(".")
+        module = model.get_submodule(owner)
+        if name in module._parameters:
+            module.get_parameter(name).copy_(tensor)
+        else:
+            setattr(module, name, tensor.clone())
