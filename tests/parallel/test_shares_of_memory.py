@@ -66,9 +66,9 @@ def test_process_has_its_share_of_the_state_and_that_of_two_blocks(
         model = Decoder(config.decoder(Tokenizer.load(tmp_path / "run").vocab_size))
     weights, block = (sum(p.nbytes for p in module.parameters()) for module in (model, model.blocks[0]))
     for begun, trained in of_ranks:
-        state = STATE + (average > 0)  # and their average
-        assert begun <= weights + STATE * 2 * block, "its share of the weights, and a copy to save"
-        assert trained <= state * (weights / 2 + 2 * block)
+        averages = int(average > 0)
+        assert begun <= (1 + averages) * weights + STATE * 2 * block, "its share of the weights, and a copy to save"
+        assert trained <= (STATE + averages) * (weights / 2 + 2 * block)
 
 
 def peak_of_loading(kind: str, begin: Callable[..., Run], *arguments: Any) -> int:

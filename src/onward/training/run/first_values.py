@@ -4,6 +4,7 @@ and all processes read them from a file, so that they begin with the same adapte
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from onward.checkpoint.weights import fill, read_tensors
 from onward.files import atomic_write
@@ -26,7 +27,5 @@ def read_first_values(model: Decoder, folder: Path) -> None:
     for path, tensor in read_tensors(folder / FILE).items() if (folder / FILE).exists() else ():
         owner, _, name = path.rpartition(".")
         module = model.get_submodule(owner)
-        if name in module._parameters:
-            module.get_parameter(name).copy_(tensor)
-        else:
-            setattr(module, name, tensor.clone())
+        own: Tensor | None = getattr(module, name)
+        setattr(module, name, tensor.clone()) if own is None else own.copy_(tensor)
