@@ -68,15 +68,12 @@ def test_largest_axis_that_divides_the_model_is_chosen_if_none_fits(
 def test_models_and_options_that_cannot_be_divided_get_replicas(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    model, adapter, integers = saved(tmp_path / "model", SMALL), tmp_path / "adapter", tmp_path / "int8"
+    model, integers = saved(tmp_path / "model", SMALL), tmp_path / "int8"
     onward.save(onward.load(model, quantize="int8"), integers)
-    adapter.mkdir()
-    (adapter / "adapter_config.json").write_text("{}")
-    for name in integers, adapter, tmp_path / "gone":
+    for name in integers, tmp_path / "gone":
         assert choose(monkeypatch, 0, str(name)) == "replicate=4"
         assert choose(monkeypatch, 0, model, str(name), tasks="copying") == "replicate=4"
-    for options in {"quantize": "int4"}, {"adapter_folder": str(adapter)}:
-        assert choose(monkeypatch, 0, model, **options) == "replicate=4"
+    assert choose(monkeypatch, 0, model, quantize="int4") == "replicate=4"
 
 
 def test_memory_is_that_of_the_work_in_the_dtype_of_the_weights(

@@ -16,11 +16,14 @@ import torch
 
 import onward
 from onward.checkpoint.divided import load_divided
+from onward.checkpoint.peft.adapters import save_adapter
+from onward.checkpoint.peft.bases import BaseModel, weights_checksum
 from onward.cli.commands.evaluate import Options, arranged, evaluate
 from onward.cli.shared.output import console
 from onward.cli.shared.tasks import load_alike
 from onward.compiled.fingerprint import fingerprint
 from onward.config.decoder import DecoderConfig, Experts
+from onward.config.lora import LoRA
 from onward.errors import UserError
 from onward.evaluation import continuations
 from onward.evaluation.answers import write_answers
@@ -28,6 +31,7 @@ from onward.evaluation.continuations import Pair, score_continuations
 from onward.evaluation.kept import kept_for
 from onward.evaluation.outputs import outputs
 from onward.evaluation.text import evaluate_texts
+from onward.files import read_json
 from onward.generation.engine import engine
 from onward.generation.options import GenerationOptions
 from onward.language_model import LanguageModel
@@ -36,6 +40,7 @@ from onward.parallel.replicas import Replicas
 from onward.planning import choice
 from onward.training.config import RunConfig
 from onward.transforms.heads import add_head, head_labels
+from onward.transforms.lora import adapters_of, add_lora
 
 from support.decoders import DECODERS, decoder
 from support.finetuning import TEXT, tokenizer
@@ -52,6 +57,16 @@ MODELS["a vocabulary that is not divided"] = replace(MODELS["llama"], vocab_size
 MESHES = "tensor=2", "tensor=4", "replicate=2 tensor=2"
 PAIRS = [Pair((1, 5, *range(2, 2 + i % 9)), (3 + i, *range(i % 3))) for i in range(50)]
 OPTIONS = GenerationOptions(max_new_tokens=5, temperature=0.8, seed=0)
+
+
+def adapter_in(folder: Path, base: Path) -> Path:
+    """The folder of an adapter of the model in `base`, with trained values."""
+    lm = onward.load(base)
+    add_lora(lm.model, LoRA(rank=2))
+    for _, _, adapter in adapters_of(lm.model, "default"):
+        torch.nn.init.normal_(adapter.b, std=0.1)
+    save_adapter(lm.model, folder, read_json(base / "config.json"), BaseModel(str(base), weights_checksum(base)))
+    return folder
 
 
 def model_in(folder: Path, config: DecoderConfig, labels: Sequence[str] = ()) -> Path:
@@ -121,6 +136,12 @@ def test_divided_model_is_evaluated_as_by_one_process(
     assert_evaluates_as_one(ranks, model_in(tmp_path / "model", MODELS[name], labels), mesh)
 
 
+def test_model_with_an_adapter_is_evaluated_as_by_one_process(two: Ranks, tmp_path: Path) -> None:
+    folder = adapter_in(tmp_path / "adapter", model_in(tmp_path / "model", MODELS["llama"]))
+    assert figures(folder)[0] != figures(tmp_path / "model")[0]
+    assert_evaluates_as_one(two, folder, "tensor=2")
+
+
 def peak(folder: Path) -> int:
     """The most bytes allocated at once while this process loads its part of a model and evaluates it."""
     replicas = arranged(options("tensor=2"))
@@ -157,14 +178,12 @@ def assert_refused(ranks: Ranks, folder: Path, mesh: str, sentence: str, **optio
         assert its == sentence.format(folder=folder)
 
 
-OPTION = "{} is not for a divided model, and mesh is 'tensor=2': leave it out, or use replicas only"
-ADAPTER = "{folder} is an adapter, which is not for a divided model, and mesh is 'tensor=2': make a model of it with "
+QUANTIZE = "quantize is not for a divided model, and mesh is 'tensor=2': leave it out, or use replicas only"
 AXES = "mesh is '{}', and evaluation divides a model only by a tensor axis: give replicate and tensor"
 REFUSED = {
     "bloom": "mesh is 'tensor=2', and 2 does not divide n_heads 3: choose tensor among 1",
     "no-output": "blocks.0.attn, a SelfAttentionModule, has no rule for tensor parallelism: use tensor=1",
     "int8": "{folder} has quantized weights, which processes cannot divide: use replicas only",
-    "adapter": ADAPTER + "onward merge, or use replicas only",
 }
 
 
@@ -172,12 +191,9 @@ def test_models_axes_and_options_without_a_division_are_refused(two: Ranks, tmp_
     for name in "llama", "bloom", "no-output":
         model_in(tmp_path / name, replace(DECODERS[name], **SIZES))
     onward.save(onward.load(tmp_path / "llama", quantize="int8"), tmp_path / "int8")
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     for name, sentence in REFUSED.items():
         assert_refused(two, tmp_path / name, "tensor=2", sentence)
-    for option, value in {"quantize": "int8", "adapter_folder": "adapter"}.items():
-        assert_refused(two, tmp_path / "llama", "tensor=2", OPTION.format(option), **{option: value})
+    assert_refused(two, tmp_path / "llama", "tensor=2", QUANTIZE, quantize="int8")
     for mesh in "shard=2", "context=2", "pipeline=2":
         assert_refused(two, tmp_path / "llama", mesh, AXES.format(mesh))
 

@@ -1,15 +1,13 @@
 """Stored models that the processes of a mesh divide: each process reads its parts of the weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed import DeviceMesh
 
-from onward.checkpoint.lazy import load_outline
-from onward.checkpoint.load import open_source
-from onward.checkpoint.peft.bases import is_adapter
+from onward.checkpoint.peft.adapters import load_with_adapters
 from onward.checkpoint.source import ModelSource
 from onward.config.mesh import Mesh
 from onward.errors import UserError
@@ -25,23 +23,18 @@ def load_divided(
     devices: DeviceMesh | None,
     dtype: torch.dtype | None = None,
     *,
+    adapter_folders: Sequence[Path] = (),
     allow_nonfinite: bool = False,
 ) -> tuple[Decoder, dict[str, Any], ModelSource]:
     """Load this process's part of the decoder in a folder or a GGUF file, which the processes of the tensor axis of a
-    mesh divide; return it with its config.json and its source, as `load_with_adapters` does. No process holds the whole
-    model, and replicas do not communicate. `dtype` and `allow_nonfinite` are those of `load_model`.
+    mesh divide, as `load_with_adapters` does. No process holds the whole model, and replicas do not communicate.
 
-    Raises a UserError for an adapter, for quantized weights, and for a size or a part that the axis cannot divide.
+    Raises a UserError for quantized weights, and for a size or a part that the axis cannot divide.
     """
-    if is_adapter(path):
-        raise UserError(
-            f"{path} is an adapter, which is not for a divided model, and mesh is {str(mesh)!r}: make a model of it "
-            "with onward merge, or use replicas only"
-        )
-    model, hf = load_outline(path, dtype)
+    model, hf, source = load_with_adapters(path, adapter_folders, dtype, lazy=True)
     fill = parts_reader(model, path, allow_nonfinite=allow_nonfinite)
     parallelize(model, Mesh(tensor=mesh.tensor), devices, fill=fill)
-    return model, hf, open_source(path)
+    return model, hf, source
 
 
 def parts_reader(model: Decoder, path: object, *, allow_nonfinite: bool = False) -> Callable[[Decoder], None]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from onward.checkpoint.huggingface.save import describe
+from onward.checkpoint.lazy import load_outline
 from onward.checkpoint.load import load_source, open_source
 from onward.checkpoint.peft.adapted_weights import (
     EMBEDDING,
@@ -78,17 +79,23 @@ def load_with_adapters(
     *,
     allow_nonfinite: bool = False,
     quantize: str | None = None,
+    lazy: bool = False,
 ) -> tuple[Decoder, dict[str, Any], ModelSource]:
     """Load the decoder in `folder` with the adapters in `adapter_folders`, each named after its folder; the first
     adapter is in use. If `folder` itself holds an adapter, its base model is loaded with it. Returns (decoder,
     config.json of the base model, source of the tokenizer).
 
-    Other arguments as for `load_model`. Raises a UserError for an adapter of another base.
+    With `lazy` the weights of the decoder, but not the adapters, are deferred, as by `load_outline`, and `device`,
+    `allow_nonfinite` and `quantize` are not used. Other arguments as for `load_model`. Raises a UserError for an
+    adapter of another base.
     """
     if is_adapter(folder):
         adapter_folders, folder = [folder, *adapter_folders], base_folder(folder)
     source = open_source(folder)
-    model, hf = load_source(source, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize)
+    if lazy:
+        model, hf = load_outline(folder, dtype)
+    else:
+        model, hf = load_source(source, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize)
     names = [adapter_folder.resolve().name for adapter_folder in adapter_folders]
     for name, adapter_folder in zip(names, adapter_folders):
         check_base(adapter_folder, folder)

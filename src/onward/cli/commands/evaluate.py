@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from onward.cli.shared.loading import WHOLE, Loading, outline_of
+from onward.cli.shared.loading import Loading, outline_of
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table, warn_of_unknown
 from onward.cli.shared.training import in_processes
@@ -150,7 +150,7 @@ def chosen(options: Options, count: int) -> tuple["Mesh", str]:
     from onward.planning.evaluation import evaluation_meshes, memory_of_questions, memory_of_text
 
     replicas = Mesh(replicate=count), ""
-    if any(getattr(options, name) for name in WHOLE):
+    if options.quantize:
         return replicas
     asks, names = options.tasks or options.choices or options.answers, [options.model]
     if asks:

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from onward.parallel.replicas import Replicas
 
 
-WHOLE = "quantize", "adapter_folder"  # options that do not work with a divided model
-
-
 @dataclass(frozen=True, kw_only=True)
 class Loading:
     """How the model is loaded. These options are shared by the commands that load a model."""
@@ -108,17 +105,17 @@ def load_part(model: str, options: Loading, replicas: Replicas) -> LanguageModel
     from onward.language_model import LanguageModel
     from onward.transforms.extend import extended
 
-    for name in WHOLE:
-        if getattr(options, name):
-            raise UserError(
-                f"{name} is not for a divided model, and mesh is {str(replicas.mesh)!r}: leave it out, or use replicas "
-                "only"
-            )
+    if options.quantize:
+        raise UserError(
+            f"quantize is not for a divided model, and mesh is {str(replicas.mesh)!r}: leave it out, or use replicas "
+            "only"
+        )
     decoder, hf, source = load_divided(
         locate(model, options.revision),
         replicas.mesh,
         replicas.devices,
         dtype_of(options),
+        adapter_folders=[locate(options.adapter_folder)] if options.adapter_folder else (),
         allow_nonfinite=options.allow_nonfinite,
     )
     if options.rope is not None:
@@ -129,12 +126,12 @@ def load_part(model: str, options: Loading, replicas: Replicas) -> LanguageModel
 def outline_of(model: str, options: Loading) -> tuple[DecoderConfig, torch.dtype]:
     """Return the configuration of `model` and the dtype of its weights, as `options` load them; reads headers only.
     Raises a UserError for a model that `load_part` cannot load."""
-    from onward.checkpoint.lazy import load_outline
+    from onward.checkpoint.peft.adapters import load_with_adapters
     from onward.hub import locate
     from onward.transforms.extend import extended
 
     with catch_warnings(action="ignore"):  # which loading repeats
-        decoder, *_ = load_outline(locate(model, options.revision), dtype_of(options))
+        decoder, *_ = load_with_adapters(locate(model, options.revision), dtype=dtype_of(options), lazy=True)
     config = decoder.config
     return (extended(config, options.rope) if options.rope is not None else config), decoder.dtype
 
