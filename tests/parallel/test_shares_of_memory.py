@@ -61,13 +61,16 @@ def test_process_has_its_share_of_the_state_and_that_of_two_blocks(
 ) -> None:
     options: dict[str, Any] = SETTINGS | {"preset": preset, "mesh": mesh, "average": average}
     config = RunConfig(**options, sources=(str(story_file),), out=str(tmp_path / "run"))
-    of_ranks = [*two.run(peaks, Run.start, config), *two.run(peaks, Run.resume, tmp_path / "run")]
+    started, resumed = two.run(peaks, Run.start, config), two.run(peaks, Run.resume, tmp_path / "run")
     with torch.device("meta"):
         model = Decoder(config.decoder(Tokenizer.load(tmp_path / "run").vocab_size))
     weights, block = (sum(p.nbytes for p in module.parameters()) for module in (model, model.blocks[0]))
-    for begun, trained in of_ranks:
-        averages = int(average > 0)
-        assert begun <= (1 + averages) * weights + STATE * 2 * block, "its share of the weights, and a copy to save"
+    averages = int(average > 0)  # as large as the weights
+    share = (1 + averages) * weights / 2
+    for (begun, _), (begun_again, _) in zip(started, resumed):
+        assert begun <= 2 * share + 4 * block, "its share, and a copy to save"
+        assert begun_again <= share + 4 * block, "its share, which it has read alone"
+    for _, trained in started + resumed:
         assert trained <= (STATE + averages) * (weights / 2 + 2 * block)
 
 
