@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from onward.cli import main
+from onward.cli.shared.sources import skipped_in
 from onward.data.tokens import load_tokens
 
 
@@ -71,6 +72,7 @@ def test_what_is_skipped_in_a_folder_is_said(place: Path, capsys) -> None:
         (place / "notes" / name).write_text("some text")
     assert main(["data", "prepare", "notes", "story.txt", "--tokenizer", "byte", "--out", "notes/out"]) == 0
     assert "notes: skipped .png: 2, such as notes/b.png\n" in capsys.readouterr().err
+    assert skipped_in("notes/out", Path("run")) == "", "prepared tokens are read"
 
 
 def test_pipe_is_announced_before_it_is_waited_for(place: Path, capsys) -> None:

@@ -91,10 +91,11 @@ class Mesh:
     def check_count(self, count: int) -> None:
         """Raise a UserError unless the mesh has `count` processes, the number that were started."""
         if self.count != count:
-            product = " x ".join(str(size) for size in vars(self).values() if size > 1) or "1"
+            sizes = [str(size) for size in vars(self).values() if size > 1]
+            product = f"{' x '.join(sizes)} = " * (len(sizes) > 1)
             raise UserError(
-                f"mesh is {str(self)!r}, which takes {product} = {self.count} processes, and there are {count}: start "
-                f"{self.count}, or give another mesh"
+                f"mesh is {str(self)!r}, which takes {product}{self.count} process{'es' * (self.count > 1)}, and there "
+                f"{'are' if count > 1 else 'is'} {count}: start {self.count}, or give another mesh"
             )
 
     def check_decoder(self, config: DecoderConfig) -> None:

@@ -44,8 +44,11 @@ def known(source: str) -> bool:
 
 def skipped_in(source: str, out: Path) -> str:
     """Return a sentence on the files in the folder `source` that are not read as text, with an example for each reason;
-    "" if there are none, or if `source` is no folder. The path `out`, a run's own folder, is not counted."""
-    if not Path(source).is_dir():
+    "" if there are none, or if `source` is no folder or holds prepared tokens. The path `out`, a run's own folder, is
+    not counted."""
+    from onward.data.tokens import is_prepared
+
+    if not Path(source).is_dir() or is_prepared(source):
         return ""
     kinds = []
     for reason, paths in sorted(folder_files(Path(source))[1].items()):
