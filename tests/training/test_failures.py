@@ -10,12 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
 
+from onward.cli import main
 from onward.config.mesh import Mesh
 from onward.errors import UserError
 from onward.evaluation.kept import PACKAGES, versions
@@ -153,7 +156,7 @@ def test_ranks_with_different_runs_do_not_train(story_file: Path, tmp_path: Path
     for rank, steps in enumerate((4, 2)):
         run = Run.start(config(story_file, tmp_path / str(rank), steps=30, validate_every=2, accumulation=2))
         list(run.train(stop=partial(at_step, run, steps)))
-    command = f"exec {TRAIN} --resume {shlex.quote(str(tmp_path))}/$RANK"
+    command = f"cd {shlex.quote(str(tmp_path))}/$RANK; exec {TRAIN} --resume ."
     done = subprocess.run([*LAUNCH, "--no-python", "sh", "-c", command], capture_output=True, text=True)
     assert done.returncode
     assert "rank 1 differs from rank 0 in step and weights" in "".join(reports(done.stderr))
@@ -185,6 +188,47 @@ def test_port_in_use_is_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert f"the processes cannot meet at 127.0.0.1:{place['MASTER_PORT']}" in done.stderr
+
+
+NO_PORT = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99999"}
+
+
+@pytest.mark.parametrize("given", [{}, {"RANK": "0"}, NO_PORT])
+def test_variables_with_which_processes_cannot_meet_are_one_sentence(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in ({"WORLD_SIZE": "2"} | given).items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "story.txt"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("onward: WORLD_SIZE is 2, and the processes cannot meet (")
+    assert said.endswith("): start them with torchrun, or unset WORLD_SIZE\n")
+
+
+COMMANDS = {
+    "train --seed 1": "",
+    "train --seed 2": "with '2' instead of '1'",
+    "train": "with nothing instead of '--seed'",
+    "train --seed 1 --compile": "with '--compile' instead of nothing",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ranks_with_different_commands_all_refuse(command: str) -> None:
+    store, commands = HashStore(), ("train --seed 1", command)
+
+    def refusal(rank: int) -> str:
+        try:
+            Launch(rank, 2, store).check_command(commands[rank].split())
+        except UserError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor() as pool:
+        one, other = pool.map(refusal, range(2))
+    assert one == other
+    assert COMMANDS[command] in one
+    assert bool(one) == bool(COMMANDS[command])
 
 
 def join_alone(rank: int) -> None:

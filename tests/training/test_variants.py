@@ -160,6 +160,8 @@ def test_several_processes_are_refused(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
+    waits = list[float]()
+    monkeypatch.setattr("onward.cli.sleep", waits.append)
     for rank, expected in (
         ("0", f"onward {command.split()[0]} runs in one process, and torchrun started 2: "),
         ("1", ""),
@@ -167,6 +169,7 @@ def test_several_processes_are_refused(
         monkeypatch.setenv("RANK", rank)
         assert main(command.split()) == 2
         assert capsys.readouterr().err.startswith("onward: " * bool(expected) + expected)
+    assert len(waits) == 1, "for the sentence of the first"
 
 
 def said(words: Sequence[str]) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import sleep
 
 from onward.cli.shared import streams
 
@@ -183,7 +184,8 @@ def dispatch(words: list[str]) -> int:
     if words[0] not in IN_PROCESSES and (count := os.environ.get("WORLD_SIZE", "1")) != "1":
         from onward.errors import UserError
 
-        if os.environ.get("RANK", "0") != "0":  # one rank says it
+        if os.environ.get("RANK", "0") != "0":  # one rank says it; torchrun would end it if this one ended first
+            sleep(10)
             return 2
         raise UserError(
             f"onward {words[0]} runs in one process, and torchrun started {count}: call it without torchrun"

@@ -2,6 +2,7 @@
 
 import atexit
 import itertools
+import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -57,6 +58,13 @@ def meeting() -> Iterator[None]:
     """A context in which processes connect; a failure becomes a UserError that says where."""
     try:
         yield
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(
+            f"WORLD_SIZE is {os.environ.get('WORLD_SIZE')}, and the processes cannot meet ({error}): start them with "
+            "torchrun, or unset WORLD_SIZE"
+        ) from None
     except RuntimeError as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         reason = str(error).splitlines()[0]
@@ -101,6 +109,27 @@ class Launch:
             LAUNCHES.append(cls(rank, count, distributed.PrefixStore("onward", store)))
             atexit.register(leave)  # the group's threads must not outlive Python
         return LAUNCHES[0]
+
+    def check_command(self, words: Sequence[str]) -> None:
+        """Raise a UserError, in all processes, if the arguments of their commands, each process's `words`, differ: rank
+        0 alone reads those of a new run. All processes must call this together, once."""
+        if self.store is None:
+            return
+        if not self.rank:
+            self.store.set("command", json.dumps(words))
+        pairs = itertools.zip_longest(words, json.loads(self.store.get("command")))
+        if different := next((pair for pair in pairs if pair[0] != pair[1]), None):
+            own, first = ("nothing" if word is None else repr(word) for word in different)
+            self.store.set(
+                "different",
+                f"the command of rank {self.rank} differs from that of rank 0, with {own} instead of {first}: give all "
+                "ranks the same",
+            )
+        if self.store.add("compared", 1) == self.count:
+            self.store.set("all compared", "")
+        self.store.wait(["all compared"])  # none goes on to wait for one that has failed
+        if self.store.check(["different"]):
+            raise UserError(self.store.get("different").decode())
 
 
 @dataclass(frozen=True)

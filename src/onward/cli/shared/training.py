@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -32,14 +33,16 @@ OK, LOOK = ("ok    ", "green"), ("look  ", "red")
 
 def in_processes(command: Callable[[], int], remedy: str = "go on with --resume") -> int:
     """Call `command` and return its exit status. If torchrun has started several processes, their errors are printed as
-    one report; where a process was lost, the report ends with `remedy`, the advice what to do. The command may make the
-    console quiet, for its own time."""
+    one report; where a process was lost, the report ends with `remedy`, the advice what to do. Raises a UserError if
+    they were started with different arguments. The command may make the console quiet, for its own time."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return command()
     from onward.training.failures import one_report
+    from onward.training.processes import Launch
 
     with one_report(remedy=remedy):
+        Launch.meet().check_command(sys.argv[1:])
         try:
             return command()
         finally:
