@@ -1,0 +1,75 @@
+"""Small models that continue prompts, and the plain run that their tokens must equal: without a cache, alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from onward.config.decoder import Alibi, DecoderConfig, Learned, SelfAttention
+from onward.generation.distribution import next_token_distribution
+from onward.generation.drafts.lookup import LookupDraft
+from onward.generation.drafts.model_draft import ModelDraft
+from onward.generation.drafts.proposal import Draft
+from onward.generation.drafts.verify import DRAW
+from onward.generation.engine.generate import generate
+from onward.generation.request import Request
+from onward.generation.sampling import Sampling
+from onward.kernels.draws import draw
+from onward.model.decoder import Decoder
+
+from support.devices import on_device
+
+PROMPTS = [[1], [4, 7, 1, 9, 30, 2, 2], [11, 12, 13], [5, 6]]
+GREEDY, WARM = Sampling(temperature=0), Sampling(temperature=1.3, top_k=20, top_p=0.95)
+CONFIGS: dict[str, dict[str, Any]] = {
+    "rotary": {},
+    "learned": {"position": Learned()},
+    "alibi": {"position": Alibi()},
+    "windows": {"attention": (SelfAttention(window=5), SelfAttention())},
+}
+
+
+def decoder(kind: str = "rotary", **changes: object) -> Decoder:
+    """A decoder with a vocabulary of 50 and a context of 24."""
+    torch.manual_seed(3)
+    sizes = {"vocab_size": 50, "d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "context_length": 24}
+    model = on_device(Decoder(DecoderConfig(**sizes | CONFIGS[kind] | changes)).eval())  # type: ignore[arg-type]
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(4)  # far from uniform, so that the choices hang on the model
+    return model
+
+
+def run(model: Decoder, requests: list[Request], **options: object) -> list[list[int]]:
+    """The tokens of the requests, which an engine answers together."""
+    for _ in generate(model, requests, **options):  # type: ignore[arg-type]
+        pass
+    return [request.tokens for request in requests]
+
+
+@torch.no_grad()
+def plainly(model: Decoder, request: Request) -> list[int]:
+    """Without a cache, without company: the whole context through the model for every token."""
+    prompt, tokens = request.prompt, list[int]()
+    length, context = model.config.context_length, list(prompt)
+    for index in range(request.max_new_tokens):
+        if len(context) > length:
+            context = context[-(length // 2 or 1) :]
+        logits, may_end = model(torch.tensor([context]))[:, -1], index >= request.min_new_tokens
+        allowed = torch.tensor([may_end or token not in request.stop_token_ids for token in range(logits.size(1))])
+        p = next_token_distribution(logits, request.sampling, [prompt + tokens], [len(prompt)], allowed)
+        token = int(draw(p, torch.tensor([request.seed]), torch.tensor([index]), DRAW))
+        if token in request.stop_token_ids:
+            break
+        tokens.append(token)
+        context.append(token)
+    return tokens
+
+
+MODELS = {kind: decoder(kind) for kind in CONFIGS}
+DRAFTER = decoder(n_layers=1)
+DRAFTS: dict[str, Callable[[], Draft | None]] = {
+    "no draft": lambda: None,
+    "look-up": lambda: LookupDraft(num_draft_tokens=3, ngram=2),
+    "a model": lambda: ModelDraft(DRAFTER, num_draft_tokens=3),
+}
