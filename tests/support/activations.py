@@ -1,0 +1,20 @@
+"""The loss and the hooks of a model that is traced or edited."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.model.decoder import Decoder
+
+WITHOUT_GRADIENT = (".scale", ".choices", "position")
+
+
+def hooks(model: Decoder) -> list[Any]:
+    return [hook for m in model.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
+
+
+def loss_of(logits: Tensor) -> Tensor:
+    """A scalar on which every logit has another effect."""
+    weights = torch.linspace(-1, 1, logits.numel(), device=logits.device).view_as(logits)
+    return (logits * weights.cos()).sum()
