@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
-QUICK := tests/test_fields.py tests/test_files.py tests/test_imports.py tests/test_language_model.py \
+QUICK := $(addprefix tests/test_,fields.py files.py imports.py language_model.py mistaken_calls.py public_names.py) \
   $(addprefix tests/model/test_,attend.py cache.py decoder.py latent.py numerics.py) tests/config \
   $(addprefix tests/generation/test_,scheduler.py sampler.py) tests/training/test_loss.py \
   tests/training/test_run_config.py tests/data/test_tokens.py tests/checkpoint/test_folder.py \

@@ -106,3 +106,11 @@ def tiny_run(story_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         str(story_file), folder, tokenizer="bpe:300", steps=60, batch_size=8, precision="fp32", device="cpu", model=TINY
     )
     return folder
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_run: Path) -> Any:
+    """The model of the tiny run."""
+    import onward
+
+    return onward.load(tiny_run)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import onward
 from onward.cli import main
 from onward.cli.commands.generate import Options, sample
 from onward.generation.engine.engine import Engine
@@ -20,11 +19,6 @@ from onward.language_model import LanguageModel
 
 SEEDED = ["--seed", "1", "--max-new-tokens", "9"]
 OPTIONS = Options(model="", seed=1, max_new_tokens=9)
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_run: Path) -> LanguageModel:
-    return onward.load(tiny_run)
 
 
 @pytest.fixture

@@ -21,11 +21,6 @@ TEXT = "The cat sat on the mat. One day a dog came to the park, and the cat ran 
 
 
 @pytest.fixture(scope="module")
-def lm(tiny_run: Path) -> LanguageModel:
-    return onward.load(tiny_run)
-
-
-@pytest.fixture(scope="module")
 def pair(tiny_run: Path, lm: LanguageModel) -> tuple[Any, Any]:
     """The same folder as a model of ours and of transformers."""
     from lm_eval.models.huggingface import HFLM

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import onward
 from onward.cli import main
 from onward.evaluation.in_context import alternatives, shots_of
 from onward.language_model import LanguageModel
@@ -37,11 +36,6 @@ def test_the_nearest_examples_are_added_first() -> None:
     assert [shots.text(count) for count in (1, 2)] == ["d; q", "c; d; q"]
     assert shots_of("q", list("abcdefghi")).counts == (0, 1, 2, 4, 8, 9)
     assert shots_of("q").counts == (0,)
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_run: Path) -> LanguageModel:
-    return onward.load(tiny_run)
 
 
 @torch.no_grad()

@@ -98,11 +98,6 @@ class Fixed(Task, kind="fixed"):
         return [Question(f"{i} the cat", (" sat", " on the mat and then"), 0) for i in range(min(10, count))]
 
 
-@pytest.fixture(scope="module")
-def lm(tiny_run: Path) -> LanguageModel:
-    return onward.load(tiny_run)
-
-
 def test_a_score_is_the_share_of_likeliest_choices(lm: LanguageModel) -> None:
     (found,) = lm.evaluate_tasks([Fixed()], examples=2, limit=6)
     shots = "0 the cat sat\n1 the cat sat\n"

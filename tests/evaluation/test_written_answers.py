@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import onward
 from onward.cli import main
 from onward.errors import UserError
 from onward.evaluation.kept import Kept
@@ -22,11 +21,6 @@ from support.judge import Server, judge_server
 
 WRITTEN = ["the cat sat on the mat", "a dog ran home today", "", "running dogs"]
 REFERENCES = [["the cat sat on a mat", "a cat sat down"], ["a dog ran home"], ["nothing"], ["dogs run", "running dog"]]
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_run: Path) -> LanguageModel:
-    return onward.load(tiny_run)
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:

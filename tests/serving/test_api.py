@@ -14,7 +14,6 @@ from openai.resources.chat.completions import Completions as Chat
 from openai.resources.completions import Completions
 from openai.resources.responses import Responses
 
-import onward
 from onward.generation.options import GenerationOptions
 from onward.language_model import LanguageModel
 from onward.serving.chat import ChatRequest
@@ -32,11 +31,6 @@ def server(tiny_run: Path) -> Iterator[Running]:
     with serving(tiny_run, rows=4) as running:
         yield running
         assert running.idle()
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_run: Path) -> LanguageModel:
-    return onward.load(tiny_run)
 
 
 @pytest.fixture(scope="module")

@@ -31,11 +31,6 @@ def server(tiny_run: Path) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def lm(tiny_run: Path) -> LanguageModel:
-    return onward.load(tiny_run)
-
-
-@pytest.fixture(scope="module")
 def tokens(lm: LanguageModel) -> list[int]:
     return lm.text().encode(TEXT)
 

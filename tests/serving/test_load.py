@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-import onward
 from onward.language_model import LanguageModel
 from onward.serving.config import Limits
 
@@ -33,11 +32,6 @@ MALFORMED: list[Any] = [
 def server(tiny_run: Path) -> Iterator[Running]:
     with serving(tiny_run, rows=16, limits=Limits(max_queue=1000)) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_run: Path) -> LanguageModel:
-    return onward.load(tiny_run)
 
 
 async def text_of(client: httpx.AsyncClient, body: dict[str, Any]) -> str:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-import onward
 from onward.language_model import LanguageModel
 from onward.text.chat import chat_of
 
@@ -23,11 +22,6 @@ from support.server import Running, serving
 def server(tiny_run: Path) -> Iterator[Running]:
     with serving(tiny_run, rows=2) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_run: Path) -> LanguageModel:
-    return onward.load(tiny_run)
 
 
 def test_texts_become_tokens_and_back(server: Running, lm: LanguageModel) -> None:
