@@ -1,0 +1,13 @@
+"""A small model in fp64 that several files read; nothing changes it."""
+
+import pytest
+import torch
+
+import onward
+
+from support.decoders import DECODERS, decoder
+
+
+@pytest.fixture(scope="module")
+def model() -> onward.Decoder:
+    return decoder(DECODERS["llama"], torch.float64)
