@@ -20,6 +20,7 @@ from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.processes import Processes
 from onward.training.run.arrangement import arranged
+from onward.training.run.checks import Check, start_checks
 from onward.training.run.run import Run
 from onward.training.step.loss import CrossEntropy, LossFunction
 
@@ -176,6 +177,26 @@ def test_processes_begin_together_as_one_does(
         state, other_state = (read_tensors(save / "state.safetensors") for save in (one, other))
         assert state.keys() == other_state.keys()
         assert all(torch.equal(tensor, other_state[name]) for name, tensor in state.items())
+
+
+def start(out: Path, settings: dict[str, Any], mesh: str) -> list[Check]:
+    """The checks at the start of a run from new weights."""
+    run = Run.start(RunConfig(**settings, out=str(out), mesh=mesh))
+    texts = run.inputs.train, run.inputs.validation
+    return [*start_checks(run.model, run.planner.first_batch(), *texts, fresh=True)]
+
+
+STARTED = "shard=2 tensor=2", "pipeline=2 shard=2", "replicate=2 tensor=2", "context=2 tensor=2", "replicate=2 shard=2"
+
+
+@pytest.mark.parametrize("mesh", first(1, STARTED))
+def test_processes_check_the_start_as_one_does(
+    mesh: str, settings: dict[str, Any], four: Ranks, tmp_path: Path
+) -> None:
+    _, _, loss, *_ = start(tmp_path / "one", settings, "replicate=1")
+    of_ranks = four.run(start, tmp_path / "four", settings, mesh)
+    assert all(check.ok for checks in of_ranks for check in checks[:3])
+    assert of_ranks[0][2].sentence == loss.sentence, "on the same windows"
 
 
 def harmful_once(model: Decoder, batch: Batch) -> Any:

@@ -104,6 +104,8 @@ def shard(model: Any, mesh: DeviceMesh, precision: str) -> None:
     )
     for method in "hidden", "logits":
         setattr(model, method, partial(model.inside, getattr(model, method)))
+    if vocabulary := getattr(model, "vocabulary", None):
+        vocabulary.scores = partial(model.inside, vocabulary.scores)
 
 
 def shard_dim(shape: Sequence[int], count: int) -> int:
