@@ -154,6 +154,17 @@ def test_plan_of_too_few_devices_takes_the_mesh_that_needs_least(capsys: Any) ->
     assert chosen != "replicate=2"
 
 
+def test_plan_of_a_long_window_recomputes_and_divides_it(capsys: Any) -> None:
+    """Without recomputation, and without a context axis, no mesh fits."""
+    words = "gpt2", "--context", "1024", "--batch", "64", "--memory", "2.5GB"
+    found = planned(capsys, *words, "--devices", "4xh100")
+    chosen = next(name for name in found if name.startswith("meshes of ")).partition(": ")[2]
+    assert "context" in chosen
+    by_hand = planned(capsys, *words, "--device", "h100", "--mesh", chosen, "--recompute")
+    assert by_hand.items() <= found.items()
+    assert by_hand[f"one device of mesh {chosen}: peak"] <= 0.9 * 2.5e9
+
+
 REFUSED = {
     "gpt2 --device t4 --mesh 8x4": "--mesh is '8x4', and '8x4' is not an axis of it",
     "gpt2 --device t4 --mesh tensor=5": "5 does not divide n_heads 12: choose tensor among 1, 2, 3, 4, 6, 12",

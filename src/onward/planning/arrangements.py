@@ -38,6 +38,13 @@ def pipelines(config: DecoderConfig, count: int, tensor: Iterable[int], neighbor
     return [Mesh(p, machines // p, shard=neighbors // n, tensor=n) for n in tensor for p in stages]
 
 
+def context_axes(count: int, tensor: Iterable[int], length: int) -> list[Mesh]:
+    """List the meshes of `count` devices in which a context axis of 2, 4 or 8 devices divides windows of `length`
+    tokens: with each size in `tensor` of tensor parallelism, and shards over the other devices."""
+    pairs = ((n, c) for n in tensor for c in (2, 4, 8) if count % (n * c) == 0 and length % (2 * c) == 0)
+    return [Mesh(shard=count // (n * c), context=c, tensor=n) for n, c in pairs]
+
+
 def tensor_sizes(config: DecoderConfig, count: int, neighbors: int = MACHINE) -> list[int]:
     """List the possible sizes of tensor parallelism for a decoder: numbers of devices that divide its layers evenly,
     and that are divisors both of `count`, the number of devices, and of `neighbors`, the number of devices in a

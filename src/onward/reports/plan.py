@@ -12,7 +12,15 @@ import torch
 from onward.config.decoder import DecoderConfig, at
 from onward.config.mesh import Mesh
 from onward.hub import size_of
-from onward.planning.arrangements import SAFE, StepTime, arrangements, pipelines, step_time, tensor_sizes
+from onward.planning.arrangements import (
+    SAFE,
+    StepTime,
+    arrangements,
+    context_axes,
+    pipelines,
+    step_time,
+    tensor_sizes,
+)
 from onward.planning.flops import (
     attention_flops,
     causal_attention_flops,
@@ -210,12 +218,11 @@ class Planned:
 
     def proposal_lines(self) -> Iterator[Line]:
         """Yield a line for each proposed mesh of devices: its memory and its speed."""
-        section = f"meshes of {self.count} {self.machine.name}"
+        section = f"meshes of {self.count} {self.machine.name}" + ", with --recompute" * self.recompute
         for one in self.proposed:
             text = f"{one.speed / self.count:,.0f} tokens/s of each device, {size_of(one.memory.peak)}"
             beyond = f"does not fit {SAFE:.0%} of {size_of(int(self.machine.memory))}"
-            fits = "fits" if one.memory.peak <= SAFE * self.machine.memory else beyond
-            yield Line(section, str(one.mesh), one.speed, text, fits)
+            yield Line(section, str(one.mesh), one.speed, text, "fits" if self.fits(one) else beyond)
 
     def mesh_lines(self, mesh: Mesh) -> Iterator[Line]:
         """Yield the lines for one device of a mesh in training: its memory, the bytes that it sends in a step, and its
@@ -272,13 +279,26 @@ class Planned:
         """Estimate the training tokens per second of all devices of a mesh together."""
         return self.batch * mesh.data * mesh.pipeline * self.context / self.time(mesh).seconds
 
+    def proposed_for(self, count: int) -> Planned:
+        """Return this plan with the meshes of `count` devices to choose from, and the first of them. If none fits,
+        blocks are recomputed."""
+        found = self.proposals(count)
+        if not self.fits(found[0]) and not self.recompute:
+            return replace(self, recompute=True).proposed_for(count)
+        return replace(self, mesh=found[0].mesh, proposed=found)
+
+    def fits(self, proposal: Proposal) -> bool:
+        """Return whether a device of a proposed mesh has the memory to train."""
+        return proposal.memory.peak <= SAFE * self.machine.memory
+
     def proposals(self, count: int) -> list[Proposal]:
         """List the meshes that `count` devices can form, with their memory and speed. First come those whose training
         fits into a device's memory, the fastest first, then the others, the one with the least memory first. Pipelines
-        are tried if no other mesh fits, or if the network limits the fastest one that fits."""
+        are tried if no other mesh fits, or if the network limits the fastest one that fits, and a context axis if no
+        other mesh fits."""
         sizes, limit = tensor_sizes(self.config, count), SAFE * self.machine.memory
         found = [Proposal(mesh, self.on_mesh(mesh), self.speed(mesh)) for mesh in arrangements(count, tensor=sizes)]
-        able = [one for one in found if one.memory.peak <= limit]
+        able = [one for one in found if self.fits(one)]
         best = max(able, key=lambda one: one.speed, default=None)
         time = self.time(best.mesh) if best else None
         if time is None or time.meanwhile > time.arithmetic:
@@ -288,8 +308,10 @@ class Planned:
                     break
                 if state * mesh.replicate / mesh.count <= limit:  # before a dry run, which takes seconds
                     found.append(Proposal(mesh, self.on_mesh(mesh), self.speed(mesh)))
-                    best = found[-1] if found[-1].memory.peak <= limit else best
-        return sorted(found, key=lambda one: (0, -one.speed) if one.memory.peak <= limit else (1, one.memory.peak))
+                    best = found[-1] if self.fits(found[-1]) else best
+        for mesh in () if best else context_axes(count, {1, sizes[-1]}, self.context):
+            found.append(Proposal(mesh, self.on_mesh(mesh), self.speed(mesh)))
+        return sorted(found, key=lambda one: (0, -one.speed) if self.fits(one) else (1, one.memory.peak))
 
     def speeds(self) -> Iterator[Line]:
         """Yield the lines of the plan for the speed of prefill, decoding and training on the machine, and for the hours

@@ -143,10 +143,7 @@ def plan(options: Options) -> "Planned":
         mesh.count if mesh else options.count,
         mesh,
     )
-    if not options.devices:
-        return planned
-    proposed = planned.proposals(options.count)
-    return replace(planned, mesh=proposed[0].mesh, proposed=proposed)
+    return planned.proposed_for(options.count) if options.devices else planned
 
 
 def of_devices(options: Options) -> Options:
