@@ -1,8 +1,8 @@
-"""The runs of a quickstart: pre-training on the built-in text, answers to questions about Python, then preferences.
+"""The runs of a quickstart: pre-training on the built-in text, supervised fine-tuning, and preference training.
 
-FOLDER/        the pre-training, and the questions of the other runs
-FOLDER-sft/    answers to questions
-FOLDER-dpo/    which of two answers is right
+FOLDER/        pre-training, and the questions for the other runs
+FOLDER-sft/    fine-tuning on questions about Python and their answers
+FOLDER-dpo/    preference training on pairs of a right and a wrong answer
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ from onward.training.run.run import Run
 from onward.training.step.loss import CrossEntropy
 
 TEMPLATE, HELD_OUT = "plain", 10  # every tenth question is held out
-ENDS, MOST = 32, 48  # held-out questions that are answered, and tokens of an answer
+NUM_ANSWERS, MAX_TOKENS = 32, 48  # held-out questions that the model answers, and tokens of an answer at most
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A fine-tuning run of `onward quickstart --assistant`, after the pre-training: its method, its share of the time
-    and its learning rate."""
+    """A fine-tuning run of `onward quickstart --assistant`, which follows the pre-training."""
 
     method: Method
     purpose: str  # completes "Learning ..."
-    share: float  # share of the time
+    share: float  # fraction of the quickstart's time
     learning_rate: float
 
     def folder(self, base: Path) -> Path:
@@ -58,9 +57,9 @@ STAGES = (
 
 
 def pretraining(out: str, time: str, processes: int) -> RunConfig:
-    """Return the configuration of the quickstart's pre-training, whose text is the documentation and the comments
-    inside Python's standard library; `out` is the run folder, `time` the time limit as text, such as 5m. Each of the
-    `processes` has a batch in each step."""
+    """Return the configuration of the quickstart's pre-training, on the documentation and the comments in Python's
+    standard library. `out` is the run folder, and `time` is the time limit as text, such as 5m. A step has one batch
+    for each of the `processes`."""
     return RunConfig(
         sources=("embedded-train",),
         validation="embedded-validation",
@@ -96,15 +95,15 @@ def options_of(folder: Path) -> dict[str, Any]:
 
 
 def held_out_answers() -> dict[str, str]:
-    """Return the correct answers to the quickstart's held-out questions about Python functions, on which no run trains,
-    by the names of the functions."""
+    """Return the correct answers to the held-out questions about Python functions, by function name. No run trains on
+    these questions."""
     return dict([*answers().items()][HELD_OUT - 1 :: HELD_OUT])
 
 
 def finetuning(stage: Stage, base: Path, before: Path, time: str, processes: int) -> FinetuneConfig:
-    """Return the configuration of a stage's run, which fine-tunes the model in the run folder `before` for the stage's
-    share of `time`, such as 5m, the time of the quickstart. The questions to train on are written as files into `base`,
-    the folder of the pre-training. Each of the `processes` has a batch in each step."""
+    """Return the configuration of a stage's run, and write its training and held-out questions to files in `base`, the
+    folder of the pre-training. The run fine-tunes the model in the run folder `before` for the stage's share of `time`,
+    the time limit of the quickstart, such as 5m. A step has one batch for each of the `processes`."""
     held_out = held_out_answers()
     trained = {name: answer for name, answer in answers().items() if name not in held_out}
     rows = conversations if isinstance(stage.method, SFT) else preferences
@@ -125,23 +124,23 @@ def finetuning(stage: Stage, base: Path, before: Path, time: str, processes: int
 
 
 def with_chat(folder: Path) -> LanguageModel:
-    """Load the model in a quickstart's run folder, with the chat template of the fine-tuning, which the pre-trained
-    model lacks."""
+    """Load the model in a quickstart's run folder, and set the chat template of the fine-tuning, because the
+    pre-trained model has none."""
     lm = load(folder)
     lm.tokenizer = with_template(lm.text(), TEMPLATE)
     return lm
 
 
 def stage_figures(base: Path, runs: Mapping[str, Run]) -> Iterator[dict[str, Any]]:
-    """Yield a table row (dict) for the pre-training, whose folder is `base`, and for each fine-tuning run in `runs`, by
-    name of the method. Its figures are measured on held-out questions: the loss of right answers, the fraction in which
-    the right one of two answers is preferred, and the fraction of answers that end."""
-    ranking = SimPO().loss(base_of(FinetuneConfig(base=str(base))))  # by the model's own probabilities
-    names = [*held_out_answers()][:ENDS]
+    """Yield a table row (dict) for the pre-training in the folder `base`, and for each fine-tuning run in `runs`, by
+    name of the method. The figures are measured on held-out questions: the loss of right answers, the fraction of pairs
+    in which the model prefers the right answer, and the fraction of answers that end before the limit of tokens."""
+    ranking = SimPO().loss(base_of(FinetuneConfig(base=str(base))))  # needs no reference model
+    names = [*held_out_answers()][:NUM_ANSWERS]
     for stage, folder in {"pre-training": base, **{name: run.folder for name, run in runs.items()}}.items():
         lm = with_chat(folder)
         prompts = [[*chat_of(lm.text()).encode(asked(name))] for name in names]
-        done = [answer.finish_reason for (answer,) in lm.complete(prompts, MOST, temperature=0.0)]
+        done = [answer.finish_reason for (answer,) in lm.complete(prompts, MAX_TOKENS, temperature=0.0)]
         yield {
             "stage": stage,
             "loss_of_answers": runs["sft"].inputs.evaluate(lm.model, lm.text(), CrossEntropy())["loss"],

@@ -26,8 +26,8 @@ def load_divided(
     adapter_folders: Sequence[Path] = (),
     allow_nonfinite: bool = False,
 ) -> tuple[Decoder, dict[str, Any], ModelSource]:
-    """Load this process's part of the decoder in a folder or a GGUF file, which the processes of the tensor axis of a
-    mesh divide, as `load_with_adapters` does. No process holds the whole model, and replicas do not communicate.
+    """Load this process's part of the decoder in a folder or a GGUF file, divided over the tensor axis of a mesh;
+    otherwise like `load_with_adapters`. No process holds the whole model, and replicas do not communicate.
 
     Raises a UserError for quantized weights, and for a size or a part that the axis cannot divide.
     """
@@ -38,11 +38,12 @@ def load_divided(
 
 
 def parts_reader(model: Decoder, path: object, *, allow_nonfinite: bool = False) -> Callable[[Decoder], None]:
-    """Return a function that sets the parameters of a model on the meta device, after the processes have divided it, to
-    this process's parts of their deferred values, one parameter at a time; parameters without such values are set to 0.
+    """Return a function that sets the parameters of a model to this process's parts of their deferred values, one
+    parameter at a time. `model` is on the meta device; the function is called after the processes have divided it.
+    Parameters without deferred values are set to 0.
 
-    The function raises a UserError if values are not finite, unless `allow_nonfinite`; `path`, from where they are
-    read, is named in the message.
+    Unless `allow_nonfinite`, the function raises a UserError if values are not finite. The message names `path`, the
+    source of the values.
     """
     reads = deferred_reads(model)
     zero = {name for name, parameter in model.named_parameters() if parameter.is_meta} - reads.keys()

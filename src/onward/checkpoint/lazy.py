@@ -1,4 +1,4 @@
-"""The weights of a stored model, read one at a time: for a process that keeps only its parts of them."""
+"""The weights of a stored model, read one at a time by processes that each keep only a part of every weight."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -18,8 +18,8 @@ from onward.model.deferred import defer
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """A mapping of tensors by name that are not kept in memory: each lookup calls the function of this name in `reads`,
-    which reads the tensor."""
+    """A mapping of names to tensors that keeps no tensors in memory: each lookup reads the tensor, by calling the
+    function of this name in `reads`."""
 
     def __init__(self, reads: Mapping[str, Callable[[], Tensor]]) -> None:
         self.reads = reads
@@ -35,9 +35,9 @@ class LazyTensors(Mapping[str, Tensor]):
 
 
 class StoredWeights:
-    """The weights of a stored model, by the names of Decoder's parameters, on the CPU. Each is read when it is looked
-    up: memory-mapped if it needs no change, and otherwise together with the weights that share its tensor in the files.
-    Whether elements are finite is not checked."""
+    """Reads the weights of a stored model onto the CPU, by the names of Decoder's parameters. A weight that needs no
+    conversion is memory-mapped. Otherwise, it is read together with the weights that are stored in the same tensor.
+    Elements are not checked for being finite."""
 
     def __init__(self, outline: Outline, dtype: torch.dtype | None) -> None:
         self.family, self.config = outline.names, outline.config
@@ -63,7 +63,7 @@ class StoredWeights:
             self.family,
             self.config,
             {piece: self.stored[piece] for piece in pieces},
-            {one: self.outlines[one] for one in ours},
+            {our: self.outlines[our] for our in ours},
             dtype=self.dtype_of(name),
             device=torch.device("cpu"),
             allow_nonfinite=True,
@@ -73,9 +73,9 @@ class StoredWeights:
 
 
 def load_outline(path: Path, dtype: torch.dtype | None = None) -> tuple[Decoder, dict[str, Any]]:
-    """Return the decoder in a folder or a GGUF file on the meta device, with the values of its parameters deferred
-    (see `model/deferred.py`), and its config.json; reads headers only. `dtype` as for `load_model`. Raises a UserError
-    for quantized weights, and as `load_model` does."""
+    """Load the decoder in a folder or a GGUF file onto the meta device, with deferred parameters (see
+    `model/deferred.py`), and return the decoder and its config.json. Reads only the headers of files. `dtype` is as for
+    `load_model`. Raises the UserErrors of `load_model`, and a UserError for quantized weights."""
     outline = open_source(path).outline()
     if any(tensor.quantized for tensor in outline.stored.values()):
         raise UserError(f"{path} has quantized weights, which processes cannot divide: use replicas only")

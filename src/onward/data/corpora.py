@@ -1,4 +1,5 @@
-"""Corpora by name: the documentation of the Python installation, and corpora to download. Imports nothing heavy."""
+"""Corpora by name: the documentation of the Python installation, and corpora to download. Importing this module does
+not import torch."""
 
 import ast
 import hashlib
@@ -53,7 +54,7 @@ DOWNLOADS = {
         "public domain",
     ),
 }
-HELD_OUT = 0.1008  # of the bytes of `embedded`: the pages that `onward train embedded` holds out on Python 3.11
+HELD_OUT = 0.1008  # fraction of the bytes of `embedded`, on Python 3.11 those that `onward train embedded` holds out
 
 
 @cache
@@ -69,7 +70,7 @@ def embedded() -> Corpus:
 
 
 def corpus(name: str, documents: Iterable[str]) -> Corpus:
-    """Return documents of this Python installation as a corpus."""
+    """Make a corpus from documents of this Python installation."""
     texts = tuple(documents)
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     return Corpus(name, f"Python {platform.python_version()}", digest, texts)
@@ -77,11 +78,11 @@ def corpus(name: str, documents: Iterable[str]) -> Corpus:
 
 @cache
 def embedded_train() -> Corpus:
-    """Collect the pages of `embedded` that are not held out, and the comments in the source files of the standard
-    library that are prose (2.7 MB).
+    """Collect the training pages of `embedded`, and prose from the comments in the source files of the standard library
+    (2.7 MB).
 
-    A paragraph of a comment that is in `embedded` or in an earlier comment is dropped, as is one that shares eight
-    words in a row with a held-out page.
+    Drops paragraphs that occur in `embedded` or in an earlier comment, and paragraphs that share eight words in a row
+    with a held-out page.
     """
     pages, held_out = split_pages()
     prose = NewProse([*pages, *held_out], held_out)
@@ -91,13 +92,13 @@ def embedded_train() -> Corpus:
 
 @cache
 def embedded_validation() -> Corpus:
-    """Collect the last pages of `embedded`, a tenth of its bytes, which `embedded-train` does not contain."""
+    """Collect the held-out pages of `embedded`: its last pages, about a tenth of its bytes."""
     return corpus("embedded-validation", split_pages()[1])
 
 
 def split_pages() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the documents of `embedded` to train on, and those that are held out: the last ones, which begin in the
-    fraction HELD_OUT of the bytes at the end."""
+    """Split the documents of `embedded` into (training documents, held-out documents). The held-out documents are the
+    last ones, which begin within the last fraction HELD_OUT of the bytes."""
     documents = embedded().documents
     ends = [*accumulate(len(text.encode()) for text in documents)]
     first = bisect_left(ends, (1 - HELD_OUT) * ends[-1]) + 1
@@ -106,7 +107,7 @@ def split_pages() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A corpus that is read from the files of this Python installation: how it is collected, its size and content."""
+    """A corpus from the files of this Python installation: the function that collects it, its size and its content."""
 
     collect: Callable[[], Corpus]
     size: str
@@ -208,7 +209,7 @@ def fetch(wanted: Download, path: Path, progress: Progress = silent) -> Path:
         reason = getattr(error, "reason", None) or error
         raise UserError(
             f"{path.stem} cannot be downloaded from {wanted.url} ({reason}): try again with a network, or train on the "
-            "corpus `embedded`, which needs none"
+            "corpus `embedded`, which needs no network"
         ) from None
     if file_sha256(part) != wanted.sha256:
         part.unlink()
@@ -220,7 +221,7 @@ def fetch(wanted: Download, path: Path, progress: Progress = silent) -> Path:
 def download(wanted: Download, part: Path, progress: Callable[[int], None]) -> None:
     """Download a corpus into the file `part`, which may hold the first bytes from an earlier attempt: the download
     continues after them. `progress` is called with the number of bytes in the file. Raises a ConnectionError if the
-    connection is closed early; the file then keeps the bytes that arrived."""
+    connection is closed early; the file then keeps the received bytes."""
     done = part.stat().st_size if part.exists() else 0
     if done >= wanted.bytes:
         return
@@ -232,4 +233,4 @@ def download(wanted: Download, part: Path, progress: Callable[[int], None]) -> N
                 file.write(block)
                 progress(file.tell())
     if part.stat().st_size < wanted.bytes:
-        raise ConnectionError("the connection was closed early; what arrived is kept")
+        raise ConnectionError("the connection was closed early; the received bytes are kept")

@@ -1,5 +1,5 @@
-"""Parameters on the meta device whose values are read later, such as those of a stored model of which a process keeps
-only a part."""
+"""Deferred parameters: parameters on the meta device whose values are read later, for example parameters of a stored
+model, in a process that keeps only a part of it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ Read = Callable[[], Tensor]
 
 
 def defer(parameter: nn.Parameter, read: Read) -> None:
-    """Let a parameter on the meta device have the values that the function `read` returns whenever they are needed."""
+    """Defer the values of a parameter on the meta device: the function `read` returns them when they are needed."""
     deferred: Any = parameter
     deferred.read = read
 
@@ -23,14 +23,14 @@ def read_of(parameter: Tensor) -> Read | None:
 
 
 def values(parameter: Tensor) -> Tensor:
-    """Return the values of a parameter: read, if it has them deferred, or the parameter itself."""
+    """Read the values of a parameter if they are deferred; otherwise return the parameter itself."""
     read = read_of(parameter)
     return read() if read else parameter
 
 
 @torch.no_grad()
 def assign(parameter: nn.Parameter, tensor: Tensor) -> None:
-    """Copy a tensor into a parameter or, if this is on the meta device, defer the parameter's values to the tensor."""
+    """Copy a tensor into a parameter. If the parameter is on the meta device, use the tensor as its deferred values."""
     if parameter.is_meta:
         defer(parameter, lambda: tensor)
     else:

@@ -1,9 +1,9 @@
-"""Context parallelism over a finished decoder: the processes of a context axis divide the tokens of each window. Every
-module computes with the tokens of its process alone but for attention: queries of these tokens attend to the keys and
-values of all tokens, which the processes gather (Grattafiori et al. 2024, Llama 3, section 3.3.2).
+"""Context parallelism for an existing decoder: the processes of a context axis divide the tokens of each window. All
+modules except attention compute only with the tokens of their process. In attention, the queries of these tokens attend
+to the keys and values of all tokens, which the processes gather (Grattafiori et al. 2024, Llama 3, section 3.3.2).
 
-A window is cut into 2 n chunks, and process i has the chunks i and 2 n - 1 - i, so that with a causal mask all
-processes compute equally many scores.
+A window is split into 2 n chunks, and process i has the chunks i and 2 n - 1 - i, so that with a causal mask all
+processes compute the same number of scores.
 
 Shapes: B windows, T tokens of each, n processes.
 """
@@ -29,21 +29,22 @@ from onward.parallel.tensor import TABLE
 
 
 def own_tokens(x: Tensor, count: int, rank: int) -> Tensor:
-    """Return the two chunks (B, T / n, ...) that process `rank` of `count` has of a tensor (B, T, ...)."""
+    """Return the part (B, T / n, ...) of a tensor (B, T, ...) for process `rank` of `count`: its two chunks, joined."""
     chunks = x.split(x.size(1) // (2 * count), 1)
     return torch.cat([chunks[rank], chunks[-1 - rank]], 1)
 
 
 def in_order(parts: Sequence[Tensor]) -> Tensor:
-    """Return the tensor (B, T, ...) of which `own_tokens` made these parts (B, T / n, ...), by process."""
+    """Join the parts (B, T / n, ...) of all processes, in the order of their ranks, into one tensor (B, T, ...); the
+    inverse of `own_tokens`."""
     firsts, lasts = zip(*(part.split(part.size(1) // 2, 1) for part in parts))
     return torch.cat([*firsts, *reversed(lasts)], 1)
 
 
 def own_batch(batch: Any, count: int, rank: int) -> Any:
-    """Return the part of a batch that process `rank` of `count` trains on: `tokens` and `targets` (B, T / n) of its
-    tokens, but the `positions` of all, (B, T), or (T,) if they are 0, 1, 2, ... in all rows. Dropout is seeded
-    differently in each process."""
+    """Return the part of a batch that process `rank` of `count` trains on: the `tokens` and `targets` (B, T / n) of
+    this process, and the `positions` of all tokens, (B, T), or (T,) if they are 0, 1, 2, ... in all rows. Each process
+    gets a different seed for dropout."""
     if count == 1:
         return batch
     tokens, targets = (own_tokens(x, count, rank) for x in (batch.tokens, batch.targets))
@@ -52,8 +53,8 @@ def own_batch(batch: Any, count: int, rank: int) -> Any:
 
 
 class GatherTokens(torch.autograd.Function):
-    """The autograd function that joins the tokens `x` (B, T / n, ...) of all processes in their order, (B, T, ...). In
-    the backward gradients are summed over the processes, and each process keeps those of its tokens."""
+    """The autograd function that joins the tokens `x` (B, T / n, ...) of all processes in the order of the window, (B,
+    T, ...). The backward sums the gradients over the processes and returns the part for the tokens of this process."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: distributed.ProcessGroup) -> Tensor:
@@ -68,8 +69,8 @@ class GatherTokens(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class DividedContext(AttentionContext):
-    """The inputs of one layer's attention in process `rank` of `count`. `rotation` is for this process's tokens, `mask`
-    for all; `gather` joins the vectors of all processes."""
+    """The inputs of one layer's attention in process `rank` of `count`. `rotation` is for the tokens of this process,
+    `mask` is for all tokens, and `gather` joins the vectors of all processes."""
 
     rank: int = 0
     count: int = 1
@@ -80,12 +81,12 @@ class DividedContext(AttentionContext):
         return super().num_tokens // self.count
 
     def update(self, **new: Tensor) -> tuple[Tensor, ...]:
-        """Return the vectors (B, T, ...) of all tokens, given those of this process."""
+        """Gather the vectors (B, T, ...) of all tokens, given the vectors of this process's tokens."""
         return tuple(self.gather(vectors) for vectors in new.values())
 
     def parts(self) -> Iterator[tuple[int, AttentionContext]]:
-        """Yield, for the two chunks of this process, the number of keys that their queries can attend to, and an
-        AttentionContext with their mask over these keys."""
+        """Yield, for each of the two chunks of this process, the number of keys that its queries can attend to, and an
+        AttentionContext with the mask of its queries over these keys."""
         size = self.num_tokens // 2
         for chunk in self.rank, 2 * self.count - 1 - self.rank:
             end = (chunk + 1) * size
@@ -93,12 +94,12 @@ class DividedContext(AttentionContext):
 
 
 class DividedTokens:
-    """The tokens of a decoder's windows, divided in place over `count` processes; this one is process `rank`, and
-    `gather` joins the vectors (B, T / n, ...) of all processes in their order.
+    """Changes a decoder in place so that `count` processes divide the tokens of its windows. This process has the rank
+    `rank`; `gather` joins the vectors (B, T / n, ...) of all processes in the order of the window.
 
-    A call of the decoder with fewer tokens than positions is one for the tokens of this process. Other calls compute
-    all tokens in each process, without communication. Raises a UserError for attention or a feed-forward of another
-    type than Onward's own.
+    A call of the decoder with fewer tokens than positions computes the tokens of this process. Other calls compute all
+    tokens in each process, without communication. Raises a UserError for attention or feed-forward modules that are not
+    of Onward's own types.
     """
 
     def __init__(self, model: Decoder, rank: int, count: int, gather: Callable[[Tensor], Tensor]) -> None:
@@ -109,9 +110,9 @@ class DividedTokens:
                     name = f"blocks.{layer}.{kind}, a {type(branch).__name__},"
                     raise UserError(f"{name} has no rule for context parallelism: use context=1")
         self.model, self.rank, self.count, self.gather = model, rank, count, gather
-        self.positions: Tensor | None = None  # of all tokens, in a call for those of this process
+        self.positions: Tensor | None = None  # positions of all tokens, in a call with the tokens of this process
         self.plain = False  # whether these positions are 0, 1, 2, ... in all rows
-        self.of_all = model.hidden, model.hidden_of_checked, model.contexts
+        self.undivided = model.hidden, model.hidden_of_checked, model.contexts
         changed: Any = model
         changed.hidden, changed.hidden_of_checked, changed.contexts = self.hidden, self.hidden_of_checked, self.contexts
         for module in model.modules():
@@ -128,18 +129,18 @@ class DividedTokens:
         return own_tokens(x, self.count, self.rank)
 
     def hidden(self, tokens: Tensor, positions: Tensor | None = None, cache: Any = None) -> Tensor:
-        """Compute `Decoder.hidden` of all tokens or, given the tokens (B, T / n) of this process and the positions of
-        all, (B, T) or (T,), of this process's tokens, (B, T / n, D)."""
-        if positions is None or is_whole(tokens, positions):
-            return self.of_all[0](tokens, positions, cache)
+        """Compute `Decoder.hidden`, (B, T, D). Given the tokens (B, T / n) of this process and the positions of all
+        tokens, (B, T) or (T,), compute the hidden states (B, T / n, D) of this process's tokens."""
+        if positions is None or has_all_tokens(tokens, positions):
+            return self.undivided[0](tokens, positions, cache)
         check_tokens(tokens, self.model.config)
         check(self.model.config, positions.view(-1, length := positions.size(-1)), length, None)
         return self.model.hidden_of_checked(tokens, positions, None)
 
     def hidden_of_checked(self, tokens: Tensor, positions: Tensor | None, view: CacheView | None) -> Tensor:
         """Compute `hidden` without checking the arguments; see `Decoder.hidden_of_checked`."""
-        compute = self.of_all[1]
-        if positions is None or is_whole(tokens, positions):
+        compute = self.undivided[1]
+        if positions is None or has_all_tokens(tokens, positions):
             return compute(tokens, positions, view)
         self.positions, self.plain = positions.view(-1, positions.size(-1)), positions.ndim == 1
         try:
@@ -150,31 +151,32 @@ class DividedTokens:
     def contexts(
         self, dtype: torch.dtype, positions: Tensor, view: CacheView | None, *, plain: bool
     ) -> list[AttentionContext]:
-        """Return the contexts of all tokens or, in a call for the tokens of this process, those for these tokens."""
+        """Return the attention contexts of all layers, for all tokens or, in a call with the tokens of this process,
+        for these."""
         if self.positions is None:
-            return self.of_all[2](dtype, positions, view, plain=plain)
+            return self.undivided[2](dtype, positions, view, plain=plain)
         rotations: dict[Any, Any] = {None: None}
         contexts: list[AttentionContext] = []
-        for context in self.of_all[2](dtype, self.positions, None, plain=self.plain):
+        for context in self.undivided[2](dtype, self.positions, None, plain=self.plain):
             rotation = context.rotation
-            if rotation not in rotations:  # layers share them
+            if rotation not in rotations:  # layers may share a rotation
                 rotations[rotation] = tuple(map(self.own, rotation or ()))
             own: dict[str, Any] = {"rank": self.rank, "count": self.count, "gather": self.gather}
             contexts.append(DividedContext(context.mask, rotations[rotation], **own))
         return contexts
 
 
-def is_whole(tokens: Tensor, positions: Tensor) -> bool:
-    """Return whether a call has all tokens of its positions, not only those of a process."""
+def has_all_tokens(tokens: Tensor, positions: Tensor) -> bool:
+    """Return whether a call has a token for each position, not only the tokens of one process."""
     return positions.size(-1) == tokens.size(1)
 
 
 def attend(forward: Any, q: Tensor, k: Keys, v: Keys, context: AttentionContext) -> Tensor:
-    """Call `forward`, that of a module Attend; with a DividedContext, for each chunk of this process's queries with the
-    keys that they can attend to."""
+    """Call `forward`, the method of an Attend module. With a DividedContext, call it once for each chunk of this
+    process's queries, with the keys that the chunk can attend to."""
     if not isinstance(context, DividedContext):
         return forward(q, k, v, context)  # type: ignore[no-any-return]
     assert isinstance(k, Tensor)
     assert isinstance(v, Tensor)
     chunks = zip(q.split(q.size(1) // 2, 1), context.parts())
-    return torch.cat([forward(part, k[:, :end], v[:, :end], its) for part, (end, its) in chunks], 1)
+    return torch.cat([forward(part, k[:, :end], v[:, :end], own) for part, (end, own) in chunks], 1)

@@ -24,7 +24,7 @@ from onward.parallel.context import DividedTokens
 from onward.parallel.parts import allocate, is_first_holder, local
 from onward.parallel.pipeline import Absent, Pipeline, split
 from onward.parallel.tensor import divide_layers
-from onward.parallel.whole import WholeCopy
+from onward.parallel.unsharded import UnshardedCopy
 from onward.transforms.compiling import compile_blocks
 from onward.transforms.recompute import recompute_blocks
 
@@ -63,7 +63,7 @@ def parallelize(
     mesh.check_decoder(model.config)
     changed: Any = model
     if mesh.shard > 1 and mesh.tensor == mesh.pipeline == 1:
-        changed.whole_copy = WholeCopy(model)
+        changed.unsharded_copy = UnshardedCopy(model)
     if compile:  # a block's code, with the hooks that the tensor axis adds below, is compiled at its first call
         compile_blocks(model)
     if mesh.tensor > 1 and devices is not None:

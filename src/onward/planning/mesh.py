@@ -1,5 +1,5 @@
-"""Training on many devices: the memory of one device of a mesh; see `config/mesh.py` for its axes, `parallel/` for the
-training, and `traffic.py` for the bytes that are sent."""
+"""The memory of one device when a mesh of devices trains a decoder. See `config/mesh.py` for the axes of a mesh,
+`parallel/` for training, and `traffic.py` for communication."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from onward.planning.parameters import kinds, modules, parameters, size
 from onward.planning.pieces import Group, groups, matrices_by_shape, of_stage
 from onward.planning.stages import of_later_batch, of_one_batch
 
-LOOKUP = 9  # bytes that a divided embedding keeps of a token: its row, and whether another process has it
+LOOKUP = 9  # bytes per token that a divided embedding keeps: its row index, and whether another process has the row
 
 
 def narrowed(config: DecoderConfig, tensor: int) -> DecoderConfig:
-    """Return the configuration of a decoder whose activations are those of one process of tensor parallelism over
-    `tensor` processes: it has one process's heads and feed-forward units, and its part of the vocabulary if that is
-    divided. Key/value heads are repeated if there are fewer than processes."""
+    """Return the configuration of a decoder whose activations have the sizes of one process's activations in tensor
+    parallelism over `tensor` processes. The decoder has the heads and feed-forward units of one process and, if the
+    vocabulary is divided, its part of the vocabulary. With fewer key/value heads than processes, each process has a
+    copy of one of these heads."""
 
     def experts(part: Any) -> Any:
         if not isinstance(part, Experts):
@@ -65,9 +66,10 @@ def device_memory(
     holes: float = HOLES,
     stage: int | None = None,
 ) -> TrainingMemory:
-    """Compute the memory of training on a mesh of devices, for the device that needs the most, or for one in a pipeline
-    `stage`, with batches of `rows` windows of `length` tokens per device, as many in a step as there are stages; the
-    other arguments are those of `training_memory`. Raises a UserError for a decoder that the mesh cannot divide."""
+    """Compute the memory of training on one device of a mesh: a device in the pipeline stage `stage` or, by default,
+    the device that needs the most memory. A device computes batches of `rows` windows of `length` tokens, and as many
+    batches in a step as there are stages. The other arguments are those of `training_memory`. Raises a UserError for a
+    decoder that the mesh cannot divide."""
     options: dict[str, Any] = {"precision": precision, "optimizer": optimizer, "recompute": recompute, "holes": holes}
     if mesh.count == 1:
         return training_memory(config, rows, length, loss, **options)
@@ -76,10 +78,10 @@ def device_memory(
     if stage is None:
         stages = (device_memory(config, mesh, rows, length, loss, **options, stage=i) for i in range(mesh.pipeline))
         return max(stages, key=lambda memory: memory.peak)
-    of_decoder, part = groups(config, mesh, stage), narrowed(of_stage(config, mesh, stage), mesh.tensor)
+    param_groups, part = groups(config, mesh, stage), narrowed(of_stage(config, mesh, stage), mesh.tensor)
     sharded, own = mesh.divides and mesh.summed > 1, length // mesh.context
-    local, trained = (sum(group.count * group.total("local", only) for group in of_decoder) for only in (False, True))
-    matrices = sum(group.count * group.matrices for group in of_decoder)
+    local, trained = (sum(group.count * group.total("local", only) for group in param_groups) for only in (False, True))
+    matrices = sum(group.count * group.matrices for group in param_groups)
     low = sharded and precision == "bf16"
     width = 2 if low else 4
     dry = dry_step(
@@ -103,26 +105,26 @@ def device_memory(
         dry = of_one_batch(dry, part, mesh, stage, 4 * rows * length * config.d_model)
     activations, gathered = dry.forward.kept, 0
     if sharded:
-        dry = with_gathers(dry, part, of_decoder, width)
+        dry = with_gathers(dry, part, param_groups, width)
         gathered = (
-            dry.forward.kept - activations + 2 * max(width * group.total("gathered") for group in of_decoder[:-1])
+            dry.forward.kept - activations + 2 * max(width * group.total("gathered") for group in param_groups[:-1])
         )
     if not mesh.divides:
         dry = with_buckets(dry, part)
     transient = dry.step.peak
     if mesh.pipeline > 1:
         states = 4 * rows * length * config.d_model
-        received, sent = (mesh.pipeline * states * there for there in (stage > 0, stage < mesh.pipeline - 1))
-        # after the forward of a recomputed batch, the inputs of its blocks are left, and no cast weights
+        received, sent = (mesh.pipeline * states * neighbor for neighbor in (stage > 0, stage < mesh.pipeline - 1))
+        # after the forward of a recomputed batch, only the inputs of its blocks are kept, without cast weights
         held = states * (part.n_layers - (stage > 0)) if recompute else activations
         others = mesh.pipeline - stage - 1  # batches whose backward comes later
         transient += others * held
-        later = of_later_batch(dry, part, mesh, stage, of_decoder if sharded else []).step.peak
+        later = of_later_batch(dry, part, mesh, stage, param_groups if sharded else []).step.peak
         transient = max(transient, 4 * trained + (others - (stage == 0)) * held + later)
         transient += 2 * received + sent
         activations += others * held + received + sent
     if optimizer == "muon":
-        transient = max(transient, 4 * trained + 2 * matrices + orthogonalizing(of_decoder, mesh.stage))
+        transient = max(transient, 4 * trained + 2 * matrices + orthogonalizing(param_groups, mesh.stage))
     state = 8 * trained - (4 * matrices if optimizer == "muon" else 0)
     return TrainingMemory(
         4 * local, 4 * trained, state, activations, dry.loss.peak, transient, int(holes * transient), gathered
@@ -130,8 +132,9 @@ def device_memory(
 
 
 def with_engine(memory: TrainingMemory, config: DecoderConfig, mesh: Mesh, rows: int, length: int) -> TrainingMemory:
-    """Return the memory of training with that of an engine in each process, which samples `rows` completions at a time,
-    of `length` tokens with their prompts. Beside shards, the engine has a whole copy of the weights."""
+    """Return the memory of training plus that of a generation engine in each process. The engine samples `rows`
+    completions at a time, each of `length` tokens including its prompt. If the mesh has shards, the engine has an
+    unsharded copy of the weights."""
     weights = weight_bytes(config) if mesh.shard > 1 else 0
     chunk = min(CHUNK, config.context_length)
     cache = cache_bytes(config, rows, min(length, config.context_length), torch.float32, chunk=chunk)
@@ -139,13 +142,13 @@ def with_engine(memory: TrainingMemory, config: DecoderConfig, mesh: Mesh, rows:
 
 
 def with_norms(dry: DryStep, config: DecoderConfig, tensor: int, tokens: int) -> DryStep:
-    """Return the memory of a dry step of tensor parallelism over `tensor` processes with the gathered queries and keys
-    of the other processes added. Query and key norms over all heads keep these, for `tokens` tokens, until the backward
-    of their layer."""
+    """Return a dry step of tensor parallelism over `tensor` processes with the memory of the gathered queries and keys
+    added. Query and key norms over all heads keep the queries and keys of the other processes, for `tokens` tokens,
+    until the backward of their layer."""
     heads = config.n_heads + config.n_kv_heads - config.n_heads // tensor - max(1, config.n_kv_heads // tensor)
     attention = (at(config.attention, layer) for layer in range(config.n_layers))
     norms = [part.qk_norm if isinstance(part, SelfAttention) else "none" for part in attention]
-    sizes = {"width": 8 * config.d_head, "heads": 8 * config.d_head + 4}  # with a statistic of each head
+    sizes = {"width": 8 * config.d_head, "heads": 8 * config.d_head + 4}  # with one statistic per head
     kept = [tokens * heads * sizes.get(norm, 0) for norm in norms]
     return replace(
         dry,
@@ -155,19 +158,19 @@ def with_norms(dry: DryStep, config: DecoderConfig, tensor: int, tokens: int) ->
     )
 
 
-def orthogonalizing(of_decoder: list[Group], count: int) -> int:
-    """Compute the most bytes that the optimizer Muon needs at one time to orthogonalize the matrices of one shape,
-    which `count` processes divide: those of one process, and one result from each process. `of_decoder` are the
-    decoder's parameters."""
+def orthogonalizing(param_groups: list[Group], count: int) -> int:
+    """Compute the peak memory in bytes in which the optimizer Muon orthogonalizes the matrices of one shape, divided
+    over `count` processes: the matrices of one process, and one result from each process. `param_groups` are the
+    parameters of the decoder."""
     return max(
         ORTHOGONAL * -(-number // count) * math.prod(shape) + 2 * count * math.prod(shape)
-        for shape, number in matrices_by_shape(of_decoder).items()
+        for shape, number in matrices_by_shape(param_groups).items()
     )
 
 
 def with_buckets(dry: DryStep, config: DecoderConfig) -> DryStep:
-    """Return the memory of a dry step changed to that of a replica in data parallelism (DDP): its gradients are
-    allocated when the step begins, in buckets (joined tensors), not during the backward."""
+    """Return a dry step with the memory of a replica in data parallelism (DDP). A replica allocates its gradients in
+    buckets (joined tensors) at the beginning of the step, not during the backward."""
     made, total, order = (
         [4 * size(module) for module, _ in modules(config)],
         4 * parameters(config),
@@ -187,18 +190,18 @@ def kind_of_layers(config: DecoderConfig) -> list[int]:
     return [numbers[layer] for layer in range(config.n_layers)]
 
 
-def with_gathers(dry: DryStep, part: DecoderConfig, of_decoder: list[Group], width: int) -> DryStep:
-    """Return the memory of a dry step of the decoder `part` changed to that of a process with shards of the weights
-    (FSDP): with the weights that it gathers and the gradients that it reduces. `of_decoder` are the decoder's
-    parameters, `width` is the number of bytes of a gathered element of a block.
+def with_gathers(dry: DryStep, part: DecoderConfig, param_groups: list[Group], width: int) -> DryStep:
+    """Return a dry step of the decoder `part` with the memory of a process that has shards of the weights (FSDP): the
+    gathered weights and the gradients to reduce are added. `param_groups` are the parameters of the decoder, and
+    `width` is the number of bytes of a gathered element of a block.
 
-    The embedding, the last norm and the head are gathered in fp32 for the whole step. Of the blocks, two are gathered
-    at a time, and in the backward there are the fp32 gradients of one more, until they are summed.
+    The embedding, the final norm and the head are gathered in fp32 for the entire step. Two blocks at a time are
+    gathered. In the backward, the fp32 gradients of one more block take memory until they are reduced.
     """
-    *blocks, rest = of_decoder
+    *blocks, rest = param_groups
     order = kind_of_layers(part)
     weights = [width * group.total("gathered") for group in blocks]
-    sums, shards = ([4 * group.total(name, trained=True) for group in of_decoder] for name in ("gathered", "local"))
+    sums, shards = ([4 * group.total(name, trained=True) for group in param_groups] for name in ("gathered", "local"))
     made = [width * size(block) for block, _ in modules(part)[:-1]]
     gathered_rest = 4 * rest.total("gathered")
 

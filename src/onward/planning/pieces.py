@@ -22,16 +22,16 @@ from onward.planning.parameters import modules
 
 @dataclass(frozen=True)
 class Piece:
-    """A parameter as the processes of a mesh divide it: each process of tensor parallelism has a part of it (`shape`),
-    which is divided again into shards (FSDP)."""
+    """The division of a parameter over the processes of a mesh. Each process of the tensor axis has a part of the
+    parameter with the shape `shape`, which FSDP divides again into `shards` shards."""
 
     full_shape: tuple[int, ...]  # shape of the parameter
-    shape: tuple[int, ...]  # shape of the part that is sharded
+    shape: tuple[int, ...]  # shape of one process's part in tensor parallelism, over all its shards
     shards: int
     trained: bool
     matrix: bool  # whether Muon trains the parameter, if it is in a block
     summed: bool = False  # whether each process of the tensor axis computes a part of the gradient
-    stream: bool = False  # whether it does so if it has a part of the tokens: a block's norm, for example
+    stream: bool = False  # whether it does so if the tensor axis divides the tokens, as for a block's norm
 
     @property
     def full_size(self) -> int:
@@ -45,24 +45,22 @@ class Piece:
 
     @property
     def local(self) -> int:
-        """The number of elements of the first shard, which is the largest."""
+        """The number of elements of the first shard, the largest one."""
         dim = shard_dim(self.shape, self.shards)
         return self.size // max(1, self.shape[dim]) * -(-self.shape[dim] // self.shards)
 
     @property
     def gathered(self) -> int:
-        """The number of elements of a gather of all shards, including the padding that makes unequal shards equally
-        long."""
+        """The number of elements of a gather of all shards, including the padding of smaller shards."""
         return self.local * self.shards
 
 
 @dataclass(frozen=True)
 class Group:
-    """The parameters that FSDP gathers together: those of a block (with the number of blocks of this kind, `count`), or
-    those of the rest of a decoder."""
+    """The parameters that FSDP gathers together: the parameters of one block, or the parameters outside of blocks."""
 
     pieces: tuple[Piece, ...]
-    count: int  # number of modules with these parameters
+    count: int  # number of blocks of this kind; 1 outside of blocks
     is_block: bool
 
     def total(self, attribute: str, trained: bool = False) -> int:
@@ -72,7 +70,7 @@ class Group:
 
     @property
     def matrices(self) -> int:
-        """The number of elements that one device holds of the matrices of one block that the optimizer Muon trains; 0
+        """The number of elements that one device holds of the matrices that the optimizer Muon trains in one block; 0
         outside of blocks."""
         return sum(piece.local for piece in self.pieces if self.is_block and piece.trained and piece.matrix)
 
@@ -85,8 +83,8 @@ def of_stage(config: DecoderConfig, mesh: Mesh, stage: int) -> DecoderConfig:
 
 
 def groups(config: DecoderConfig, mesh: Mesh, stage: int = 0) -> list[Group]:
-    """Return the parameters of a decoder, or of a pipeline stage of it, as the devices of a mesh divide them: a Group
-    for each kind of block, and last a Group for the embedding, final norm and head."""
+    """Return the parameters of a pipeline stage, divided over the devices of a mesh: a Group for each kind of block,
+    then a Group for the embedding, final norm and head. Without a pipeline, stage 0 is the entire decoder."""
     *blocks, (rest, _) = modules(of_stage(config, mesh, stage))
     held = [holds(name, config, stage, mesh.pipeline) for name, _ in rest.named_parameters()]
     return [
@@ -96,16 +94,16 @@ def groups(config: DecoderConfig, mesh: Mesh, stage: int = 0) -> list[Group]:
 
 
 def pieces_of(module: nn.Module, mesh: Mesh) -> Iterator[Piece]:
-    """Yield how a mesh divides each parameter of a block, or of a decoder without blocks. Raises a UserError for a
-    module that the tensor axis cannot divide."""
+    """Yield a Piece for each parameter of a block, or of a decoder without blocks, as the mesh divides it. Raises a
+    UserError for a module that the tensor axis cannot divide."""
     rules: dict[int, Rule | None] = {}
     for kind in ("attn", "mlp") if mesh.tensor > 1 else ():
         if branch := module._modules.get(kind):
-            of_branch = rules_of(kind, branch, mesh.tensor)
-            rules |= {id(owner._parameters[name]): rule for (owner, name), rule in of_branch.items()}
+            branch_rules = rules_of(kind, branch, mesh.tensor)
+            rules |= {id(owner._parameters[name]): rule for (owner, name), rule in branch_rules.items()}
     if mesh.tensor > 1 and isinstance(module, Decoder):
-        of_vocabulary = rules_of_vocabulary(module, mesh.tensor)
-        rules |= {id(owner._parameters[name]): rule for (owner, name), rule in of_vocabulary.items()}
+        vocabulary_rules = rules_of_vocabulary(module, mesh.tensor)
+        rules |= {id(owner._parameters[name]): rule for (owner, name), rule in vocabulary_rules.items()}
     for name, parameter in module.named_parameters():
         full_shape, shape, rule = tuple(parameter.shape), list(parameter.shape), rules.get(id(parameter))
         if rule and rule.split is not None:
@@ -116,11 +114,11 @@ def pieces_of(module: nn.Module, mesh: Mesh) -> Iterator[Piece]:
         yield Piece(full_shape, tuple(shape), mesh.shards, parameter.requires_grad, matrix, summed, stream)
 
 
-def matrices_by_shape(of_decoder: list[Group]) -> Counter[tuple[int, ...]]:
+def matrices_by_shape(param_groups: list[Group]) -> Counter[tuple[int, ...]]:
     """Count the matrices that the optimizer Muon trains in a decoder by shape, (O, I) or, for stacks of experts, (X, O,
-    I); a shape and its transpose count as the same. `of_decoder` are the decoder's parameters."""
+    I); a shape and its transpose count as the same. `param_groups` are the parameters of the decoder."""
     alike = Counter[tuple[int, ...]]()
-    for group in of_decoder:
+    for group in param_groups:
         for piece in group.pieces if group.is_block else ():
             if piece.trained and piece.matrix:
                 *stack, a, b = piece.full_shape

@@ -70,24 +70,24 @@ def collectives(
         stages = (collectives(config, mesh, rows, length, **options, stage=i) for i in range(mesh.pipeline))
         return max(stages, key=lambda calls: sum(one.sent for one in calls))
     mesh.check_length(length)
-    of_decoder, part, own = groups(config, mesh, stage), of_stage(config, mesh, stage), length // mesh.context
-    calls = [*of_shards(of_decoder, mesh, precision)]
+    param_groups, part, own = groups(config, mesh, stage), of_stage(config, mesh, stage), length // mesh.context
+    calls = [*of_shards(param_groups, mesh, precision)]
     if mesh.context > 1:
         calls += of_context(config, mesh, rows * length * low_width(precision), 1 + recompute)
     if mesh.tensor > 1:
-        calls += of_tensor(part, of_decoder, mesh, rows, own, precision, recompute, stage)
+        calls += of_tensor(part, param_groups, mesh, rows, own, precision, recompute, stage)
     calls = [replace(one, calls=mesh.pipeline * one.calls, bytes=mesh.pipeline * one.bytes) for one in calls]
-    calls += of_replicas(of_decoder, mesh)
+    calls += of_replicas(param_groups, mesh)
     if mesh.pipeline > 1:
-        calls += of_pipeline(config, of_decoder, mesh, rows * length, stage)
+        calls += of_pipeline(config, param_groups, mesh, rows * length, stage)
     if optimizer == "muon":
-        calls += of_muon(of_decoder, mesh)
+        calls += of_muon(param_groups, mesh)
     calls += of_numbers(part, mesh)
     return [one for one in calls if one.devices > 1 and one.bytes]
 
 
 def of_pipeline(
-    config: DecoderConfig, of_decoder: list[Group], mesh: Mesh, tokens: int, stage: int
+    config: DecoderConfig, param_groups: list[Group], mesh: Mesh, tokens: int, stage: int
 ) -> Iterator[Collective]:
     """Yield the communication of a pipeline stage in a step: hidden states in fp32 to the next stage and their
     gradients to the previous one, both for as many batches of `tokens` tokens as there are stages; the gradient of a
@@ -98,17 +98,17 @@ def of_pipeline(
     yield make("hidden states", n, n * (not is_last), n * states * (not is_last))
     yield make("gradients of hidden states", n, n * (not is_first), n * states * (not is_first))
     if config.tied and (is_first or is_last):
-        yield make("the gradient of the tied weight", n, 1, 4 * of_decoder[-1].pieces[0].local)
+        yield make("the gradient of the tied weight", n, 1, 4 * param_groups[-1].pieces[0].local)
     yield Collective("pipeline", BROADCAST, "the loss", n, 1, 8)
     experts = sum(isinstance(part, Experts) for part in mlps(config))
     yield Collective("", SUM, "loads of experts", mesh.count, min(1, experts), 8 * experts)
 
 
-def of_shards(of_decoder: list[Group], mesh: Mesh, precision: str) -> Iterator[Collective]:
+def of_shards(param_groups: list[Group], mesh: Mesh, precision: str) -> Iterator[Collective]:
     """Yield the communication of shards (FSDP) in a step: gathers of weights, for blocks in the forward and again in
     the backward, and sums of gradients in fp32, of which each device keeps its part."""
     make = partial(Collective, "shard")
-    for group in of_decoder:
+    for group in param_groups:
         numbers, kind = group.count * group.total("gathered"), "blocks" if group.is_block else "embedding and head"
         times, width = (2, low_width(precision)) if group.is_block else (1, 4)
         yield make(GATHER, f"weights of {kind}", mesh.shards, times * group.count, times * width * numbers)
@@ -116,10 +116,10 @@ def of_shards(of_decoder: list[Group], mesh: Mesh, precision: str) -> Iterator[C
         yield make(SCATTER, f"gradients of {kind}", mesh.shards, group.count, sums)
 
 
-def of_replicas(of_decoder: list[Group], mesh: Mesh) -> Iterator[Collective]:
+def of_replicas(param_groups: list[Group], mesh: Mesh) -> Iterator[Collective]:
     """Yield the communication of replicas in a step: the sums of gradients in fp32."""
-    gradients = 4 * sum(group.count * group.total("local", trained=True) for group in of_decoder)
-    calls = sum(group.count for group in of_decoder) if mesh.divides else 1
+    gradients = 4 * sum(group.count * group.total("local", trained=True) for group in param_groups)
+    calls = sum(group.count for group in param_groups) if mesh.divides else 1
     yield Collective("replicate", SUM, "gradients", mesh.replicate, calls, gradients)
 
 
@@ -140,7 +140,7 @@ def of_context(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Ite
 
 def of_tensor(
     config: DecoderConfig,
-    of_decoder: list[Group],
+    param_groups: list[Group],
     mesh: Mesh,
     rows: int,
     length: int,
@@ -159,7 +159,7 @@ def of_tensor(
     width = low_width(precision) if mesh.summed > 1 else 4
     summed = [
         (group.count, piece.size)
-        for group in of_decoder
+        for group in param_groups
         for piece in group.pieces
         if (piece.summed or (divided and piece.stream)) and piece.trained
     ]
@@ -273,12 +273,12 @@ def branches_of(
     return layers, replace(ends, embedded=embedded.nbytes, before_head=before_head.nbytes)
 
 
-def of_muon(of_decoder: list[Group], mesh: Mesh) -> Iterator[Collective]:
+def of_muon(param_groups: list[Group], mesh: Mesh) -> Iterator[Collective]:
     """Yield the communication of the optimizer Muon in a step, in bf16: gathers of the parts of each matrix's update,
     and gathers of the orthogonalized matrices, each of which is computed by one device of all, or of a pipeline
     stage."""
     parts, calls, n = Counter[str](), Counter[str](), mesh.stage
-    for group in of_decoder:
+    for group in param_groups:
         for piece in group.pieces if group.is_block else ():
             if piece.trained and piece.matrix:
                 parts["shard"] += group.count * piece.gathered
@@ -289,7 +289,7 @@ def of_muon(of_decoder: list[Group], mesh: Mesh) -> Iterator[Collective]:
     for axis in "shard", "tensor":
         devices = {"shard": mesh.shards, "tensor": mesh.tensor}[axis]
         yield Collective(axis, GATHER, "updates of matrices", devices, calls[axis], 2 * parts[axis])
-    turns = {shape: -(-number // n) for shape, number in matrices_by_shape(of_decoder).items()}
+    turns = {shape: -(-number // n) for shape, number in matrices_by_shape(param_groups).items()}
     made = sum(turn * n * math.prod(shape) for shape, turn in turns.items())
     yield Collective(stage_axis(mesh), GATHER, "orthogonalized matrices", n, sum(turns.values()), 2 * made)
 

@@ -1,7 +1,7 @@
-"""Tools in a conversation: what a request offers, and the calls in an answer.
+"""Tools in a conversation: the tools that a request offers, and the tool calls in an answer.
 
-With tool_choice auto, the model writes calls as its chat template taught it; they are JSON between markers. With a
-required or a named tool, a JSON schema constrains the answer.
+With tool_choice auto, the model writes calls in the format of its chat template, as JSON between markers. If
+tool_choice is required or names a tool, a JSON schema constrains the answer.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ MOST_TOOLS = 128
 
 @dataclass(frozen=True)
 class Markers:
-    """The texts before and after the JSON of a tool call, as a family of models writes them. Without an `end`, calls
-    run to the end of the answer. A `begin` that is a control token is not in the text of the answer, so that a call may
-    also begin directly with its JSON."""
+    """The texts that a family of models writes before and after the JSON of a tool call. Without an `end`, a call
+    extends to the end of the answer. Its `begin` may then be a control token, which the text of the answer does not
+    contain, so a call may also begin directly with its JSON."""
 
     begin: str
     end: str = ""
 
 
-MARKERS = (  # of published models; the first whose beginning is in the chat template is taken
+MARKERS = (  # of published models; the first one whose `begin` is in the chat template is used
     Markers("<tool_call>", "</tool_call>"),  # Qwen, Hermes
     Markers("[TOOL_CALLS]"),  # Mistral
     Markers("<|python_tag|>"),  # Llama 3
 )
-BARE = Markers("")  # an answer that is JSON and nothing else
+BARE = Markers("")  # no markers: the entire answer is JSON
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Tools:
-    """The tools that a request offers, as functions, and how the model may use them. `choice` is none, auto, required
-    or the name of the tool that the model must call; without `parallel`, an answer that is required to call tools has
+    """The tools that a request offers, as functions, and the rules for their use. `choice` is none, auto, required or
+    the name of the tool that the model must call. Without `parallel`, an answer with the choice required has exactly
     one call."""
 
     functions: Sequence[dict[str, Any]]
@@ -85,8 +85,8 @@ class Tools:
         return "" if self.choice in ("none", "auto", "required") else self.choice
 
     def schema(self) -> dict[str, Any] | None:
-        """Return the JSON schema to which the whole answer is constrained: a list of tool calls or, if the request
-        names a tool, the arguments of this tool; None if the model chooses whether to call a tool."""
+        """Return the JSON schema that constrains the entire answer: a list of tool calls or, if the request names a
+        tool, the arguments of this tool; None if the model chooses whether to call a tool."""
         if self.named:
             return next(parameters_of(function) for function in self.functions if function["name"] == self.named)
         if self.choice != "required":
@@ -105,8 +105,8 @@ class Tools:
 
 
 def function_of(tool: Any, number: int) -> dict[str, Any]:
-    """Return the function (name, description, parameters) of a tool, given as in chat completions or as in responses.
-    Raises an ApiError, which names the tool by its `number`, if it is malformed."""
+    """Return the function (name, description, parameters) of a tool, which has the format of chat completions or of
+    responses. Raises an ApiError that names the tool's index `number` if the tool is malformed."""
     function = tool.get("function", tool) if isinstance(tool, dict) and tool.get("type") == "function" else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise ApiError(
@@ -123,27 +123,26 @@ def parameters_of(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def markers_of(template: str) -> Markers:
-    """Return the texts around a tool call that a model with the chat template `template` writes, as found in the
-    template's source."""
+    """Return the markers of tool calls for a model with the chat template `template`, according to the template's
+    source; BARE if it contains no known markers."""
     return next((markers for markers in MARKERS if markers.begin in template), BARE)
 
 
 class ToolText:
-    """Divides the text of an answer into content and tool calls while it grows; text that may belong to a call is
-    delayed.
+    """Splits the streamed text of an answer into content and tool calls. Text that may belong to a call is held back.
 
-    If `forced`, since the request requires a call, the entire answer is JSON of calls or, for a `named` tool, of its
-    arguments.
+    If the request requires a call (`forced`), the entire answer is JSON: a list of calls or, for a named tool, the
+    arguments of this tool.
     """
 
     def __init__(self, tools: Tools, markers: Markers) -> None:
         self.tools, self.markers, self.forced = tools, markers, tools.schema() is not None
         self.pending = ""  # text that may belong to a call
-        self.inside = False  # after the beginning of a call
+        self.inside = False  # whether `pending` continues a call after its `begin`
         self.num_calls = 0
 
     def push(self, text: str) -> tuple[str, list[ToolCall]]:
-        """Add text of the answer; returns the new content, and the tool calls that are complete."""
+        """Append text of the answer; returns the new content and the newly complete tool calls."""
         if self.tools.choice == "none":
             return text, []
         self.pending += text
@@ -166,21 +165,21 @@ class ToolText:
             self.inside, self.pending = False, rest.lstrip() if new_calls else rest
 
     def start(self) -> tuple[int, int]:
-        """Return the index in the delayed text where a tool call begins and the length of its beginning, (index,
+        """Return the index in the pending text at which a tool call begins, and the length of its `begin`, as (index,
         length). Without a call, the index is the number of characters that are content, and the length is 0."""
         begin, text = self.markers.begin, self.pending
         if begin and (at := text.find(begin)) >= 0:
             return at, len(begin)
-        if not self.markers.end and self.num_calls == 0:  # the answer may be a call from its first character on
+        if not self.markers.end and self.num_calls == 0:  # a call may begin at the first character of the answer
             first = text.lstrip()[:1]
             if not first or first in "{[":
                 return 0, 0 if begin.startswith(text.lstrip()) else len(text) - len(text.lstrip())
-            self.num_calls = -1  # it is content
+            self.num_calls = -1  # the answer begins with content
         held = next((n for n in range(min(len(begin) - 1, len(text)), 0, -1) if text.endswith(begin[:n])), 0)
         return len(text) - held, 0
 
     def finish(self) -> tuple[str, list[ToolCall]]:
-        """End the answer; returns the rest of its content, and its last tool calls."""
+        """End the answer; returns the remaining content and the last tool calls."""
         text, self.pending = self.pending, ""
         if self.tools.named:
             return "", [ToolCall(self.tools.named, text)] if text else []
@@ -191,18 +190,18 @@ class ToolText:
         return text, []
 
     def read(self, text: str) -> list[ToolCall]:
-        """Return the tool calls in `text`, the JSON of one call or of a list of calls; [] if the text is not JSON of
-        calls, or names an unknown tool."""
+        """Return the tool calls in `text`, the JSON of one call or of a list of calls; [] for any other text, and for
+        calls of unknown tools."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return []
         calls = []
-        for one in value if isinstance(value, list) else [value]:
-            given = one.get("arguments", one.get("parameters", {})) if isinstance(one, dict) else None
-            if not isinstance(one, dict) or one.get("name") not in [f["name"] for f in self.tools.functions]:
+        for call in value if isinstance(value, list) else [value]:
+            if not isinstance(call, dict) or call.get("name") not in [f["name"] for f in self.tools.functions]:
                 return []
-            arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-            calls.append(ToolCall(one["name"], arguments))
+            arguments = call.get("arguments", call.get("parameters", {}))
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            calls.append(ToolCall(call["name"], text))
         self.num_calls += len(calls)
         return calls

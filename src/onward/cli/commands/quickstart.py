@@ -126,12 +126,12 @@ def assist(options: Options, processes: "Processes") -> int:
 def show_answers(folder: Path) -> None:
     """Print three questions with the answers of the model in `folder` and the correct answers."""
     from onward.data.questions import answers, question
-    from onward.quickstart import MOST, held_out_answers, with_chat
+    from onward.quickstart import MAX_TOKENS, held_out_answers, with_chat
 
     lm, held_out = with_chat(folder), held_out_answers()
     for name in "str.split", "list.append", next(iter(held_out)):
         where = "held out" if name in held_out else "in the training data"
         console.print(f"\n{question(name)} [dim]({where})[/dim]", style="bold")
-        text = lm.chat(question(name), MOST, temperature=0.0)
+        text = lm.chat(question(name), MAX_TOKENS, temperature=0.0)
         console.print(printable(" ".join(text.split())), markup=False)
         console.print(f"correct answer: {answers().get(name, '')}", style="dim", markup=False)

@@ -1,6 +1,6 @@
-"""The inputs of a run of fine-tuning: its examples as tokens, in RUN/data/train.safetensors and validation.safetensors.
+"""The inputs of a fine-tuning run: tokenized examples in RUN/data/train.safetensors and validation.safetensors.
 
-RUN/inputs.json has their checksums.
+RUN/inputs.json records the checksums of these files.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ from onward.training.methods.reference import Kept
 from onward.training.step.loss import Loss, mean_figures
 
 TRAIN, VALIDATION = "data/train.safetensors", "data/validation.safetensors"
-LONGEST = 4096  # tokens of an example, where the context is longer
+MAX_LENGTH = 4096  # default maximum of tokens per row, in models with a longer context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +60,17 @@ class ExampleInputs(Inputs):
     def packed(
         self, examples: Examples, context_length: int, seed: int | None, chosen: Sequence[int] | None = None
     ) -> PackedExamples:
-        """Return `examples` as packed rows, each of which holds as many examples as fit into the option `length` or
-        else `context_length` tokens: all examples, or those with the indices `chosen`. They are shuffled by `seed`, or
-        in order if it is None."""
+        """Pack `examples`, or only the examples with the indices `chosen`, into rows. A row holds as many examples as
+        fit into the number of tokens that `row_length` returns. The examples are shuffled with `seed`, or keep their
+        order if it is None."""
         c, method = self.config, self.config.method
         packed = c.packed and not method.samples_itself
         length = row_length(c, context_length)
         return PackedExamples(examples, length, seed, packed=packed, by_example=method.by_example, chosen=chosen)
 
     def windows(self, config: Any, context_length: int) -> TrainingWindows:
-        """Return the training examples as packed rows of at most `context_length` tokens, in an order that the run's
-        seed determines."""
+        """Return the training examples as packed rows of at most `context_length` tokens, shuffled with the run's
+        seed."""
         if not config.curriculum:
             return self.packed(self.examples, context_length, config.seed)
         sets = self.examples.numbers.get(SET, np.zeros(len(self.examples)))
@@ -93,12 +93,12 @@ class ExampleInputs(Inputs):
         return {name: self.packed(examples, context_length, None) for name, examples in sets.items()}
 
     def measure(self, loss: Loss) -> Loss:
-        """Return the loss for validation, which is the training loss itself."""
+        """Return the validation loss, here the training loss itself."""
         return loss
 
     def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
-        """Return the loss and its figures, by name, as means over held-out examples of about `tokens` tokens (0: all);
-        {} without held-out examples."""
+        """Return the loss and its figures, by name, averaged over about `tokens` tokens of held-out examples (0: all),
+        and the number of these tokens; {} without held-out examples."""
         rows = self.validation_windows(self.config, model.config.context_length)
         if rows is None:
             return {}
@@ -110,23 +110,25 @@ class ExampleInputs(Inputs):
 
 
 def row_length(config: FinetuneConfig, context_length: int) -> int:
-    """Return the largest number of tokens in a training sequence: the option `length` or, if it is 0, `context_length`
-    but at most 4096. Raises a UserError if `length` exceeds `context_length`, that of the model."""
+    """Return the maximum number of tokens in a training sequence: the option `length` or, if this is 0, the smaller of
+    the model's `context_length` and 4096. Raises a UserError if `length` exceeds `context_length`."""
     if config.length > context_length:
-        raise UserError(f"length is {config.length}, and the model's context has {context_length} tokens")
-    return config.length or min(context_length, LONGEST)
+        raise UserError(
+            f"length is {config.length}, and the model's context has {context_length} tokens: give at most as many"
+        )
+    return config.length or min(context_length, MAX_LENGTH)
 
 
 def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
-    """Make tokenized examples from the data of a fine-tuning run, write them and inputs.json to its folder `folder`,
-    and return the tokenizer."""
+    """Tokenize the examples of a fine-tuning run, write them and inputs.json to the run folder `folder`, and return the
+    tokenizer."""
     tokenizer = base_tokenizer(config)
     method, context_length = config.method, config.decoder(1).context_length
     if isinstance(method, Distill):
         check_teacher(method.teacher, config.base, tokenizer)
     encoder, length = Encoder(tokenizer), row_length(config, context_length)
     if isinstance(method, PolicyMethod):
-        length = min(length, context_length - 1)  # room for a token of the completion
+        length = min(length, context_length - 1)  # leaves room for one token of the completion
 
     notes: list[str] = []
 
@@ -142,12 +144,12 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
 
     by_source = len(config.sources) > 1 and method.by_record
     train = joined([table([source]) for source in config.sources]) if by_source else table(config.sources)
-    part = share(config.validation) if config.validation != "none" else None
+    fraction = share(config.validation) if config.validation != "none" else None
     files = {TRAIN: train}
-    if part:
-        chosen = held_out(len(train), part)
-        if chosen.any() and not chosen.all():
-            files = {TRAIN: train.select(np.flatnonzero(~chosen)), VALIDATION: train.select(np.flatnonzero(chosen))}
+    if fraction:
+        mask = held_out(len(train), fraction)
+        if mask.any() and not mask.all():
+            files = {TRAIN: train.select(np.flatnonzero(~mask)), VALIDATION: train.select(np.flatnonzero(mask))}
     elif config.validation != "none":
         files[VALIDATION] = table([config.validation])
     if config.curriculum:
@@ -174,38 +176,38 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
 
 
 def check_teacher(teacher: str, base: str, tokenizer: Tokenizer) -> None:
-    """Raise a UserError if the model `teacher` of a distillation does not have the vocabulary of `tokenizer`, that of
-    the trained model `base`, or has too few embeddings for it."""
+    """Raise a UserError if the vocabulary of a distillation's teacher differs from that of `tokenizer`, the tokenizer
+    of the trained model `base`, or if the teacher has fewer embeddings than the vocabulary has tokens."""
     source = open_source(locate(teacher))
     if source.required_tokenizer().inner.get_vocab() != tokenizer.inner.get_vocab():
-        raise UserError(f"the teacher {teacher} has another vocabulary than {base}: take one with the same tokenizer")
+        raise UserError(f"the teacher {teacher} has another vocabulary than {base}: use one with the same tokenizer")
     if (rows := source.family()[1].vocab_size) < tokenizer.vocab_size:
         raise UserError(
-            f"the teacher {teacher} has embeddings of {rows} tokens, and its tokenizer {tokenizer.vocab_size}: take "
-            "another"
+            f"the teacher {teacher} has embeddings for {rows} tokens, and its tokenizer has {tokenizer.vocab_size} "
+            "tokens: use another teacher"
         )
 
 
 def check_sets(examples: Examples, config: FinetuneConfig) -> None:
-    """Raise a UserError if, in a mixture of sources with weights, a source has no examples to train on."""
+    """Raise a UserError if a source of a mixture with weights has no examples to train on."""
     present = {int(index) for index in examples.numbers.get(SET, [0])}
     if missing := [source for index, source in enumerate(config.sources) if index not in present]:
-        raise UserError(f"{missing[0]} has no examples to train on: add some, or leave it out")
+        raise UserError(f"{missing[0]} has no examples to train on: add examples, or leave this source out")
 
 
 def check_labels(examples: Examples, config: FinetuneConfig) -> None:
-    """Raise a UserError if all examples have the same label, for a method that learns from labels."""
+    """Raise a UserError if the method learns from labels and all examples have the same label."""
     labels = examples.numbers.get("label")
     if labels is not None and len(np.unique(labels)) == 1:
         raise UserError(
             f"all {len(labels)} examples have the same label, and {config.method.kind} learns to tell labels apart: "
-            "add examples with another"
+            "add examples with another label"
         )
 
 
 def with_reference(examples: Examples, config: FinetuneConfig) -> Examples:
-    """Return the examples with the log-probability of each sequence under the base model added, for methods that
-    compare the trained model with the base model and compute these log-probabilities once, before training."""
+    """Return the examples with the log-probability of each sequence under the base model added. Methods with a kept
+    reference compare the trained model with these log-probabilities, which are computed once, before training."""
     loss: Any = config.method.loss(base_of(config))
     model, size = load_base(config)[0].eval().to(choose_device(config.device)), config.batch_size
     rows = [[i] for i in range(len(examples))]
@@ -217,9 +219,9 @@ def with_reference(examples: Examples, config: FinetuneConfig) -> Examples:
 
 
 def open_examples(config: FinetuneConfig, folder: Path, verify: Literal["size", "sha256"] = "sha256") -> ExampleInputs:
-    """Open the examples named in the file inputs.json of the run in `folder`. With `verify` "sha256" the checksums of
-    the files and of the base model are verified, with "size" nothing. Raises a UserError if the examples have changed,
-    or if the base model has changed and the method compares the trained model with it."""
+    """Open the examples named in the file inputs.json of the run in `folder`. `verify` "sha256" verifies the checksums
+    of the files and of the base model, "size" verifies nothing. Raises a UserError if the examples have changed, or if
+    the base model has changed and the method compares the trained model with it."""
     record = read_record(folder)
     for name, digest in record.data.items():
         if verify == "sha256" and file_sha256(folder / name) != digest:
@@ -227,18 +229,18 @@ def open_examples(config: FinetuneConfig, folder: Path, verify: Literal["size", 
     if record.base and verify == "sha256" and (now := base_checksum(config)) != record.base:
         raise UserError(
             f"{config.base} is not the model that {folder} was started from (its weights have the checksum {now[:12]}, "
-            f"then {record.base[:12]}), and {config.method.kind} compares with it: restore it, or start another run"
+            f"before {record.base[:12]}), and {config.method.kind} compares with it: restore it, or start another run"
         )
     train = Examples.load(folder / TRAIN)
-    apart = Examples.load(folder / record.validation) if record.validation else None
+    validation = Examples.load(folder / record.validation) if record.validation else None
     return ExampleInputs(
         train=(train.all_tokens(),),
-        validation=None if apart is None else apart.all_tokens(),
+        validation=None if validation is None else validation.all_tokens(),
         unknown_characters=0,
         labels=record.labels,
         notes=record.notes,
         checksums=record.checksums,
         examples=train,
-        held_out=apart,
+        held_out=validation,
         config=config,
     )

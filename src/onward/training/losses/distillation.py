@@ -21,8 +21,8 @@ from onward.generation.sampling import Sampling
 from onward.hub import locate
 from onward.model.decoder import Decoder
 from onward.parallel.parallelize import keep_gathered
+from onward.parallel.unsharded import unsharded
 from onward.parallel.vocabulary import rows_at_once
-from onward.parallel.whole import whole
 from onward.text.tokenizer import Tokenizer
 from onward.training.losses.answers import Frozen
 from onward.training.losses.completions import complete, completion_batch, prompts_of
@@ -113,7 +113,7 @@ class OnPolicy(Loss):
     def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Batch]:
         """Return the batches to train on in a step: `batches`, of which a fraction `share` has its answers replaced by
         answers of the student `model`."""
-        sampler = whole(model)  # also in a process that samples nothing
+        sampler = unsharded(model)  # also in a process that samples nothing
         return [self.answered(sampler, b) if Random(b.seed).random() < self.share else b for b in batches]
 
     def divide(self, divide: Callable[[Decoder], object]) -> None:

@@ -23,7 +23,7 @@ from onward.errors import UserError
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder, without_dropout
 from onward.parallel.parallelize import inside
-from onward.parallel.whole import whole
+from onward.parallel.unsharded import unsharded
 from onward.text.tokenizer import Tokenizer
 from onward.training.environments.environment import Environment, Replier, reply_tokens
 from onward.training.losses.answers import Reference
@@ -139,7 +139,7 @@ class PolicyGradient(Loss):
             own = [Question(tuple(prompt), tuple(answer), columns) for (prompt, answer), columns in rows]
             questions += own
             seeds += [batch.seed * 1_000_003 + number * samples for number in range(len(own))]
-        sampler = whole(model)
+        sampler = unsharded(model)
         groups = self.ask(sampler, questions, seeds)
         if replay and self.replay.size:
             self.replace(sampler, groups, seeds[0])

@@ -1,6 +1,7 @@
-"""The lock of a run folder: at most one process works in it. The system releases it however that process ends.
+"""The lock of a run folder, so that only one process at a time works in the folder. The operating system releases the
+lock when the process ends, even if it is killed.
 
-RUN/train.lock is locked by flock, over NFS too, and names the last process that held the lock.
+RUN/train.lock is locked with flock, which also works over NFS. The file names the last process that held the lock.
 """
 
 import fcntl
@@ -39,9 +40,9 @@ def run_lock(folder: Path, *, again: bool = False) -> Iterator[None]:
         except OSError:  # a file system without locks
             pass
         if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
-            raise in_use(folder)  # a process that could not start removed the folder, and perhaps another made it again
+            raise in_use(folder)  # another process failed to start and removed the folder; it may exist again
         if again and (last := file.read()) not in ("", this_process()):
-            raise UserError(f"{last}, has trained in {folder} since this process read it: resume it again")
+            raise UserError(f"{last}, has trained in {folder} since this process read it: resume the run again")
         with suppress(OSError):  # a full disk
             file.truncate(0)
             os.pwrite(file.fileno(), this_process().encode(), 0)
@@ -61,13 +62,13 @@ def is_running(folder: Path) -> bool:
 
 
 def in_use(folder: Path) -> UserError:
-    """Return the UserError that tells a second process that another process trains in `folder`; it names the first
-    process."""
+    """Return the error for a process that finds the run folder `folder` locked. The message names the process that
+    holds the lock."""
     try:
         holder = (folder / LOCK).read_text()
     except (OSError, ValueError):
         holder = ""
-    named = f" ({holder})" if holder else ""
+    description = f" ({holder})" if holder else ""
     return UserError(
-        f"another process trains in {folder}{named}: wait until it ends or stop it, or choose another --out"
+        f"another process trains in {folder}{description}: wait until it ends or stop it, or choose another --out"
     )

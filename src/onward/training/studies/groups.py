@@ -1,4 +1,5 @@
-"""Groups of processes that share the runs of a study: each group trains the next run that no other has begun."""
+"""Groups of processes that share the runs of a study: each group trains the next run that no other group has
+claimed."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +15,13 @@ from onward.training.config import RunConfig
 from onward.training.processes import Launch, Processes
 
 STUDIES = itertools.count()  # numbers of the studies of this launch, the same in all processes
-PAUSE = 0.1  # seconds between two looks at the work of other groups
+PAUSE = 0.1  # seconds between two checks of the progress of other groups
 
 
 @dataclass(frozen=True)
 class Group:
-    """One of the groups of processes that share the runs of a study, with the processes of the group; by default the
-    only group, of one process."""
+    """A group of processes, one of `count` groups that share the runs of a study. The default is a single group of one
+    process."""
 
     processes: Processes = Processes()
     number: int = 0
@@ -29,13 +30,13 @@ class Group:
 
     @classmethod
     def join(cls, configs: Sequence[RunConfig], seeds: int) -> "Group":
-        """Join the group of this process, if torchrun started several: each group has as many processes as the mesh of
-        the runs, `seeds` for each of `configs`. Raises a UserError, before any training, if the processes cannot form
-        such groups, or if there are fewer runs than groups."""
+        """Join the group of this process and return the group. The study has `seeds` runs for each of `configs`, and a
+        group has as many processes as the mesh of a run. Raises a UserError, before any training, if the processes
+        cannot form such groups, or if there are fewer runs than groups."""
         launch = Launch.meet()
         sizes = [Mesh.parse(config.mesh).count if config.mesh else 1 for config in configs]
         size = sizes[0]
-        if other := next((one for one, its in zip(configs, sizes) if its != size), None):
+        if other := next((config for config, count in zip(configs, sizes) if count != size), None):
             raise UserError(
                 f"mesh is {configs[0].mesh!r} for one run and {other.mesh!r} for another: choose meshes with the same "
                 "number of processes"
@@ -56,34 +57,35 @@ class Group:
 
     @property
     def first(self) -> bool:
-        """Whether this process is the first of all groups."""
+        """Whether this process is the first process of the first group."""
         return not self.number and not self.processes.rank
 
     @contextmanager
     def first_before_others(self) -> Iterator[None]:
-        """A context that the first process of all groups enters at once, and the others when that one has left it."""
+        """A context that the first process of the first group enters at once. All other processes wait until it has
+        left the context."""
         while not self.first and self.store is not None and not self.store.check(["prepared"]):
             sleep(PAUSE)
         yield
         if self.first and self.store is not None:
             self.store.set("prepared", "")
 
-    def takes(self, run: int, ended: Callable[[], bool]) -> bool:
-        """Return whether this group is to train a run, given its number: the run has not ended, as `ended` tells, and
-        no other group has taken it. All processes of the group must call this together."""
+    def claim(self, run: int, ended: Callable[[], bool]) -> bool:
+        """Claim the run with the number `run` for this group. Returns False if the run has ended, according to
+        `ended()`, or if another group has claimed it. All processes of the group must call this together."""
         self.processes.wait()
 
-        def take() -> bool:
+        def claimed() -> bool:
             mine = str(self.number)
             return not ended() and (
                 self.store is None or self.store.compare_set(f"run/{run}", "", mine).decode() == mine
             )
 
-        return self.processes.agreed(lambda: "taken" * take()) == "taken"
+        return self.processes.agreed(lambda: "claimed" * claimed()) == "claimed"
 
     def wait_until(self, holds: Callable[[], bool], stop: Callable[[], bool]) -> bool:
-        """Wait until `holds()` is true in the first process of the group, and return True, or until `stop()` is true in
-        one of its processes, and return False. All processes of the group must call this together."""
+        """Wait until `holds()` is true in the first process of the group, then return True. If `stop()` is true in any
+        process of the group, return False. All processes of the group must call this together."""
         while True:
             held, stopped = self.processes.sum([not self.processes.rank and holds(), stop()])
             if held or stopped:

@@ -261,7 +261,7 @@ def train_variants(
     for number, (variant, seed) in enumerate(order, 1):
         folder, work, spent = variant.folder(seed), variant.work, perf_counter() - began
         late = worked > 0 and spent + spent / worked * work > limit
-        if not late and group.takes(number, partial(has_ended, folder)):
+        if not late and group.claim(number, partial(has_ended, folder)):
             with naming(variant):
                 run = begin(variants, variant, seed, group, stop)
             if run is None:
