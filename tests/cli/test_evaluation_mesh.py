@@ -98,5 +98,5 @@ def test_sentence_gives_the_memory_by_kind(monkeypatch: pytest.MonkeyPatch, tmp_
     model = saved(tmp_path, replace(SMALL, vocab_size=66))
     _, said = chosen(Options(model=model, tasks="copying", device="cpu"), 4)
     kinds = r"weights \S+ MB, activations \S+ MB, cache \S+ MB"
-    whole = "embedding and head are whole, since 4 does not divide vocab_size 66"
-    assert re.fullmatch(rf"mesh tensor=4: each process needs about \S+ MB of 1.0 MB \({kinds}\); {whole}", said)
+    undivided = "embedding and head are not divided, since 4 does not divide vocab_size 66"
+    assert re.fullmatch(rf"mesh tensor=4: each process needs about \S+ MB of 1.0 MB \({kinds}\); {undivided}", said)

@@ -11,7 +11,7 @@ import onward
 from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.weights import read_tensors
 from onward.model.decoder import Decoder
-from onward.training.run.first_values import FILE
+from onward.training.run.initial_values import FILE
 from onward.training.run.run import Run
 
 from support.decoders import DECODERS

@@ -43,14 +43,14 @@ def test_replicas_are_chosen_while_a_device_holds_all(monkeypatch: pytest.Monkey
 def test_the_sentence_names_what_takes_the_memory() -> None:
     kinds = "weights 5.3 MB, gradients 5.3 MB, optimizer 10.6 MB, activations .*, gathered .*"
     assert re.search(rf"\({kinds}\)$", in_words(TRAINED, DECODER, Mesh(shard=4)))
-    whole = r"gathered [^,]*\); embedding and head are whole, since 2 does not divide vocab_size 4,095$"
-    assert re.search(whole, in_words(TRAINED, replace(DECODER, vocab_size=4095), Mesh(shard=2, tensor=2)))
+    undivided = r"gathered [^,]*\); embedding and head are not divided, since 2 does not divide vocab_size 4,095$"
+    assert re.search(undivided, in_words(TRAINED, replace(DECODER, vocab_size=4095), Mesh(shard=2, tensor=2)))
 
 
 CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "all weights": ({}, "shard=4"),
     "adapters": ({"lora": 4}, "replicate=4"),
-    "adapters and the whole embedding": ({"lora": LoRA(rank=4, full=("embed", "head", "blocks"))}, "shard=4"),
+    "adapters and the undivided embedding": ({"lora": LoRA(rank=4, full=("embed", "head", "blocks"))}, "shard=4"),
     "a method that samples": ({"method": "grpo", "reward": "length(tokens=5)", "samples": 2}, "shard=4"),
     "quantized": ({"lora": 4, "quantize": "int8"}, "replicate=4"),
 }

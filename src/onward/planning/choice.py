@@ -1,5 +1,4 @@
-"""The mesh that processes choose by themselves: the first in which each process needs no more memory than its device
-has."""
+"""The default mesh of processes: the first candidate in which each process needs no more memory than its device has."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from onward.limits import in_bytes, memory_size
 from onward.planning.arrangements import SAFE
 from onward.planning.memory import HOLES, GenerationMemory, TrainingMemory
 
-KINDS = "weights", "gradients", "optimizer", "activations", "gathered", "engine", "cache"  # of memory
+KINDS = "weights", "gradients", "optimizer", "activations", "gathered", "engine", "cache"  # the uses of memory
 
 
 def device_bytes(device: str) -> int:
@@ -25,26 +24,27 @@ def device_bytes(device: str) -> int:
 
 
 def holes_on(device: str) -> float:
-    """Return the share of memory that is lost to fragmentation on a device, as the functions that plan memory take
-    it."""
+    """Return the fraction of memory lost to fragmentation on a device, the argument `holes` of the functions that plan
+    memory."""
     return HOLES if choose_device(device).type == "cpu" else 0.0
 
 
 def first_that_fits(meshes: Sequence[Mesh], peak: Callable[[Mesh], int], device: str) -> Mesh:
-    """Return the first of `meshes` in which a process can safely use the bytes that it needs, `peak(mesh)`, on a
-    device; the last if there is none."""
+    """Return the first of `meshes` in which the memory of a process, `peak(mesh)` bytes, safely fits on a device; the
+    last mesh if none fits."""
     most = SAFE * device_bytes(device)
     return next((mesh for mesh in meshes[:-1] if peak(mesh) <= most), meshes[-1])
 
 
 def in_words(mesh: Mesh, memory: TrainingMemory | GenerationMemory, decoder: DecoderConfig, device: str) -> str:
-    """Describe a mesh in a sentence: the memory that each process needs of its device's, by kind, and whether a tensor
-    axis leaves the embedding and the head of the decoder whole."""
-    named = ", ".join(f"{name} {in_bytes(size)}" for name in KINDS if (size := getattr(memory, name, 0)))
-    whole = (
+    """Describe a mesh in a sentence: the memory that each process needs, by use, the memory of its device, and whether
+    the tensor axis divides the embedding and the head of the decoder."""
+    uses = ", ".join(f"{name} {in_bytes(size)}" for name in KINDS if (size := getattr(memory, name, 0)))
+    undivided = (
         ""
         if divides_vocabulary(decoder, mesh.tensor)
-        else (f"; embedding and head are whole, since {mesh.tensor} does not divide vocab_size {decoder.vocab_size:,}")
+        else f"; embedding and head are not divided, since {mesh.tensor} does not divide vocab_size "
+        f"{decoder.vocab_size:,}"
     )
-    have = in_bytes(device_bytes(device))
-    return f"mesh {mesh}: each process needs about {in_bytes(memory.peak)} of {have} ({named}){whole}"
+    available = in_bytes(device_bytes(device))
+    return f"mesh {mesh}: each process needs about {in_bytes(memory.peak)} of {available} ({uses}){undivided}"

@@ -15,9 +15,13 @@ from onward.planning.memory import GenerationMemory, cache_bytes
 from onward.planning.mesh import narrowed
 from onward.planning.pieces import groups
 
-LOGIT = 10  # bytes, at most: bf16, a copy in fp32 and a log-probability, or fp32 beside its gathered parts
+LOGIT = (
+    10  # most bytes of a logit: in bf16, with an fp32 copy and a log-probability, or in fp32, with its gathered parts
+)
 
-Work = Callable[[DecoderConfig, Mesh, torch.dtype, float], GenerationMemory]  # an evaluation, by its memory
+Work = Callable[
+    [DecoderConfig, Mesh, torch.dtype, float], GenerationMemory
+]  # function that computes the memory of an evaluation
 
 
 def memory_of_text(config: DecoderConfig, mesh: Mesh, dtype: torch.dtype, holes: float) -> GenerationMemory:
@@ -30,9 +34,9 @@ def memory_of_text(config: DecoderConfig, mesh: Mesh, dtype: torch.dtype, holes:
 
 
 def memory_of_questions(config: DecoderConfig, mesh: Mesh, dtype: torch.dtype, holes: float) -> GenerationMemory:
-    """Compute the memory of evaluating the choices of questions, which has a KV cache of their contexts; see
+    """Compute the memory of evaluating questions with choices, including a KV cache of their contexts; see
     `memory_of_text`."""
-    length = min(config.context_length, TOKENS // ROWS)  # for which a batch has the most slots
+    length = min(config.context_length, TOKENS // ROWS)  # the length at which a batch has the most cache slots
     chunk = min(CHUNK, length)
     cache = cache_bytes(narrowed(config, mesh.tensor), ROWS, length, dtype, chunk=chunk)
     return memory_of(config, mesh, dtype, holes, ROWS, chunk, cache)
@@ -48,19 +52,19 @@ def memory_of(
     forward = dry_step(narrowed(config, mesh.tensor), rows, length, parts=parts).forward
     logits = LOGIT * min(rows * length, LOGITS) * config.vocab_size
     kept, peak = (int(size * dtype.itemsize / 4) for size in (forward.kept, forward.peak))
-    most = max(peak, kept + logits - cache)  # the cache is gone before there are logits
+    most = max(peak, kept + logits - cache)  # the cache is freed before logits are computed
     return GenerationMemory(weights, cache, int((1 + holes) * most), length)
 
 
 def evaluation_meshes(decoders: Iterable[DecoderConfig], count: int) -> list[Mesh]:
-    """List the meshes in which `count` processes can evaluate all of the decoders: replicas of one process, then
-    replicas that a tensor axis of more and more processes divides."""
+    """List the meshes in which `count` processes can evaluate all of the decoders, by increasing size of the tensor
+    axis; the first has replicas only."""
     sizes = set.intersection(*({n for n in tensor_sizes(one, count, count) if divisible(one, n)} for one in decoders))
     return [Mesh(replicate=count // n, tensor=n) for n in sorted(sizes)]
 
 
 def divisible(config: DecoderConfig, tensor: int) -> bool:
-    """Return whether a tensor axis of so many processes has a rule for each part of a decoder."""
+    """Return whether a tensor axis of `tensor` processes can divide each part of a decoder."""
     try:
         groups(config, Mesh(tensor=tensor))
     except UserError:

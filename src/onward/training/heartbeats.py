@@ -1,5 +1,6 @@
-"""Notices a process that does not answer any more: one that is stopped, or whose machine is cut off. Collectives would
-wait for it, and may wait long for good reasons, such as data that the first process prepares alone."""
+"""Heartbeats, which detect a process that no longer answers because it is stopped or its machine is cut off. A timeout
+of collectives cannot detect this, since a collective may wait for hours, for example while the first process prepares
+the data alone."""
 
 import os
 import sys
@@ -16,7 +17,7 @@ ENDED = 1 << 40  # added to the heartbeats of a process that has ended
 
 
 def patience() -> float:
-    """Return the seconds to wait for a silent process: those of the environment variable ONWARD_PATIENCE, by default
+    """Return the number of seconds to wait for a silent process: the environment variable ONWARD_PATIENCE, by default
     600. Raises a UserError for a value that is not a positive number."""
     text = os.environ.get("ONWARD_PATIENCE", str(PATIENCE))
     try:
@@ -30,12 +31,12 @@ def patience() -> float:
 
 @contextmanager
 def heartbeats(launch: Launch, remedy: str, report: Callable[[str, bool], None]) -> Iterator[None]:
-    """A context in which a thread counts this process's heartbeats in the store of all processes. The first process
-    watches those of the others, the others those of the first.
+    """A context in which a thread counts the heartbeats of this process in the store of all processes. The first
+    process watches all others, and each of the others watches the first.
 
-    If one is silent for `patience()` seconds, all others end with status 2, since their collectives cannot be
-    interrupted. One of them reports the rank, with the `remedy`. `report` is called before with the reason, and with
-    whether this process gives the reason of all.
+    If a process is silent for `patience()` seconds, all others end with status 2, since their collectives cannot be
+    interrupted. One of them prints the rank of the silent process and the `remedy`. Before a process ends, it calls
+    `report` with its message, and with whether it is the process that prints the reason.
     """
     seconds, stopped = patience(), Event()
     thread = Thread(target=watch, args=(launch, seconds, stopped, remedy, report), daemon=True)
@@ -48,7 +49,8 @@ def heartbeats(launch: Launch, remedy: str, report: Callable[[str, bool], None])
 
 
 def watch(launch: Launch, seconds: float, stopped: Event, remedy: str, report: Callable[[str, bool], None]) -> None:
-    """Send heartbeats and watch others until `stopped`; the arguments are those of `heartbeats`."""
+    """Send heartbeats and watch other processes until `stopped` is set; the other arguments are those of
+    `heartbeats`."""
     shared: Any = launch.store
     rank, store, interval = launch.rank, shared.clone(), min(5.0, seconds / 10)  # each thread needs its own client
     watched = [0] if rank else range(1, launch.count)
@@ -58,7 +60,7 @@ def watch(launch: Launch, seconds: float, stopped: Event, remedy: str, report: C
             store.add(f"heartbeats/{rank}", 1)
             for other in watched:
                 beats, before = store.add(f"heartbeats/{other}", 0), heard[other]
-                # its own intervals are counted, not a clock: this process may have been stopped as well
+                # sum intervals instead of reading a clock: this process may have been stopped as well
                 silent[other] = silent[other] + interval if beats == before and beats < ENDED else 0.0
                 heard[other] = beats
             lost = next((other for other in watched if silent[other] >= seconds), None)
@@ -66,14 +68,14 @@ def watch(launch: Launch, seconds: float, stopped: Event, remedy: str, report: C
                 lost, reporter = map(int, store.compare_set("silent", "", f"{lost} {rank}").decode().split())
                 end(lost, rank, seconds, remedy, report, first=reporter == rank)
         store.add(f"heartbeats/{rank}", ENDED)
-    except RuntimeError:  # the store has ended with the process that keeps it, which others notice
+    except RuntimeError:  # the store has ended with the process that keeps it, which is detected elsewhere
         return
 
 
 def end(
     lost: int, rank: int, seconds: float, remedy: str, report: Callable[[str, bool], None], *, first: bool
 ) -> NoReturn:
-    """End this process with a sentence; only the `first` gives the reason."""
+    """Print a message and end this process; only the process that is `first` to report gives the reason."""
     sentence = f"rank {rank} ended because rank {lost} does not answer"
     if first:
         sentence = f"rank {lost} has not answered for {seconds:g} seconds: look at its node; {remedy}"

@@ -23,7 +23,7 @@ from onward.training.finetuning.base import base_model, load_base, weights_folde
 from onward.training.inputs.record import check_inputs, read_config
 from onward.training.processes import Processes
 from onward.training.run.arrangement import arranged
-from onward.training.run.first_values import read_first_values
+from onward.training.run.initial_values import read_initial_values
 from onward.training.run.preparation import Prepared, with_tokens
 from onward.training.run.saved_progress import SavedProgress, saved_progress
 from onward.training.run.track import check_trackers
@@ -83,7 +83,7 @@ def begun(
     tokenizer, stage = Tokenizer.load(folder), stage_of(config)
     inputs = stage.open(config, folder, "size")
     model, fill, hf = new_model(config, tokenizer, inputs.labels)
-    read_first_values(model, folder)
+    read_initial_values(model, folder)
     trained = as_loss(loss) if loss else stage.loss(config)
     return Prepared(config, model, tokenizer, inputs, hf, trained, None, messages=inputs.notes, fill=fill), None
 

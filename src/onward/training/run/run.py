@@ -34,7 +34,7 @@ from onward.training.finetuning.base import adapter_base, base_model, with_merge
 from onward.training.processes import Processes
 from onward.training.run.arrangement import planned
 from onward.training.run.events import Event, EventLog, Rollback
-from onward.training.run.first_values import FILE, write_first_values
+from onward.training.run.initial_values import FILE, write_initial_values
 from onward.training.run.lock import run_lock
 from onward.training.run.preparation import Prepared, check_options, chosen_base, is_outline, prepared
 from onward.training.run.reopening import begun, reopened, resumed_config
@@ -134,7 +134,7 @@ class Run(Shown):
             write_json(folder / "run.json", fields.plain(parts.config))
             fresh, choice, new = parts.fresh, parts.choice, is_outline(parts.model)
             if new:
-                write_first_values(parts.model, folder)
+                write_initial_values(parts.model, folder)
             else:
                 run = cls(parts, RunProgress(seconds=seconds), Processes())
                 run.save_first()

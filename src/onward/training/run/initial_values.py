@@ -1,5 +1,5 @@
-"""The first values of the adapters of a new run whose base model the processes divide: the first process computes them,
-and all processes read them from a file, so that they begin with the same adapters."""
+"""The initial values of adapters in a new run with a divided base model. The first process computes them, and all
+processes read them from a file, so that all begin with the same adapters."""
 
 from pathlib import Path
 
@@ -13,17 +13,18 @@ from onward.model.decoder import Decoder
 FILE = "adapters.safetensors"  # in the run folder, until step 0 is saved
 
 
-def write_first_values(model: Decoder, folder: Path) -> None:
-    """Write the values of a model that are not deferred, those of its adapters, into a file in the run folder."""
-    named = [*model.named_parameters(), *((name, one) for name, one in model.named_buffers() if "_lora." in name)]
+def write_initial_values(model: Decoder, folder: Path) -> None:
+    """Write the parameters of a model that are not deferred, and the buffers of its adapters, to a file in the run
+    folder."""
+    named = [*model.named_parameters(), *((name, buffer) for name, buffer in model.named_buffers() if "_lora." in name)]
     if tensors := {name: tensor.detach() for name, tensor in named if not tensor.is_meta}:
         with atomic_write(folder / FILE) as temporary:
             fill(temporary, tensors, tensors.items())
 
 
 @torch.no_grad()
-def read_first_values(model: Decoder, folder: Path) -> None:
-    """Set the values in the file in the run folder, if there is one, in a model that is not divided yet."""
+def read_initial_values(model: Decoder, folder: Path) -> None:
+    """Load the file in the run folder, if it exists, into a model that is not divided yet."""
     for path, tensor in read_tensors(folder / FILE).items() if (folder / FILE).exists() else ():
         owner, _, name = path.rpartition(".")
         module = model.get_submodule(owner)
