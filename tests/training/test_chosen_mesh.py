@@ -50,7 +50,7 @@ def test_the_sentence_names_what_takes_the_memory() -> None:
 CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "all weights": ({}, "shard=4"),
     "adapters": ({"lora": 4}, "replicate=4"),
-    "adapters and the undivided embedding": ({"lora": LoRA(rank=4, full=("embed", "head", "blocks"))}, "shard=4"),
+    "adapters and the whole embedding": ({"lora": LoRA(rank=4, full=("embed", "head", "blocks"))}, "shard=4"),
     "a method that samples": ({"method": "grpo", "reward": "length(tokens=5)", "samples": 2}, "shard=4"),
     "quantized": ({"lora": 4, "quantize": "int8"}, "replicate=4"),
 }

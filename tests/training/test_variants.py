@@ -206,9 +206,9 @@ def test_processes_share_the_runs_and_one_prints_the_table(story_file: Path, tmp
 def test_groups_take_each_run_once() -> None:
     groups = [Group(number=number, count=2, store=HashStore()) for number in range(2)]
     groups[1] = replace(groups[0], number=1)
-    asked = [(run, groups[who].takes(run, lambda: False)) for run, who in [(1, 0), (1, 1), (2, 1), (3, 1), (2, 0)]]
+    asked = [(run, groups[who].claim(run, lambda: False)) for run, who in [(1, 0), (1, 1), (2, 1), (3, 1), (2, 0)]]
     assert asked == [(1, True), (1, False), (2, True), (3, True), (2, False)]
-    assert not groups[0].takes(4, lambda: True), "it has ended"
+    assert not groups[0].claim(4, lambda: True), "it has ended"
     assert not groups[0].wait_until(lambda: False, stop=lambda: True)
 
 

@@ -1,4 +1,4 @@
-"""The processes of a run: how they meet, the values that they sum, and the checks that they do the same."""
+"""The processes of a run: how they connect, the values that they sum, and the checks that they train the same run."""
 
 import atexit
 import itertools
@@ -24,7 +24,7 @@ from onward.parallel.parallelize import device_mesh, release_replicas
 from onward.parallel.replicas import Replicas
 
 T = TypeVar("T")
-LAUNCHES: list["Launch"] = []  # one, once the processes have met
+LAUNCHES: list["Launch"] = []  # empty until the processes have connected, then one
 AGREED = itertools.count()  # numbers of the calls of `agreed`, the same in all processes
 PATIENCE = 600.0  # seconds that processes wait for each other when they join
 
@@ -55,7 +55,7 @@ def await_all(store: distributed.Store, rank: int, count: int) -> None:
 
 @contextmanager
 def meeting() -> Iterator[None]:
-    """A context in which processes connect; a failure becomes a UserError that says where."""
+    """A context in which processes connect; converts a failure into a UserError that names its cause."""
     try:
         yield
     except UserError:
@@ -74,7 +74,7 @@ def meeting() -> Iterator[None]:
 @cache  # each group keeps threads and sockets until the process ends, so runs on equal meshes share groups
 def connected_devices(mesh: Mesh, device: str, group: object) -> dict[str, Any]:
     """Return the fields `devices`, `stage` and `context` of Processes for the processes of the torch `group` and their
-    devices of this type; all processes must call this together."""
+    devices of the type `device`; all processes must call this together."""
     stage = distributed.new_subgroups(mesh.stage)[0] if mesh.pipeline > 1 else None
     context = None
     if mesh.context > 1:
@@ -94,16 +94,16 @@ class Launch:
 
     @classmethod
     def meet(cls) -> "Launch":
-        """Connect to the other processes, if torchrun started several: see its variables RANK and WORLD_SIZE. Raises a
-        UserError if the processes cannot connect, or one does not answer."""
+        """Connect to the other processes if torchrun started more than one, according to its environment variables RANK
+        and WORLD_SIZE. Raises a UserError if the processes cannot connect, or if one does not answer."""
         if os.environ.get("WORLD_SIZE", "1") == "1":
             return cls()
         if not LAUNCHES:
             if torch.cuda.is_available():
-                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())  # --device cpu
+                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())  # % for --device cpu
             with meeting():
                 store, rank, count = next(distributed.rendezvous("env://"))
-                # torchrun's store outlives processes that it starts again
+                # torchrun's store outlives the processes that torchrun restarts
                 store = distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
                 await_all(store, rank, count)
             LAUNCHES.append(cls(rank, count, distributed.PrefixStore("onward", store)))
@@ -111,8 +111,8 @@ class Launch:
         return LAUNCHES[0]
 
     def check_command(self, words: Sequence[str]) -> None:
-        """Raise a UserError, in all processes, if the arguments of their commands, each process's `words`, differ: rank
-        0 alone reads those of a new run. All processes must call this together, once."""
+        """Raise a UserError in all processes if the arguments of their commands, `words`, differ, because only rank 0
+        reads the arguments of a new run. All processes must call this together, once."""
         if self.store is None:
             return
         if not self.rank:
@@ -123,11 +123,11 @@ class Launch:
             self.store.set(
                 "different",
                 f"the command of rank {self.rank} differs from that of rank 0, with {own} instead of {first}: give all "
-                "ranks the same",
+                "ranks the same command",
             )
         if self.store.add("compared", 1) == self.count:
             self.store.set("all compared", "")
-        self.store.wait(["all compared"])  # none goes on to wait for one that has failed
+        self.store.wait(["all compared"])  # so that no process waits for one that has failed
         if self.store.check(["different"]):
             raise UserError(self.store.get("different").decode())
 
@@ -147,9 +147,9 @@ class Processes:
 
     @classmethod
     def join(cls, size: int = 0) -> "Processes":
-        """Join a process group and return its processes: all that torchrun started or, if `size` is given, the one of
-        its groups of so many processes with consecutive ranks that this process belongs to. A process stays in the
-        group that it has joined first. Raises a UserError if the processes cannot connect, or one does not answer."""
+        """Join a process group and return its processes: all processes that torchrun started or, if `size` is given,
+        the `size` processes with consecutive ranks that include this one. A process stays in the group that it joined
+        first. Raises a UserError if the processes cannot connect, or if one does not answer."""
         launch = Launch.meet()
         size = size or launch.count
         if launch.store is None or size == 1:
@@ -157,7 +157,7 @@ class Processes:
         number, rank = divmod(launch.rank, size)
         store = distributed.PrefixStore(f"group/{number}", launch.store)
         if not distributed.is_initialized():
-            # imported later, the defaults of its functions would keep the group alive, with its threads
+            # imported later, its functions' default arguments would keep the group and its threads alive
             from torch.distributed.nn import functional  # noqa: F401
 
             # the first process prepares the data alone, which may take hours
@@ -168,8 +168,8 @@ class Processes:
         return cls(rank, size, store, Mesh(replicate=size))
 
     def arranged(self, mesh: Mesh) -> "Processes":
-        """Return these processes with another mesh, which says how they replicate or divide the model. Raises a
-        UserError if the mesh is for another number of processes."""
+        """Return these processes with another mesh, along which they replicate or divide the model. Raises a UserError
+        if the mesh is for another number of processes."""
         mesh.check_count(self.count)
         return replace(self, mesh=mesh)
 
@@ -182,11 +182,12 @@ class Processes:
 
     @property
     def replicas(self) -> Replicas:
-        """These processes as those of an evaluation, whose batches the replicas of the model divide."""
+        """The replicas of the model that these processes hold, which divide the batches of an evaluation."""
         return Replicas(self.rank, self.mesh, self.devices)
 
     def agreed(self, value: Callable[[], str]) -> str:
-        """Return in all processes the text that rank 0 computes by calling `value`; the other processes wait for it."""
+        """Return the text that rank 0 computes by calling `value`; the other processes wait for the text and return it,
+        too."""
         if self.store is None:
             return value()
         key = f"agreed/{next(AGREED)}"
@@ -201,8 +202,9 @@ class Processes:
         return self.rank % self.mesh.stage // (self.mesh.context * self.mesh.tensor)
 
     def own_tokens(self, batch: Batch) -> Batch:
-        """Return the part of a batch that this process trains on: of a context axis, its tokens of each window, else
-        all; see `own_batch`. Raises a UserError if the axis does not divide the windows."""
+        """Return the part of a batch that this process trains on: with a context axis, the tokens of this process in
+        each window (see `own_batch`); otherwise the entire batch. Raises a UserError if the axis does not divide the
+        windows."""
         self.mesh.check_length(batch.tokens.size(1))
         return own_batch(batch, self.mesh.context, self.rank // self.mesh.tensor % self.mesh.context)
 
@@ -220,7 +222,7 @@ class Processes:
             self.wait()
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the sum over all processes of each of the `values`."""
+        """Return the sum of each of the `values` over all processes."""
         if self.count == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -233,8 +235,8 @@ class Processes:
         return [value / (self.mesh.pipeline * self.mesh.tensor) for value in self.sum(values)]
 
     def of_batches(self, value: T) -> list[T]:
-        """Return the value that each of the processes with batches of their own passes to this method, by their
-        `batch_rank`; all processes must call this together."""
+        """Gather the `value` of each process that has batches of its own, in the order of `batch_rank`. All processes
+        must call this together."""
         if self.count == 1:
             return [value]
         values: list[Any] = [None] * self.count
@@ -247,8 +249,8 @@ class Processes:
         return [value / self.mesh.stage for value in self.sum(values)] if self.mesh.pipeline > 1 else list(values)
 
     def check_batches(self, batches: int) -> None:
-        """Raise a UserError if a step has fewer batches (`batches`) than there are processes with batches of their own
-        times stages or, with shards or stages, if these processes would not have equally many batches."""
+        """Raise a UserError if a step has too few batches (`batches`) for each process with batches of its own to
+        compute one per stage. With shards or stages, these processes must also have the same number of batches."""
         count = self.mesh.data
         if batches < count:
             raise UserError(
