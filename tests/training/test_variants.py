@@ -203,7 +203,7 @@ def test_processes_share_the_runs_and_one_prints_the_table(story_file: Path, tmp
     assert_equal_runs(tmp_path / "a", tmp_path / "b", 4)
 
 
-def test_groups_take_each_run_once() -> None:
+def test_groups_claim_each_run_once() -> None:
     groups = [Group(number=number, count=2, store=HashStore()) for number in range(2)]
     groups[1] = replace(groups[0], number=1)
     asked = [(run, groups[who].claim(run, lambda: False)) for run, who in [(1, 0), (1, 1), (2, 1), (3, 1), (2, 0)]]
