@@ -1,0 +1,46 @@
+"""Methods of preferences, batches of answers for them, and a model to compare with its base."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import onward
+from onward import fields
+from onward.data.examples import Encoder, tabulated
+from onward.data.packing import ExampleBatch, batch_of
+from onward.data.records import Record
+from onward.model.decoder import Decoder
+from onward.training.methods import Method
+
+from support.finetuning import method as method_of
+from support.finetuning import pairs, tokenizer
+
+
+def example_batch(method: str) -> ExampleBatch:
+    """Pairs or judged answers, two in each row."""
+    records = [Record(row, f"line {i}") for i, row in enumerate(pairs(4))]
+    table, _ = tabulated(method_of(method).examples(Encoder(tokenizer()), records), 96, "error")
+    return batch_of(table, [[i, i + 1] for i in range(0, len(table), 2)], by_example=True)
+
+
+def changed(base: Path, amount: float = 0.1) -> Decoder:
+    """The base after some training."""
+    model = onward.load(base).model
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * amount)
+    return model.train()
+
+
+def of(notation: str, **changes: Any) -> Any:
+    """A method from its notation, in which every loss of pairs has beta 0.3."""
+    made: Any = fields.part(Method, notation, "method")
+    terms = tuple((weight, with_beta(one)) for weight, one in getattr(made, "terms", ()))
+    return replace(made, terms=terms) if terms else replace(with_beta(made), **changes)
+
+
+def with_beta(method: Any) -> Any:
+    return replace(method, beta=0.3) if hasattr(method, "beta") else method
