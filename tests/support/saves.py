@@ -1,0 +1,22 @@
+"""The state that a save keeps, without a trainer."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.checkpoint.saves.state import TrainerState, training_tensors
+from onward.model.decoder import Decoder
+
+CPU = torch.device("cpu")
+
+
+def state_of(
+    model: Decoder,
+    optimizers: list[torch.optim.Optimizer],
+    progress: dict[str, Any],
+    average: dict[str, Tensor] | None = None,
+) -> TrainerState:
+    """Of a model, its optimizers and its average, with the names of frozen parameters in the progress."""
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    return TrainerState(training_tensors(model, optimizers, average), progress | {"frozen": frozen})
