@@ -1,0 +1,103 @@
+"""Steps compiled before the first token give the tokens of plain steps, and so do machines that cannot compile them."""
+
+import pwd
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from onward.cli import main
+from onward.compiled import linking
+from onward.generation.engine.engine import Engine
+from onward.generation.request import Request
+from onward.generation.sampling import Sampling
+from onward.model.decoder import Decoder
+
+from support.decoders import DECODERS
+from support.grids import first
+
+
+def test_steps_compiled_ahead_give_the_tokens_of_plain_steps(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Decoder(DECODERS["llama"]).eval()
+    found = []
+    for ahead in (False, True):
+        engine = Engine(model, rows=2, compile_after=None if not ahead else 16)
+        if ahead:
+            assert engine.compile(1, tmp_path) == ""
+        request = engine.add(Request([1, 2, 3], Sampling(temperature=0), 8))
+        list(engine.run())
+        assert any(engine.runner.steps.pool.free.values()) == ahead
+        found.append(request.tokens)
+    assert found[0] == found[1]
+
+
+def test_compile_says_how_long_it_took_or_why_steps_stay_plain(
+    tiny_run: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    words = ["generate", str(tiny_run), "the", "--max-new-tokens", "4", "--temperature", "0"]
+    assert main(words) == 0
+    plain = capsys.readouterr().out
+    assert main([*words, "--compile"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == plain
+    assert "decoding steps compiled in" in captured.err
+    assert str(tmp_path) in captured.err.replace("\n", "")
+
+
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])  # as for a container's user without a name
+
+
+HOMES: dict[str, tuple[Callable[[pytest.MonkeyPatch], object], int]] = {  # and the number of warnings
+    "none": (no_home, 0),
+    "no folder": (lambda monkeypatch: monkeypatch.setenv("HOME", "/dev/null"), 1),
+    "relative": (lambda monkeypatch: monkeypatch.setenv("HOME", "home"), 0),
+}
+
+
+@pytest.mark.parametrize("name", first(2, HOMES))
+def test_compile_without_a_home_to_write_to_gives_the_same_answer(
+    name: str, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    words = ["generate", str(tiny_run), "the", "--max-new-tokens", "4", "--temperature", "0"]
+    assert main(words) == 0
+    plain = capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    take_away, count = HOMES[name]
+    take_away(monkeypatch)
+    monkeypatch.setattr(linking, "KERNELS", {})  # compiled anew
+    assert main([*words, "--compile"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == plain
+    assert captured.err.count("is not kept") == count
+    assert not list(tmp_path.iterdir())
+
+
+# llvmlite is missing, finds no processor that it knows, or cannot load what it compiled
+BROKEN = {
+    "no library": "sys.modules['llvmlite'] = None",
+    "no target": "import llvmlite.binding as llvm; llvm.Target.from_default_triple = lambda: broken()",
+    "no engine": "import llvmlite.binding as llvm; llvm.create_mcjit_compiler = lambda *_: broken()",
+}
+
+
+@pytest.mark.parametrize("name", first(1, BROKEN))
+def test_where_nothing_can_be_compiled_the_plain_steps_give_the_same_tokens(
+    name: str, tiny_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["generate", str(tiny_run), "the", "--max-new-tokens", "20", "--temperature", "0", "--compile"]
+    start = "import sys\ndef broken(): raise RuntimeError('no machine code here')\n"
+    code = f"{start}{BROKEN[name]}\nfrom onward.cli import main\nsys.exit(main({words!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "steps stay plain" in done.stderr.replace("\n", " "), done.stderr
+    assert "Traceback" not in done.stderr
+    assert main(words[:-1]) == 0
+    assert done.stdout == capsys.readouterr().out
