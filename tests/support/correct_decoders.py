@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from support.mutants import AND
 from support.styles import STYLES, edited, made
+from support.substitutions import AND
 
 EDITS: dict[str, tuple[str, str]] = {
     **{style: (style, "") for style in STYLES},

@@ -7,7 +7,8 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from support.mutants import AND, KINDS
+from support.mutants import KINDS
+from support.substitutions import substituted
 
 STYLES = {path.stem: path.read_text() for path in sorted(Path(__file__).parent.glob("[!_]*.py"))}
 
@@ -24,12 +25,7 @@ def made(source: str) -> nn.Module:
 
 def edited(style: str, changes: str) -> str:
     """The source of a style with other lines."""
-    source = STYLES[style]
-    for change in changes.split(AND) if changes else []:
-        line, _, instead = change.partition(" => ")
-        assert line in source, f"{style} has no line {line!r}"
-        source = source.replace(line, instead)
-    return source
+    return substituted(STYLES[style], changes)
 
 
 def mutant(style: str, kind: str) -> nn.Module:
