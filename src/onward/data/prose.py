@@ -1,5 +1,5 @@
-"""Prose in Python source files: comments and docstrings, in paragraphs, without code, markup and licenses. Imports
-nothing heavy."""
+"""Prose in Python source files: comments and docstrings, in paragraphs, without code, markup and licenses. Importing
+this module does not import torch."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -8,8 +8,8 @@ PARAGRAPHS = re.compile(r"\n\s*\n")
 LICENSE = re.compile(r"copyright|licen[sc]e|all rights reserved|permission is hereby|warrant|redistribut|spdx", re.I)
 NOT_PROSE = re.compile(r"[-=#*~+/.]{5}|>>>|^\s*(\.\.|:)", re.M)  # rules, ellipses, examples, directives and fields
 CODE = re.compile(r"[=(){}\[\];_\\<>|]")
-MIN_CHARS, MIN_WORDS, MIN_LETTERS, MAX_CODE = 40, 7, 0.8, 0.04  # of a paragraph of prose; the last two are shares
-RUN = 8  # words in a row that no paragraph shares with a held-out text
+MIN_CHARS, MIN_WORDS, MIN_LETTERS, MAX_CODE = 40, 7, 0.8, 0.04  # of a paragraph of prose; the last two are fractions
+RUN = 8  # a paragraph is dropped if it shares this many words in a row with a held-out text
 
 
 def comments(source: str) -> Iterator[str]:
@@ -26,24 +26,24 @@ def comments(source: str) -> Iterator[str]:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Return the paragraphs of a text, which are separated by blank lines."""
+    """Split a text into paragraphs at blank lines."""
     return PARAGRAPHS.split(text)
 
 
 def words(text: str) -> str:
-    """Return a text with each stretch of white space as one space."""
+    """Return a text with each sequence of white space replaced by a single space."""
     return " ".join(text.split())
 
 
 def runs(text: str) -> Iterator[tuple[str, ...]]:
-    """Yield each run of RUN words of a text; the case of letters, punctuation and white space do not count."""
-    found = re.findall(r"\w+", text.lower())
-    return zip(*(found[start:] for start in range(RUN)))
+    """Yield each sequence of RUN consecutive words of a text, in lower case and without punctuation."""
+    lowered = re.findall(r"\w+", text.lower())
+    return zip(*(lowered[start:] for start in range(RUN)))
 
 
 def is_prose(text: str) -> bool:
-    """Return whether a paragraph is English prose, judged by its length and its characters: no code, example, table,
-    markup or license."""
+    """Return whether a paragraph is English prose, not code, an example, a table, markup or a license, according to its
+    length and its characters."""
     line = words(text)
     if len(line) < MIN_CHARS or line.count(" ") + 1 < MIN_WORDS or NOT_PROSE.search(text) or LICENSE.search(line):
         return False
@@ -52,16 +52,16 @@ def is_prose(text: str) -> bool:
 
 
 class NewProse:
-    """The paragraphs of prose that are neither in the texts read before nor near to a held-out text."""
+    """Selects paragraphs of prose that occur neither in earlier texts nor, in part, in a held-out text."""
 
     def __init__(self, known: Iterable[str], held_out: Iterable[str]) -> None:
-        """`known` are texts whose paragraphs are not new; paragraphs that share RUN words in a row with a text of
-        `held_out` are dropped, too."""
+        """`known` are texts whose paragraphs are not new. Paragraphs that share RUN words in a row with a text in
+        `held_out` are also dropped."""
         self.known = {words(paragraph) for text in known for paragraph in paragraphs(text)}
         self.held_out = {run for text in held_out for run in runs(text)}
 
     def of(self, text: str) -> str:
-        """Return the paragraphs of a text that are new prose, from now on known; "" if there is none."""
+        """Return the paragraphs of a text that are new prose, and mark them as known; "" if there are none."""
         return "\n\n".join(paragraph for paragraph in paragraphs(text) if self.is_new(paragraph))
 
     def is_new(self, paragraph: str) -> bool:

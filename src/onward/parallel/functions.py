@@ -14,7 +14,7 @@ reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distribu
 
 
 class Copy(torch.autograd.Function):
-    """The autograd function of the input of a divided module: the identity, whose gradient is summed over the
+    """The autograd function of the input of a divided module: the identity. The backward sums the gradient over the
     processes."""
 
     @staticmethod
@@ -28,8 +28,8 @@ class Copy(torch.autograd.Function):
 
 
 class Sum(torch.autograd.Function):
-    """The autograd function of the output of a divided module: the sum over the processes; the gradient is passed on
-    unchanged."""
+    """The autograd function of the output of a divided module: the sum over the processes. The backward returns the
+    gradient unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -41,8 +41,8 @@ class Sum(torch.autograd.Function):
 
 
 class Join(torch.autograd.Function):
-    """The autograd function that concatenates the parts `x` of a tensor, one per process, along a dimension in all
-    processes; in the backward each process keeps its part of the gradient."""
+    """The autograd function that concatenates the parts `x` of a tensor, one per process, along a dimension. In the
+    backward, each process keeps its part of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
@@ -56,8 +56,8 @@ class Join(torch.autograd.Function):
 
 class Gather(torch.autograd.Function):
     """The autograd function of the input of a divided module if the tokens are divided: it concatenates the parts `x`
-    of all processes along dimension 1, the tokens. In the backward gradients are summed over the processes, and each
-    process keeps its part of the sum."""
+    of all processes along dimension 1, the tokens. The backward sums the gradients over the processes, and each process
+    keeps its part of the sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -71,8 +71,8 @@ class Gather(torch.autograd.Function):
 
 class Scatter(torch.autograd.Function):
     """The autograd function of the output of a divided module if the tokens are divided: it sums `x` over the
-    processes, and each process keeps its part of the sum along dimension 1, the tokens. In the backward the parts of
-    the gradient are concatenated."""
+    processes, and each process keeps its part of the sum along dimension 1, the tokens. The backward concatenates the
+    parts of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -85,8 +85,8 @@ class Scatter(torch.autograd.Function):
 
 
 class Own(torch.autograd.Function):
-    """The autograd function by which each process keeps its part, along dimension 1, the tokens, of a tensor that all
-    processes have. In the backward the parts of the gradient are concatenated."""
+    """The autograd function that keeps this process's part, along dimension 1 (the tokens), of a tensor that all
+    processes have. The backward concatenates the parts of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -110,11 +110,11 @@ def scattered(x: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 def own_sum(parts: Sequence[Tensor], group: Any) -> Tensor:
-    """Return this process's element of a sequence of tensors of one shape, one for each process of a group, summed over
-    the processes, without gradient."""
-    of_all = torch.stack([*parts]).contiguous()  # a gradient of keys may be stored in another order
-    own = torch.empty_like(of_all[0])
-    reduce_scatter(own, of_all.flatten(0, 1), group=group)
+    """Sum a sequence of tensors of equal shape, one for each process of a group, over the processes, and return the sum
+    for this process, without gradient."""
+    stacked = torch.stack([*parts]).contiguous()  # the strides of a gradient of keys may be in another order
+    own = torch.empty_like(stacked[0])
+    reduce_scatter(own, stacked.flatten(0, 1), group=group)
     return own
 
 

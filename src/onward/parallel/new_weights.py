@@ -1,6 +1,6 @@
-"""New weights for a decoder that no process holds whole: the values that `Decoder(config)` draws in one process.
+"""New weights for a decoder that processes divide, equal to the weights that `Decoder(config)` draws in one process.
 
-Every process draws each matrix in turn and keeps its part of it.
+Every process draws all matrices, one at a time, and keeps its part of each.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ ALLOCATIONS = [getattr(torch.ops.aten, name) for name in ("empty", "zeros", "one
 
 
 class MatricesOnMeta(TorchDispatchMode):
-    """A context in which new tensors of two or more dimensions are on the meta device, to save memory. Random values
-    for them are drawn and dropped, so that the random generator advances as it would with them."""
+    """A context in which new tensors of two or more dimensions are on the meta device, to save memory. Their random
+    values are drawn and discarded, so that the random generator advances as without this context."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -33,9 +33,9 @@ class MatricesOnMeta(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-class DrawnWhole(TorchFunctionMode):
+class FullDraws(TorchFunctionMode):
     """A context in which a normal initialization of a divided parameter draws the values of the full parameter on the
-    CPU, and keeps this process's part; of a parameter on the meta device it keeps nothing."""
+    CPU, and keeps this process's part. For a parameter on the meta device, the values are discarded."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -49,9 +49,9 @@ class DrawnWhole(TorchFunctionMode):
 
 
 def new_decoder(config: DecoderConfig, seed: int) -> tuple[Decoder, Callable[[Decoder], None]]:
-    """Return a decoder with its matrices on the meta device, and a function that sets its weights once memory is
-    allocated for them: the same weights as of `torch.manual_seed(seed); Decoder(config)`, also if the processes divide
-    the decoder."""
+    """Return a decoder with its matrices on the meta device, and a function that sets its weights after memory has been
+    allocated. The weights equal those of `torch.manual_seed(seed); Decoder(config)`, even if processes divide the
+    decoder."""
     torch.manual_seed(seed)
     with MatricesOnMeta():
         model = Decoder(config)
@@ -59,7 +59,7 @@ def new_decoder(config: DecoderConfig, seed: int) -> tuple[Decoder, Callable[[De
 
     def fill(model: Decoder) -> None:
         torch.set_rng_state(generator)
-        with torch.no_grad(), DrawnWhole():
+        with torch.no_grad(), FullDraws():
             draw(whole_parameters(model).items(), config)
 
     return model, fill

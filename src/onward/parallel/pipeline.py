@@ -1,9 +1,10 @@
-"""Pipeline parallelism over a finished decoder: each stage holds a range of blocks; the first also has the embedding,
-the last the final norm and the head. The batches of a step are its microbatches, in the schedule 1F1B of
-torch.distributed.pipelining (Narayanan et al. 2021, Megatron-LM, section 2.2).
+"""Pipeline parallelism for an existing decoder. Each stage holds a range of blocks; the first stage also has the
+embedding, the last stage the final norm and the head. The batches of a step are its microbatches, in the schedule 1F1B
+of torch.distributed.pipelining (Narayanan et al. 2021, Megatron-LM, section 2.2).
 
-Every process of a pipeline reads the same batches, so only hidden states and their gradients are sent. A tied weight is
-held by the first and the last stage, which exchange their gradients after each step and so make the same updates.
+Every process of a pipeline reads the same batches, so only hidden states and their gradients are sent. The first and
+the last stage both hold a tied weight. They exchange its gradients after each step, and therefore make the same
+updates.
 
 Shapes: B windows, T tokens of each, D d_model, V vocabulary.
 """
@@ -27,12 +28,12 @@ from onward.errors import UserError
 from onward.model.decoder import Decoder, check, check_tokens
 from onward.parallel.parts import local
 
-FIRST = "embed_in", "embed_scale", "embed_norm", "dropout"  # modules of the first stage, beside embedding and position
-LAST = "norm", "embed_out", "logit_scale", "logit_softcap"  # modules of the last stage, beside the head
+FIRST = "embed_in", "embed_scale", "embed_norm", "dropout"  # modules of the first stage, with embedding and position
+LAST = "norm", "embed_out", "logit_scale", "logit_softcap"  # modules of the last stage, with the head
 
 
 def holds(name: str, config: DecoderConfig, stage: int, stages: int) -> bool:
-    """Return whether a stage has the parameter with this name, one outside of the blocks."""
+    """Return whether a stage has the parameter `name` of a decoder, outside of blocks."""
     module, is_first, is_last = name.partition(".")[0], stage == 0, stage == stages - 1
     if module == "embed":
         return is_first or (is_last and config.tied)
@@ -40,8 +41,9 @@ def holds(name: str, config: DecoderConfig, stage: int, stages: int) -> bool:
 
 
 class Absent(nn.Module):
-    """Stands for a module of another stage and passes hidden states on. `weight` is empty; it has the dtype and the
-    device of the model. `out_features` is that of an output head, the number of its logits in this process."""
+    """Replaces a module of another stage and returns its input, the hidden states. `weight` is empty and has the dtype
+    and the device of the model. If the module is an output head, `out_features` is the number of its logits in this
+    process."""
 
     def __init__(self, weight: Tensor, out_features: int = 0) -> None:
         super().__init__()
@@ -52,10 +54,10 @@ class Absent(nn.Module):
 
 
 class Pipeline:
-    """The stage of a decoder that this process holds, and the other stages; `split` makes it.
+    """This process's stage of a decoder in a pipeline; `split` creates it.
 
-    Outside of `backward`, all processes of a pipeline call the decoder's `hidden` and `logits` together, and each gets
-    the logits of the whole decoder. `outlines` are all parameters of the decoder on the meta device, by name.
+    Outside of `backward`, all processes of a pipeline must call the decoder's `hidden` and `logits` together, and each
+    gets the decoder's logits. `outlines` has all parameters of the decoder on the meta device, by name.
     """
 
     def __init__(self, model: Decoder, mesh: DeviceMesh) -> None:
@@ -80,11 +82,12 @@ class Pipeline:
         return self.stage == self.stages - 1
 
     def is_copy(self, parameter: Tensor) -> bool:
-        """Return whether the first stage holds a parameter of this one, too: the tied weight in the last stage."""
+        """Return whether a parameter of this stage is a copy of one in the first stage: the tied weight in the last
+        stage."""
         return self.model.config.tied and self.is_last and parameter is self.model.embed.weight
 
     def hidden(self, tokens: Tensor, positions: Tensor | None = None, cache: None = None) -> Tensor:
-        """Compute the output of this stage (B, T, D), from that of the previous one; see `Decoder.hidden`."""
+        """Compute the output of this stage (B, T, D) from the output of the previous stage; see `Decoder.hidden`."""
         compute = self.model.hidden_of_checked
         if self.in_step:
             return compute(tokens, positions, None)
@@ -99,8 +102,8 @@ class Pipeline:
         return output
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits (B, T, V) of the last stage in all stages, or their columns of this process's part of the
-        vocabulary; in other stages `hidden` gives the shape."""
+        """Compute the logits (B, T, V) in the last stage and return them in all stages; if the vocabulary is divided,
+        only the columns of this process's part. In other stages, only the shape of `hidden` is used."""
         if self.in_step:
             return Decoder.logits(self.model, hidden)
         if self.is_last:
@@ -111,13 +114,13 @@ class Pipeline:
         return logits
 
     def of_stages(self, value: Any) -> list[Any]:
-        """Return a value of each stage; all processes call this together."""
+        """Gather a value of each stage, in order; all processes must call this together."""
         values = [None] * self.stages
         distributed.all_gather_object(values, value, group=self.group)
         return values
 
     def empty(self, rows: int, length: int, device: torch.device | str | None = None) -> Tensor:
-        """Return memory for the hidden states of `rows` windows, by default on the device of the model."""
+        """Allocate a tensor for the hidden states of `rows` windows, by default on the device of the model."""
         model = self.model
         return torch.empty(rows, length, model.config.d_model, dtype=model.dtype, device=device or model.device)
 
@@ -129,8 +132,8 @@ class Pipeline:
         precision: Callable[[], AbstractContextManager[object]],
         auxiliary: Callable[[], Tensor | float],
     ) -> dict[str, Tensor]:
-        """Accumulate the gradients of the batches of a step, all of one shape and at least as many as stages. Returns
-        the sum that `module`, the loss, reports in the last stage.
+        """Accumulate the gradients of the batches of a step. The batches have equal shapes, and there are at least as
+        many as stages. Returns the sum that `module`, the loss, reports in the last stage.
 
         `count` divides the losses, `precision` makes the context of a forward, and `auxiliary` returns the auxiliary
         loss of the experts of a stage in its last forward. Raises a UserError for a loss that reports other sums, too.
@@ -188,7 +191,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Step:
-    """The arguments of `Pipeline.backward`, and the sums that the last stage reports of each batch."""
+    """The arguments of `Pipeline.backward`, and the sums that the last stage reports for each batch."""
 
     module: nn.Module
     batches: Sequence[Any]
@@ -199,7 +202,8 @@ class Step:
 
 
 class WithLoss(torch.autograd.Function):
-    """The identity of hidden states, whose backward is also that of a loss, a number; of a float it has none."""
+    """The identity of the hidden states `x`, whose backward also starts the backward of `loss`, a scalar tensor (or a
+    float, without a backward)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor | float) -> Tensor:
@@ -212,7 +216,7 @@ class WithLoss(torch.autograd.Function):
 
 
 class Stage(PipelineStage):
-    """A stage whose shards sum gradients over replicas in the last backward of a step alone."""
+    """A stage whose shards sum gradients over replicas only in the last backward of a step."""
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
@@ -225,8 +229,8 @@ class Stage(PipelineStage):
 
 
 class Microbatches(nn.Module):
-    """The module of a stage for torch's schedule: computes a microbatch from its number and, except in the first stage,
-    the hidden states (B, T, D) that the stage before has sent."""
+    """The module of a stage for torch's schedule. It computes a microbatch, given its index and, except in the first
+    stage, the hidden states (B, T, D) from the previous stage."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__()
@@ -237,7 +241,7 @@ class Microbatches(nn.Module):
         """Return the hidden states to send or, in the last stage, the part of the mean loss."""
         pipeline, step, model = self.pipeline, self.step, self.pipeline.model
         batch = step.batches[int(index)]
-        torch.manual_seed(batch.seed + pipeline.stage)  # of the dropout
+        torch.manual_seed(batch.seed + pipeline.stage)  # seeds dropout
         if received:
             batch = batch.changed(tokens=received[0])
         with step.precision():
@@ -250,8 +254,8 @@ class Microbatches(nn.Module):
 
 
 def split(model: Decoder, mesh: DeviceMesh) -> None:
-    """Leave in a decoder the modules of this process's stage, in place; `mesh` has the axis `pipeline` alone.
-    Parameters keep their names."""
+    """Replace the modules of other stages in a decoder, in place; `mesh` has only the axis `pipeline`. Parameters keep
+    their names."""
     pipeline = Pipeline(model, mesh)
     absent = Absent(torch.empty(0, dtype=model.dtype, device=mesh.device_type))
     layers = layers_of_stage(model.config.n_layers, pipeline.stages, pipeline.stage)

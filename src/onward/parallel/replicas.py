@@ -19,19 +19,19 @@ Item = TypeVar("Item")
 
 
 class SharedError(UserError):
-    """A UserError of one process that all processes raise, so that they go on alike."""
+    """A UserError of one process that all processes raise, so that they stay in step."""
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """The processes that divide work, with the rank of this one; by default one process, which does all of it.
+    """The processes that divide independent work. The default is a single process, which does all work.
 
-    `mesh` has `replicate` replicas of the model, each divided over `tensor` processes, which do the same work together.
-    All processes make the same calls in the same order. An error of the user in one process is raised by all, and calls
-    that differ, for example because files do, are an error too.
+    `mesh` has `replicate` replicas of the model. Each replica is divided over `tensor` processes, which do the same
+    work together. All processes must make the same calls in the same order. If one process raises a UserError, all
+    processes raise it. They also raise an error if their calls differ, for example because their files differ.
     """
 
-    rank: int = 0  # of this process
+    rank: int = 0  # rank of this process
     mesh: Mesh = Mesh()
     devices: DeviceMesh | None = None  # torch's DeviceMesh; None if each process holds the whole model
 
@@ -42,7 +42,7 @@ class Replicas:
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the first of its replica, whose results count."""
+        """Whether this process is the first process of its replica, whose results are used."""
         return self.rank % self.mesh.tensor == 0
 
     def share(self, items: Iterable[Item]) -> Iterator[Item]:
@@ -50,31 +50,31 @@ class Replicas:
         return islice(items, self.rank // self.mesh.tensor, None, self.count)
 
     def together(self, name: str, work: Callable[[], T]) -> list[T]:
-        """Call `work` in all processes at the same time, and return the results of all, by rank. `name` is the name of
-        the work, equal in all processes, for the check and for messages. Raises a SharedError if a process raises a
-        UserError or does other work."""
+        """Call `work` in all processes at the same time, and return the results of all processes, by rank. `name` names
+        the work in messages, and must be equal in all processes. Raises a SharedError if a process raises a UserError
+        or passes another name."""
         if self.mesh.count == 1:
             return [work()]
         outcome: T | UserError
         try:
             outcome = work()
-        except SharedError:  # which the other processes have raised, too
+        except SharedError:  # the other processes have raised it, too
             raise
         except UserError as error:
             outcome = error
         outcomes: list[Any] = [None] * self.mesh.count
         distributed.all_gather_object(outcomes, (name, outcome))
-        if failed := [one for _, one in outcomes if isinstance(one, UserError)]:
+        if failed := [result for _, result in outcomes if isinstance(result, UserError)]:
             raise SharedError(str(failed[0]))
-        if other := next((rank for rank, (its, _) in enumerate(outcomes) if its != outcomes[0][0]), 0):
+        if other := next((rank for rank, (work_name, _) in enumerate(outcomes) if work_name != outcomes[0][0]), 0):
             raise SharedError(
                 f"rank {other} computes {outcomes[other][0]}, and rank 0 {outcomes[0][0]}: give all ranks the same "
                 "model, files and versions"
             )
-        return [one for _, one in outcomes]
+        return [result for _, result in outcomes]
 
     def first(self, name: str, work: Callable[[], T]) -> T:
-        """Call `work` in the first process alone, and return its result in all; see `together`."""
+        """Call `work` in the first process only, and return its result in all processes; see `together`."""
         result: Any = self.together(name, lambda: None if self.rank else work())[0]
         return result  # type: ignore[no-any-return]
 
@@ -94,7 +94,7 @@ def tensor_axis(model: Decoder) -> int:
 
 
 def cache_config(model: Decoder) -> DecoderConfig:
-    """Return the configuration of a KV cache for a model: that of the model or, if a tensor axis divides the heads, one
-    with the key/value heads of this process."""
+    """Return the configuration of a KV cache for a model: the model's configuration or, if a tensor axis divides the
+    heads, a copy with the number of this process's key/value heads."""
     heads = max(1, model.config.n_kv_heads // tensor_axis(model))
     return replace(model.config, n_kv_heads=heads) if heads < model.config.n_kv_heads else model.config

@@ -1,9 +1,9 @@
-"""The residual stream of a decoder that a tensor axis divides: between the branches each process has a part of the
-tokens, so that norms and sums are computed once and their activations are divided (Korthikanti et al. 2022, Reducing
-Activation Recomputation, section 4.2.2).
+"""The residual stream of a decoder on a tensor axis. Between the branches, each process has a part of the tokens, so
+that norms and sums are computed once and their activations are divided (Korthikanti et al. 2022, Reducing Activation
+Recomputation, section 4.2.2).
 
-A branch (the attention or the feed-forward of a block) receives all tokens and returns those of this process. If the
-processes do not divide the tokens of a call, each has all of them.
+A branch (the attention or the feed-forward of a block) receives all tokens and returns the tokens of this process. If
+the processes do not divide the tokens of a call, each process has all tokens.
 
 Shapes: B batch, T tokens, D d_model, n processes.
 """
@@ -22,9 +22,9 @@ from onward.parallel.functions import Copy, Gather, Join, Own, Scatter, Sum
 
 
 class Stream:
-    """The residual stream of a decoder whose layers the n processes of a mesh with one axis divide: between the
-    branches (attention and feed-forward) each process has only T / n of the T tokens (sequence parallelism). It
-    registers its hooks on the blocks in place. `divided` says whether the tokens are divided in the block that runs."""
+    """The residual stream of a decoder whose layers are divided over the n processes of a mesh with one axis. Between
+    the branches (attention and feed-forward), each process has only T / n of the T tokens (sequence parallelism). The
+    constructor changes the blocks in place. `divided` says whether the tokens are divided in the block that runs."""
 
     def __init__(self, model: Decoder, mesh: DeviceMesh) -> None:
         self.mesh, self.group, self.divided = mesh, mesh.get_group(), False
@@ -35,8 +35,8 @@ class Stream:
         self.between(model.blocks[0], model.blocks[-1])
 
     def between(self, first: nn.Module, last: nn.Module) -> None:
-        """Divide the tokens from the block `first` to the block `last`, such as those of a pipeline stage, and in no
-        other block."""
+        """Divide the tokens from the block `first` to the block `last`, for example the blocks of a pipeline stage, and
+        in no other block."""
         for hook in self.hooks:
             hook.remove()
         self.hooks = [first.register_forward_pre_hook(self.begin), last.register_forward_hook(self.end)]
@@ -48,8 +48,8 @@ class Stream:
         return (Own.apply(x, self.mesh) if divides_tokens(x.size(1), self.mesh.size()) else x), context
 
     def run(self, forward: Any, block: nn.Module, x: Tensor, context: AttentionContext) -> Tensor:
-        """Call `forward`, the forward of a block, with the hidden states x and the attention context, and set `divided`
-        for it; also for the recomputation of activations."""
+        """Set `divided` for a block and call its forward, `forward`, with the hidden states x and the attention
+        context; also called when activations are recomputed."""
         self.divided = is_part(x, context)
         try:
             return forward(x, context)  # type: ignore[no-any-return]
@@ -67,13 +67,13 @@ class Stream:
         return Gather.apply(x, self.mesh) if self.divided else Copy.apply(x, self.group)  # type: ignore[no-any-return]
 
     def leave(self, y: Tensor) -> Tensor:
-        """Return the output `y` of a branch, of which each process has computed a summand for all tokens, as the sum
-        over the processes, for the tokens that this process keeps between branches."""
+        """Sum the output `y` of a branch, computed for all tokens, over the processes, and return the sum for the
+        tokens that this process keeps between branches."""
         return Scatter.apply(y, self.mesh) if self.divided else Sum.apply(y, self.group)  # type: ignore[no-any-return]
 
     def weight(self, parameter: Tensor) -> Tensor:
-        """Return a parameter between branches, such as a norm's weight; if each process has only a part of the tokens,
-        its gradient is summed over the processes."""
+        """Return a parameter that is used between branches, such as a norm's weight. If the tokens are divided, the
+        backward sums its gradient over the processes."""
         return Copy.apply(parameter, self.group) if self.divided else parameter  # type: ignore[no-any-return]
 
 

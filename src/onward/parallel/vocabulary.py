@@ -1,6 +1,6 @@
-"""The vocabulary divided over the processes of a tensor axis: each has some rows of the embedding and of the head, and
-losses read logits of which each process has some columns, so that whole ones are never gathered (Shoeybi et al. 2019,
-section 3).
+"""The vocabulary divided over the processes of a tensor axis. Each process has some rows of the embedding and of the
+head, and some columns of the logits. Losses read these columns, so the full logits are never gathered (Shoeybi et al.
+2019, section 3).
 
 Shapes: N tokens, D d_model, V vocabulary, n processes.
 """
@@ -19,16 +19,16 @@ from onward.kernels.cross_entropy import cross_entropy
 from onward.model.decoder import Decoder
 from onward.parallel.functions import Copy, Join, Sum, reduced
 
-MAX_LOGITS = 1 << 25  # in memory at once: 128 MiB in fp32
+MAX_LOGITS = 1 << 25  # elements in memory at once: 128 MiB in fp32
 
 
 def rows_at_once(columns: int) -> int:
-    """Return the number of tokens whose logits are in memory at once, given the number of logits of each."""
+    """Return the number of tokens whose logits are in memory at once, given the number of logits per token."""
     return max(1, MAX_LOGITS // columns)
 
 
 class Scores:
-    """The logits (N, V) of N tokens, and the numbers that losses compute from them in at least fp32, such as
+    """The logits (N, V) of N tokens, and values computed from them in at least fp32 for losses, such as
     log-probabilities."""
 
     def __init__(self, logits: Tensor) -> None:
@@ -60,8 +60,8 @@ class Scores:
 
 
 class DividedScores(Scores):
-    """Scores of logits over a vocabulary that n processes divide: this process has those of its part, (N, V / n). Each
-    result is reduced over the processes, which must all ask for the same results in the same order."""
+    """Scores over a vocabulary that is divided over n processes: this process has the logits of its part, (N, V / n).
+    Each result is reduced over the processes, so all processes must request the same results in the same order."""
 
     def __init__(self, logits: Tensor, vocabulary: Vocabulary) -> None:
         super().__init__(logits)
@@ -90,9 +90,9 @@ class DividedScores(Scores):
 
 class Vocabulary:
     """The vocabulary of V tokens of a decoder, divided over the n processes of a mesh with one axis: this process has V
-    / n rows of the embedding and of the head. It replaces the forward of the decoder's embedding, which then looks up
-    each token in the process that has it, and the decoder's `logits`, which then gathers the logits of all processes;
-    `scores` does not gather them."""
+    / n rows of the embedding and of the head. The constructor replaces the forward of the decoder's embedding, which
+    then looks up each token in the process that has its row. It also replaces the decoder's `logits`, which then
+    gathers the logits of all processes; `scores` does not gather logits."""
 
     def __init__(self, model: Decoder, mesh: DeviceMesh) -> None:
         self.group, self.part = mesh.get_group(), mesh.get_local_rank()
@@ -106,27 +106,28 @@ class Vocabulary:
         model.head.register_forward_pre_hook(lambda _, inputs: (Copy.apply(inputs[0], self.group),))
 
     def vectors(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings (..., D) of token ids (...), summed over the processes, of which each has some rows."""
+        """Return the embeddings (..., D) of token ids (...), summed over the processes, which each look up their own
+        rows."""
         rows, foreign = self.rows_of(tokens)
         vectors = F.embedding(rows, self.embed.weight)
         return Sum.apply(vectors.masked_fill(foreign[..., None], 0), self.group)  # type: ignore[no-any-return]
 
     def scores(self, hidden: Tensor) -> DividedScores:
-        """Return the DividedScores of hidden states (N, D), of which this process computes the logits of its part of
-        the vocabulary."""
+        """Return the DividedScores of hidden states (N, D). This process computes only the logits of its part of the
+        vocabulary."""
         return DividedScores(self.logits(hidden), self)
 
     def rows_of(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return, for token ids of any shape, the row of each among this process's rows, 0 for a token of another
-        process; and whether the token is of another process. An id outside the vocabulary stays outside of the rows, so
-        that looking it up is an error."""
+        """Return two tensors for token ids of any shape: the index of each token among this process's rows (0 for
+        tokens of other processes), and whether the token belongs to another process. An id outside the vocabulary gets
+        an index outside the rows, so its lookup raises an error."""
         rows = tokens - self.part * self.own
         foreign = (tokens >= 0) & (tokens < self.size) & ((rows < 0) | (rows >= self.own))
         return rows.masked_fill(foreign, 0), foreign
 
 
 def scores(model: Any, hidden: Tensor) -> Scores:
-    """Return the Scores of a decoder for hidden states (N, D): the logits that its head computes, with methods for the
-    numbers that losses need."""
+    """Return the Scores of a decoder for hidden states (N, D): the logits from its head, with methods for the values
+    that losses need."""
     vocabulary: Vocabulary | None = getattr(model, "vocabulary", None)
     return vocabulary.scores(hidden) if vocabulary else Scores(model.logits(hidden))
