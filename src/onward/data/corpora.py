@@ -54,7 +54,7 @@ DOWNLOADS = {
         "public domain",
     ),
 }
-HELD_OUT = 0.1008  # fraction of the bytes of `embedded`, on Python 3.11 those that `onward train embedded` holds out
+HELD_OUT = 0.1008  # fraction of the bytes of `embedded`, as `onward train embedded` holds out on Python 3.11
 
 
 @cache
