@@ -25,7 +25,6 @@ from onward.families import Family
 from onward.families._experts import FUSED, LLAMA, stack_module
 from onward.model.adapters import Adapter
 from onward.model.decoder import Decoder
-from onward.parallel.parts import gathered
 from onward.transforms.factors import orthonormal, principal
 from onward.transforms.lora import Target
 from onward.transforms.quantize import QuantizedLinear
@@ -118,6 +117,8 @@ class Joined:
 def joined(stored: AdaptedWeight, adapters: Mapping[str, Adapter], targets: Mapping[str, Target]) -> Joined:
     """Join the adapters of Decoder's weights (`adapters`, by name) to the adapter of the weight `stored` in the
     family's files. If they have different A, the ranks add up: the new A stacks them, and B is block-diagonal."""
+    from onward.parallel.parts import gathered  # which imports DTensors, for half a second
+
     factors = {our: adapters[our].factors() for our in stored.ours if our in adapters}
     present = [adapters[our] for our in factors]
     every = [a.detach() for a, _ in factors.values()]

@@ -51,7 +51,6 @@ from onward.files import atomic_write, flush, read_json
 from onward.model.adapters import Adapter
 from onward.model.decoder import Decoder
 from onward.model.deferred import assign, values
-from onward.parallel.parts import gathered
 from onward.transforms.heads import NAME, add_head, head_labels
 from onward.transforms.lora import (
     adapter_names,
@@ -177,6 +176,8 @@ def embedding(kind: Family, model: Decoder) -> str:
 def full_parameters(kind: Family, model: Decoder) -> Iterator[tuple[str, Tensor]]:
     """Yield (name in the family's files, tensor) for each parameter that is trained fully, not by an adapter; if only a
     part of a fused tensor is trained, the whole fused tensor."""
+    from onward.parallel.parts import gathered  # which imports DTensors, for half a second
+
     every = dict(model.named_parameters())
     trained = {n: p for n, p in every.items() if p.requires_grad and "_lora." not in n}
     for their, our, *fix in kind.names(model.config):
