@@ -115,6 +115,21 @@ def test_failure_is_one_sentence_of_a_rank_and_a_line_of_the_other(failure: str,
     assert all(isinstance(outcome, UserError) for outcome in outcomes[: len(expected)]) == (failure != "a bug")
 
 
+def start_apart(text: Path, folder: Path, processes: Processes) -> None:
+    """Start a run in a folder that only this process has."""
+    own = folder / f"machine {processes.rank}"
+    own.mkdir()
+    os.chdir(own)
+    Run.start(config(text, Path("run"), accumulation=2))
+
+
+def test_processes_without_a_common_disk_are_named(story_file: Path, tmp_path: Path) -> None:
+    outcomes = run_ranks(fail, tmp_path, *[partial(start_apart, story_file, tmp_path)] * 2)
+    assert str(outcomes[0]) == "rank 0 ended because rank 1 ended"
+    assert str(outcomes[1]).startswith("rank 1: there is no folder run on ")
+    assert str(outcomes[1]).endswith(", and rank 0 has made it: choose one on a disk that all processes share")
+
+
 MISTAKES = {
     "a missing text": ("missing.txt --accumulation 2", "missing.txt does not exist"),
     "an existing run": ("story.txt --accumulation 2 --out made", "made holds a run already"),

@@ -103,8 +103,8 @@ class Launch:
                 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())  # % for --device cpu
             with meeting():
                 store, rank, count = next(distributed.rendezvous("env://"))
-                # torchrun's store outlives the processes that torchrun restarts
-                store = distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+                if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # it outlives processes that are restarted
+                    store = distributed.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
                 await_all(store, rank, count)
             LAUNCHES.append(cls(rank, count, distributed.PrefixStore("onward", store)))
             atexit.register(leave)  # the group's threads must not outlive Python

@@ -76,15 +76,20 @@ def run_command(config: RunConfig | Path, as_json: bool, mesh: str = "") -> int:
 
 
 def after_restart(config: RunConfig | Path) -> RunConfig | Path | None:
-    """Return what to train after torchrun has restarted the processes because of a failure: the run's folder if the run
-    has a save to resume from, `config` if it has none, and None if the run has finished. Without a restart, return
-    `config`."""
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
-        return config
+    """Return what to train after torchrun has restarted the processes, because of a failure or because another machine
+    has joined the job: the run's folder if the run has a save to resume from, `config` if it has none, and None if the
+    run has finished. Without a restart, return `config`."""
     from onward.checkpoint.saves.folder import saves
     from onward.training.processes import Processes
+    from onward.training.run.lock import of_this_job, this_job
 
     folder = Path(config.out) if isinstance(config, RunConfig) else config
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    if this_job():  # each machine counts its own restarts, and none when another machine joins
+        begun = restarted
+        restarted = bool(Processes.join().agreed(lambda: "again" if begun or of_this_job(folder) else ""))
+    if not restarted:
+        return config
     if Processes.join().agreed(lambda: "finished" if (folder / "result.json").exists() else "") == "finished":
         return None
     begun = Processes.join().agreed(lambda: "begun" if saves(folder) else "") == "begun"

@@ -19,8 +19,22 @@ STARTED = datetime.now().isoformat(" ", "seconds")
 
 
 def this_process() -> str:
-    """Describe this process in words: process id, host and start time."""
-    return f"process {os.getpid()} on {socket.gethostname()}, started {STARTED}"
+    """Describe this process in words: process id, host, start time and, if torchrun was given one, the job."""
+    named = f" in job {job}" if (job := this_job()) else ""
+    return f"process {os.getpid()} on {socket.gethostname()}, started {STARTED}{named}"
+
+
+def this_job() -> str:
+    """Return the name of the job that torchrun was given (--rdzv-id); "" without one."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "none").removeprefix("none")
+
+
+def of_this_job(folder: Path) -> bool:
+    """Return whether the last process that held the lock of a run folder was in the same job as this process."""
+    try:
+        return bool(this_job()) and (folder / LOCK).read_text().endswith(f" in job {this_job()}")
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager

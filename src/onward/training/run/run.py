@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from socket import gethostname
 from time import perf_counter
 
 import torch
@@ -120,6 +121,11 @@ class Run(Shown):
         folder, processes = Path(config.out), processes or Processes.join()
         if processes.rank:
             processes.wait()
+            if not folder.exists():
+                raise UserError(
+                    f"there is no folder {folder} on {gethostname()}, and rank 0 has made it: choose one on a disk that "
+                    "all processes share"
+                )
             run = cls.opened(folder, loss, processes, new=processes.agreed(lambda: "") == "new")
             run.fresh = processes.sum([0.0]) == [1.0]
             return run
