@@ -1,6 +1,6 @@
-"""Several GPUs compute as one, by nccl; skipped where there are none."""
+"""Several GPUs compute as one, by nccl; skipped where there are none. The same cases on CPUs, which are `long`, show
+that the tests themselves work."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,29 +33,30 @@ def losses(decoder: DecoderConfig, mesh: str, device: str, length: int, options:
     model = Decoder(decoder).to(device)
     settings: dict[str, Any] = {"precision": "fp32", "learning_rate": 1e-3, "warmup": 0, "steps": 10} | options
     trainer = build_trainer(RunConfig(**settings), model, processes)
-    tokens = torch.randint(decoder.vocab_size, (2, length), generator=torch.Generator().manual_seed(1)).to(device)
+    tokens = torch.randint(decoder.vocab_size, (4, length), generator=torch.Generator().manual_seed(1)).to(device)
     batches = [Batch(row[None], row[None].roll(-1)) for row in tokens]
     steps = [trainer.train_step(StepPlan(batches[processes.batch_rank :: processes.mesh.data])) for _ in range(3)]
     return [figure for step in steps for figure in (step.loss, step.grad_norm)]
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
+MESHES = "replicate=2", "shard=2", "context=2", "tensor=2", "pipeline=2"
+OF_FOUR = "replicate=2 shard=2", "shard=2 tensor=2", "pipeline=2 shard=2", "shard=2 context=2"
+OPTIONS: dict[str, dict[str, Any]] = {"fp32": {}, "compiled": {"compile": True}, "bf16": {"precision": "bf16"}}
+CASES = [
+    (mesh, name) for mesh in (*MESHES, *OF_FOUR) for name in OPTIONS if ("context" in mesh) <= (name != "compiled")
+]
 
 
-@pytest.mark.skipif(GPUS < 2, reason=f"needs two GPUs, and there are {GPUS}")
-@pytest.mark.parametrize("options", [{}, {"compile": True}, {"precision": "bf16"}], ids=["fp32", "compiled", "bf16"])
-@pytest.mark.parametrize("mesh", ["replicate=2", "shard=2", "context=2", "tensor=2"])
-def test_two_gpus_train_as_one(mesh: str, options: dict[str, Any], two: Ranks) -> None:
-    if "context" in mesh and "compile" in options:
-        pytest.skip("a context axis is not compiled")
-    expected = losses(LLAMA, "", "cuda", 12, options)
-    tolerance = 1e-2 if options.get("precision") else 1e-4
-    for found in two.run(losses, LLAMA, mesh, "cuda", 12, options):
-        assert found == pytest.approx(expected, rel=tolerance)
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.long), "cuda"])
+@pytest.mark.parametrize(("mesh", "options"), CASES)
+def test_devices_train_as_one(mesh: str, options: str, device: str, request: pytest.FixtureRequest) -> None:
+    count = Mesh.parse(mesh).count
+    if device == "cuda" and count > GPUS:
+        pytest.skip(f"needs {count} GPUs, and there are {GPUS}")
+    ranks: Ranks = request.getfixturevalue("two" if count == 2 else "four")
+    expected = losses(LLAMA, "", device, 12, OPTIONS[options])
+    for found in ranks.run(losses, LLAMA, mesh, device, 12, OPTIONS[options]):
+        assert found == pytest.approx(expected, rel=1e-2 if options == "bf16" else 1e-4)
 
 
 @pytest.mark.skipif(GPUS < 1, reason="needs a GPU")

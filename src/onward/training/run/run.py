@@ -123,8 +123,8 @@ class Run(Shown):
             processes.wait()
             if not folder.exists():
                 raise UserError(
-                    f"there is no folder {folder} on {gethostname()}, and rank 0 has made it: choose one on a disk that "
-                    "all processes share"
+                    f"there is no folder {folder} on {gethostname()}, and rank 0 has made it: choose one on a disk "
+                    "that all processes share"
                 )
             run = cls.opened(folder, loss, processes, new=processes.agreed(lambda: "") == "new")
             run.fresh = processes.sum([0.0]) == [1.0]
