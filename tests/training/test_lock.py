@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from onward.errors import UserError
-from onward.training.run.lock import LOCK, is_running
+from onward.training.run.lock import LOCK, is_running, of_this_job, run_lock
 from onward.training.run.run import Run
 
 from support.runs import config
@@ -44,6 +44,23 @@ def test_run_that_another_process_has_trained_meanwhile_is_not_continued(story_f
     (run.folder / LOCK).write_text("process 7 on there, started then")
     with pytest.raises(UserError, match="process 7 on there, started then, has trained in"):
         next(iter(run.train()))
+
+
+JOBS = [("eight", "text", True), ("eight", "other", False), ("nine", "text", False), ("none", "text", False)]
+
+
+@pytest.mark.parametrize(("job", "word", "same"), JOBS)
+def test_a_job_is_recognized_by_its_name_and_its_command(
+    job: str, word: str, same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(job: str, word: str) -> None:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", job)
+        monkeypatch.setattr(sys, "argv", ["onward", "train", word])
+
+    begin("none" if job == "none" else "eight", "text")
+    with run_lock(tmp_path):
+        begin(job, word)
+    assert of_this_job(tmp_path) == same
 
 
 ONWARD = [sys.executable, "-m", "onward", "train"]

@@ -84,13 +84,14 @@ def after_restart(config: RunConfig | Path) -> RunConfig | Path | None:
     from onward.training.run.lock import of_this_job, this_job
 
     folder = Path(config.out) if isinstance(config, RunConfig) else config
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if this_job():  # each machine counts its own restarts, and none when another machine joins
-        begun = restarted
-        restarted = bool(Processes.join().agreed(lambda: "again" if begun or of_this_job(folder) else ""))
-    if not restarted:
+        restarts = int(Processes.join().agreed(lambda: str(restarts or int(of_this_job(folder)))))
+    if not restarts:
         return config
     if Processes.join().agreed(lambda: "finished" if (folder / "result.json").exists() else "") == "finished":
+        if not Processes.join().rank:
+            console.print(f"the run in {folder} has finished", markup=False, soft_wrap=True)
         return None
     begun = Processes.join().agreed(lambda: "begun" if saves(folder) else "") == "begun"
     return folder if begun else config

@@ -5,12 +5,15 @@ RUN/train.lock is locked with flock, which also works over NFS. The file names t
 """
 
 import fcntl
+import json
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from zlib import crc32
 
 from onward.errors import UserError
 
@@ -25,8 +28,10 @@ def this_process() -> str:
 
 
 def this_job() -> str:
-    """Return the name of the job that torchrun was given (--rdzv-id); "" without one."""
-    return os.environ.get("TORCHELASTIC_RUN_ID", "none").removeprefix("none")
+    """Return the name of the job that torchrun was given (--rdzv-id) with a checksum of the command, so that the same
+    job with other options is another; "" without a job."""
+    job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return "" if job == "none" else f"{job}, command {crc32(json.dumps(sys.argv[1:]).encode()):08x}"
 
 
 def of_this_job(folder: Path) -> bool:
