@@ -247,6 +247,7 @@ def graphs() -> int:
     return counters["stats"].pop("unique_graphs", 0)
 
 
+@pytest.mark.long
 def test_blocks_of_a_tensor_axis_are_compiled_once_for_all_layers(two: Ranks) -> None:
     two.run(graphs)
     assert_equal_to_one_process(two, "compiled", "tensor=2")

@@ -16,6 +16,7 @@ from onward.model.decoder import Decoder
 from onward.planning.evaluation import memory_of_questions, memory_of_text
 from onward.planning.memory import weight_bytes
 
+from support.grids import thinned
 from support.heap import HeapPeak
 from support.peak import decoder
 
@@ -35,8 +36,9 @@ def read_questions(model: Decoder) -> None:
 WORKS: dict[Callable[[Decoder], None], Any] = {read_text: memory_of_text, read_questions: memory_of_questions}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("read", WORKS)
+@pytest.mark.parametrize(
+    ("read", "dtype"), thinned({read.__name__: read for read in WORKS}, [torch.float32, torch.bfloat16])
+)
 def test_planned_memory_is_enough_and_little_more(
     read: Callable[[Decoder], None], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

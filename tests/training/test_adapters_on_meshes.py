@@ -51,7 +51,7 @@ SHARDS_ONLY = "dora, tokens, full modules and biases", "frozen, then pissa", "ol
 CASES = [(way, "shard=2") for way in WAYS] + [(way, "tensor=2") for way in WAYS if way not in SHARDS_ONLY]
 
 
-@pytest.mark.parametrize("case", first(4, CASES), ids=" on ".join)
+@pytest.mark.parametrize("case", first(2, CASES), ids=" on ".join)
 def test_adapters_begin_and_learn_as_in_one_process(case: tuple[str, str], two: Ranks, tmp_path: Path) -> None:
     """The first save has the bytes of that of one process."""
     way, mesh = case
