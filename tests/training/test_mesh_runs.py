@@ -205,7 +205,7 @@ def harmful_once(model: Decoder, batch: Batch) -> Any:
     return loss * (float("nan") if batch.seed == 36 else 1), *(one * (loss / loss).detach() for one in reported)
 
 
-@pytest.mark.parametrize("mesh", first(1, ["pipeline=2", "shard=2", "tensor=2", "context=2"]))
+@pytest.mark.parametrize("mesh", first(1, ["pipeline=2", "shard=2", "tensor=2"]))
 def test_processes_of_a_mesh_roll_back_together(
     mesh: str, settings: dict[str, Any], two: Ranks, tmp_path: Path
 ) -> None:
