@@ -31,10 +31,12 @@ csv.field_size_limit(1 << 26)
 
 @dataclass(frozen=True)
 class Record:
-    """A row of a table: its values by column, and its location for messages, such as "data.jsonl line 3"."""
+    """A row of a table: its values by column, its location for messages, such as "data.jsonl line 3", and its
+    source."""
 
     values: Mapping[str, Any]
     place: str  # location for messages: data.jsonl line 3
+    source: str = ""  # as it was named: a file, a folder, a glob or a dataset
 
 
 def read_records(source: str) -> Iterator[Record]:

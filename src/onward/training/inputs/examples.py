@@ -15,13 +15,14 @@ from onward import fields
 from onward.checkpoint.load import open_source
 from onward.config.mixtures import MovingWeight
 from onward.data.curricula import interleaving
-from onward.data.examples import Encoder, Examples, held_out, tabulated
+from onward.data.examples import Encoder, Examples
 from onward.data.forms import with_fields
 from onward.data.mixtures import SET, MixedRows, joined, one_set, weighted
 from onward.data.packing import PackedExamples, batch_of
 from onward.data.progress import Progress, silent
 from onward.data.records import Record
 from onward.data.shapes import Records
+from onward.data.tables import held_out, tabulated
 from onward.data.windows import TrainingWindows
 from onward.device import choose_device
 from onward.errors import UserError
@@ -134,7 +135,7 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
 
     def table(sources: Sequence[str]) -> Examples:
         progress("reading examples", 0, 0)
-        rows = Records(sources, config.columns)
+        rows = Records(sources, config.columns, config.ignore)
         records: Iterable[Record] = rows
         if isinstance(method, PolicyMethod) and method.reward:
             records = with_fields(records, method.reward.needs, fields.notation(method.reward))
