@@ -74,10 +74,13 @@ class Encoder:
         """Return one sequence of all `texts`, such as a text and a second text to compare, each followed by the end
         token or, in a vocabulary without one, by a line break; all tokens are trained."""
         tokens = self.tokenizer.begin([])
-        for text in texts:
+        for i, text in enumerate(texts):
             check_text(text, "text or pair")
-            tokens = tokens + self.tokenizer.encode(text, special=False)
-            tokens = tokens + (self.end or self.tokenizer.encode("\n", special=False))
+            begins = self.end or i == 0  # a text after an end token begins anew, a text after a line break goes on
+            tokens = tokens + (
+                self.tokenizer.encode(text, special=False) if begins else self.tokenizer.encode_inside(text)
+            )
+            tokens = tokens + (self.end or self.tokenizer.encode_inside("\n"))
         return TokenSequence(tokens, [True] * len(tokens))
 
     def answer(
@@ -87,13 +90,8 @@ class Encoder:
         or both lists of messages; a completion that is a text ends with the end token. `tools` are JSON schemas for the
         chat template. Raises a UserError for other types."""
         if isinstance(prompt, str) and isinstance(completion, str):
-            before = self.tokenizer.encode(prompt) or self.tokenizer.begin([])
-            both = self.tokenizer.encode(prompt + completion) or self.tokenizer.begin([])
-            # at the time of use the prompt is encoded by itself
-            after = both[len(before) :]
-            if both[: len(before)] != before:
-                after = self.tokenizer.encode(completion, special=False)
-            after = after + self.end
+            before = self.tokenizer.encode(prompt) or self.tokenizer.begin([])  # as for generation
+            after = self.tokenizer.continuation(prompt, completion) + self.end
             return TokenSequence(before + after, [False] * len(before) + [True] * len(after))
         if not isinstance(prompt, list | tuple) or not isinstance(completion, list | tuple):
             types = " and ".join(type(value).__name__ for value in (prompt, completion))

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from onward.arguments import Range, checked, explained, shown
 from onward.errors import UserError
 from onward.files import atomic_write, check_text, write_json
+from onward.text.boundaries import CUT, continuing, cuttable
 from onward.text.learning import learn_bpe
 from onward.text.patterns import BYTE_OF
 from onward.text.ranks import is_ranks, load_ranks, load_tekken
@@ -115,6 +117,24 @@ class Tokenizer:
             return self.encoded(self.inner.encode, utf8(text)).ids
         return self.encode_batch([text])[0]
 
+    @explained
+    def continuation(self, before: str, text: str) -> list[int]:
+        """Return the token ids of a text that continues the text `before`: after the tokens of `before`, encoded by
+        itself, they decode to both texts as one, with no space added between them."""
+        first, whole = self.encode_batch([before, before + text])
+        return whole[len(first) :] if whole[: len(first)] == first else self.encode_inside(text)
+
+    @checked
+    def encode_inside(self, text: str) -> list[int]:
+        """Return the token ids of a text that does not begin a text, such as one after a line break: no space is added
+        before it, as some tokenizers add before the first word of a text."""
+        return self.encoded(self.continuing.encode, utf8(text), add_special_tokens=False).ids
+
+    @cached_property
+    def continuing(self) -> tokenizers.Tokenizer:
+        """A copy of the library's tokenizer that encodes texts that continue another text."""
+        return continuing(self.inner)
+
     @checked
     def begin(self, tokens: list[int]) -> list[int]:
         """Return the tokens of a document with the beginning-of-text token in front, if the tokenizer has one and the
@@ -200,23 +220,6 @@ def utf8(text: str) -> str:
     if not isinstance(text, str):
         raise UserError(f"text is {shown(text)}: a tokenizer takes text")
     return SURROGATE.sub(UNKNOWN, text)
-
-
-CUT = re.compile(r"(?<=\S)\n(?=\S)")
-ACROSS = re.compile(r"[\nĊ][^\sĊĉčĠ]")  # a token that crosses such a line break, in characters or in byte symbols
-
-
-def cuttable(inner: tokenizers.Tokenizer) -> bool:
-    """Return whether the tokenizer always gives the same ids for a text as for its pieces, if the text is cut after
-    line breaks between two characters that are not white space."""
-    first = inner.pre_tokenizer
-    return (
-        isinstance(first, pre_tokenizers.ByteLevel | pre_tokenizers.Split)
-        and not getattr(first, "add_prefix_space", False)
-        and inner.normalizer is None
-        and inner.post_processor is None
-        and not any(map(ACROSS.search, inner.get_vocab()))
-    )
 
 
 def tokenizer_file(folder: Path) -> Path | None:

@@ -57,7 +57,7 @@ def reply_tokens(tokenizer: Tokenizer, role: str, reply: str) -> list[int]:
     with a `role`, a message of this role in the chat template and the beginning of the model's next turn. Raises a
     UserError if a role is given and there is no chat template."""
     if not role:
-        return tokenizer.encode(reply, special=False)
+        return tokenizer.encode_inside(reply)
     if not tokenizer.templates:
         raise UserError(f"environment.role is {role!r}, and the model has no chat template: name one, or leave it out")
     from onward.text.chat import Chat

@@ -1,0 +1,51 @@
+"""Where texts may be divided: parts that encode like the whole, and texts that continue others. Does not import
+torch."""
+
+import json
+import re
+from typing import Any
+
+import tokenizers
+from tokenizers import pre_tokenizers
+
+CUT = re.compile(r"(?<=\S)\n(?=\S)")
+ACROSS = re.compile(r"[\nĊ][^\sĊĉčĠ]")  # a token that crosses such a line break, in characters or in byte symbols
+
+
+def cuttable(inner: tokenizers.Tokenizer) -> bool:
+    """Return whether the tokenizer always gives the same ids for a text as for its pieces, if the text is cut after
+    line breaks between two characters that are not white space."""
+    first = inner.pre_tokenizer
+    return (
+        isinstance(first, pre_tokenizers.ByteLevel | pre_tokenizers.Split)
+        and not getattr(first, "add_prefix_space", False)
+        and inner.normalizer is None
+        and inner.post_processor is None
+        and not any(map(ACROSS.search, inner.get_vocab()))
+    )
+
+
+def continuing(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Return a copy of the tokenizer for texts that continue another text: it neither adds a space before a text nor
+    removes the spaces with which the text begins."""
+    table = json.loads(inner.to_str())
+    parts = {name: without_beginning(table[name]) for name in ("normalizer", "pre_tokenizer")}
+    copy = tokenizers.Tokenizer.from_str(json.dumps(table | parts))
+    copy.encode_special_tokens = True
+    return copy
+
+
+def without_beginning(part: Any) -> Any:
+    """Return `part`, an entry of tokenizer.json under `normalizer` or `pre_tokenizer`, without its special treatment of
+    the beginning of a text; None if nothing else is left."""
+    if part is None:
+        return None
+    for name in "normalizers", "pretokenizers":  # of a sequence
+        if name in part:
+            inner = [one for one in map(without_beginning, part[name]) if one is not None]
+            return {**part, name: inner} if inner else None
+    anchored = str(part.get("pattern", {}).get("Regex", "")) if part["type"] == "Replace" else ""
+    if part["type"] == "Prepend" or anchored.startswith((r"\A", "^")):
+        return None
+    same = {"prepend_scheme": "never", "add_prefix_space": False, "strip_left": False}
+    return part | {name: value for name, value in same.items() if name in part}
