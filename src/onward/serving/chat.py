@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -11,12 +12,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from onward.errors import UserError
 from onward.serving.completions import MOST_LOGPROBS, truncated
 from onward.serving.errors import ApiError
 from onward.serving.fields import SamplingFields
 from onward.serving.jobs import Job, Update, merged
 from onward.serving.models import Served
+from onward.serving.parts import Call, Part, ResponseFormat, Tool
 from onward.serving.service import Service, service_of
+from onward.serving.shapes import Whole, shown
 from onward.serving.streams import DONE, event
 from onward.serving.tools import Tools, ToolText, markers_of
 from onward.serving.usage import of_chat, usage_of
@@ -32,13 +36,23 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: str = Field(description="system, developer, user, assistant or tool.")
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[Part] | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: dict[str, Any] | None = None
+    function_call: dict[str, Any] | None = None
 
 
 class ChatFields(SamplingFields):
     """The fields of a request that describe a conversation's tools and the variables of its chat template."""
 
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
@@ -50,8 +64,8 @@ class ChatRequest(ChatFields):
 
     messages: list[ChatMessage]
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    response_format: dict[str, Any] | None = Field(None, description="text, json_object or json_schema.")
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = Field(None, description="text, json_object or json_schema.")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(None, description="The answer continues the last message.")
     return_token_ids: bool | None = None
@@ -63,7 +77,8 @@ async def chat_completions(body: ChatRequest, http: Request) -> Any:
     service = service_of(http)
     served = service.model(body.model)
     if len(body.messages) > service.limits.max_messages:
-        raise ApiError(f"there are {len(body.messages)} messages: give at most {service.limits.max_messages}")
+        most = f"give at most {service.limits.max_messages}"
+        raise ApiError(f"messages has {len(body.messages)} of them: {most}", param="messages")
     tools = Tools.of(body.tools, body.tool_choice, body.parallel_tool_calls)
     form = form_of(body.response_format, tools)
     messages = [message_of(message.model_dump(), number) for number, message in enumerate(body.messages)]
@@ -95,12 +110,23 @@ async def begin(
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
     chat = await service.compute(chat_of, served.lm.text())
-    tokens = await service.compute(lambda: chat.encode(messages, **ends or {}, **variables))
+    try:
+        tokens = await service.compute(lambda: chat.encode(messages, **ends or {}, **variables))
+    except UserError as error:
+        raise of_messages(error, "input" if label == "responses" else "messages") from None
     tokens = truncated(tokens, body, served)
     room = max(1, served.engine.length - len(tokens))
     stop = chat.stop + texts_of(body.stop)
     given = body.options(room, stop=stop, **options)
     return await service.submit(served, [tokens], given, label, body.edits)
+
+
+def of_messages(error: UserError, field: str) -> ApiError:
+    """Return the error of a request for an error of its conversation, which the request has in `field`. For the field
+    messages, the message that the error names by its number is named by its index."""
+    found = re.search(r"\bmessage (\d+)\b", str(error)) if field == "messages" else None
+    place = f"messages[{int(found[1]) - 1}]" if found else field
+    return ApiError(str(error).replace(found[0], place) if found else str(error), param=place)
 
 
 def texts_of(stop: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -125,7 +151,7 @@ def form_of(response_format: Mapping[str, Any] | None, tools: Tools) -> dict[str
             given = inner.get("schema") if isinstance(inner, Mapping) else None
         case other:
             raise ApiError(
-                f"response_format has the type {other!r:.100}: give text, json_object or json_schema",
+                f"response_format has the type {shown(other)}: give text, json_object or json_schema",
                 param="response_format",
             )
     if not isinstance(given, Mapping):
@@ -140,13 +166,15 @@ def message_of(message: Mapping[str, Any], number: int, field: str = "messages")
     result = {name: value for name, value in message.items() if value is not None}
     content = message.get("content")
     if isinstance(content, list):
-        for part in content:
-            if part.get("type") not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
-                kind = part.get("type")
-                raise ApiError(
-                    f"{field}[{number}] has content of the type {kind!r:.100}: this model reads text only", param=field
-                )
+        for index, part in enumerate(content):
+            if not isinstance(part.get("text"), str):
+                place = f"{field}[{number}].content[{index}].text"
+                raise ApiError(f"{place} is missing: give it", param=place)
         result["content"] = "".join(part["text"] for part in content)
+    for name in "audio", "function_call":
+        if message.get(name):
+            place = f"{field}[{number}].{name}"
+            raise ApiError(f"{place} is not supported by this server: use content and tool_calls", param=place)
     if isinstance(calls := message.get("tool_calls"), list):
         result["tool_calls"] = [with_table(call) for call in calls]
         result.setdefault("content", "")
@@ -171,7 +199,8 @@ def variables_of(given: Mapping[str, Any] | None, tools: Tools, served: Served) 
     ApiError for a variable with the name of a field, and for tools if the template does not show tools to the model."""
     variables = dict(given or {})
     if clash := variables.keys() & {"messages", "tools", "add_generation_prompt", "continue_final_message"}:
-        raise ApiError(f"chat_template_kwargs holds {min(clash)}, which is a field of the request: give it there")
+        message = f"chat_template_kwargs holds {min(clash)}, which is a field of the request: give it there"
+        raise ApiError(message, param="chat_template_kwargs")
     if tools.choice != "none":
         if "tools" not in template_of(served):
             raise ApiError(f"the chat template of {served.name} does not show tools to the model", param="tools")

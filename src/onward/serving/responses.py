@@ -15,7 +15,9 @@ from onward.serving.completions import MOST_LOGPROBS
 from onward.serving.errors import ApiError, body_of
 from onward.serving.jobs import Job, Update, merged
 from onward.serving.models import Served
+from onward.serving.parts import Item, Reasoning, Text
 from onward.serving.service import service_of
+from onward.serving.shapes import Whole, shown
 from onward.serving.streams import event
 from onward.serving.tools import ToolCall, Tools, ToolText, markers_of
 from onward.serving.usage import of_chat, usage_of
@@ -27,13 +29,13 @@ LOGPROBS = "message.output_text.logprobs"  # in the field include
 class ResponsesRequest(ChatFields):
     """The body of a request of /v1/responses."""
 
-    input: str | list[dict[str, Any]]
+    input: str | list[Item]
     instructions: str | None = Field(None, description="The system message.")
-    max_output_tokens: int | None = None
-    text: dict[str, Any] | None = Field(None, description="format: text, json_object or json_schema.")
-    reasoning: dict[str, Any] | None = Field(None, description="effort: a variable for the chat template.")
+    max_output_tokens: Whole | None = None
+    text: Text | None = Field(None, description="format: text, json_object or json_schema.")
+    reasoning: Reasoning | None = Field(None, description="effort: a variable for the chat template.")
     include: list[str] | None = Field(None, description=f"{LOGPROBS}: the log-probabilities of tokens.")
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None = None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -55,7 +57,7 @@ async def responses(body: ResponsesRequest, http: Request) -> Any:
     if body.n not in (None, 1):
         raise ApiError(f"n is {body.n}: a response has one answer, so leave it out", param="n")
     if isinstance(body.input, list) and len(body.input) > service.limits.max_messages:
-        raise ApiError(f"there are {len(body.input)} items: give at most {service.limits.max_messages}", param="input")
+        raise ApiError(f"input has {len(body.input)} items: give at most {service.limits.max_messages}", param="input")
     tools = Tools.of(body.tools, body.tool_choice, body.parallel_tool_calls)
     if body.reasoning and body.reasoning.get("effort") is not None:
         body.reasoning_effort = str(body.reasoning["effort"])
@@ -98,7 +100,8 @@ def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
             case "reasoning":
                 pass  # what a model thought in an earlier turn is not shown to it again
             case kind:
-                raise ApiError(f"input[{number}] has the type {kind!r:.99}: give messages and calls", param="input")
+                place = f"input[{number}]"
+                raise ApiError(f"{place} has the type {shown(kind)}: give messages and calls", param=place)
     return messages
 
 

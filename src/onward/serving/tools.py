@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onward.serving.errors import ApiError
+from onward.serving.shapes import shown
 
 MOST_TOOLS = 128
 
@@ -70,10 +71,10 @@ class Tools:
             named = choice.get("function")
             choice = named.get("name") if isinstance(named, dict) else choice.get("name")
             if choice not in names:
-                raise ApiError(f"tool_choice names {choice!r:.99}, which is not among the tools", param="tool_choice")
+                raise ApiError(f"tool_choice names {shown(choice)}, which is not among the tools", param="tool_choice")
         elif choice not in (None, "none", "auto", "required"):
             raise ApiError(
-                f"tool_choice is {choice!r:.100}: give none, auto, required or a function", param="tool_choice"
+                f"tool_choice is {shown(choice)}: give none, auto, required or a function", param="tool_choice"
             )
         elif choice == "required" and not names:
             raise ApiError("tool_choice is required and there are no tools: give some", param="tool_choice")
@@ -110,10 +111,12 @@ def function_of(tool: Any, number: int) -> dict[str, Any]:
     function = tool.get("function", tool) if isinstance(tool, dict) and tool.get("type") == "function" else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise ApiError(
-            f"tools[{number}] is not a function with a name: write type, function and its name", param="tools"
+            f"tools[{number}] is not a function with a name: write type, function and its name",
+            param=f"tools[{number}]",
         )
     if not isinstance(function.get("parameters") or {}, dict):
-        raise ApiError(f"the parameters of tools[{number}] are not a JSON schema: give an object", param="tools")
+        message = f"the parameters of tools[{number}] are not a JSON schema: give an object"
+        raise ApiError(message, param=f"tools[{number}]")
     return {name: value for name, value in function.items() if name in ("name", "description", "parameters", "strict")}
 
 

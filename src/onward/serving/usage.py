@@ -27,6 +27,17 @@ def usage_of(job: Job) -> dict[str, Any]:
     }
 
 
+def spelled(tokenizer: Tokenizer, token: int) -> str:
+    """Return a token as text; one whose bytes are not UTF-8 by its bytes, such as `bytes:\\xf0`, as OpenAI's API has
+    it."""
+    own = tokenizer.token_bytes(token)
+    try:
+        own.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
+    return tokenizer.piece(token)
+
+
 def of_completion(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob | int], offset: int, top: int) -> dict[str, Any]:
     """Return log-probabilities in the form of /v1/completions: the lists tokens, token_logprobs, top_logprobs and
     text_offset with an item per token. A token without log-probability, such as the first of a prompt, is given as its
@@ -34,8 +45,7 @@ def of_completion(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob | int], of
     result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for one in tokens:
         token = one if isinstance(one, int) else one.token
-        piece = tokenizer.piece(token)
-        result["tokens"].append(piece)
+        result["tokens"].append(spelled(tokenizer, token))
         result["text_offset"].append(offset)
         offset += len(tokenizer.decode([token]))
         if isinstance(one, int):
@@ -43,8 +53,8 @@ def of_completion(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob | int], of
             result["top_logprobs"].append(None)
             continue
         result["token_logprobs"].append(max(one.logprob, LEAST))
-        best = {tokenizer.piece(i): max(value, LEAST) for i, value in one.alternatives[:top]}
-        result["top_logprobs"].append({piece: max(one.logprob, LEAST)} | best if top else None)
+        best = {spelled(tokenizer, i): max(value, LEAST) for i, value in one.alternatives[:top]}
+        result["top_logprobs"].append({spelled(tokenizer, token): max(one.logprob, LEAST)} | best if top else None)
     return result
 
 
@@ -52,8 +62,8 @@ def of_chat(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int) -> d
     """Return log-probabilities in the form of /v1/chat/completions: an object per token, with `top` alternatives."""
 
     def record(token: int, logprob: float) -> dict[str, Any]:
-        spelled = list(tokenizer.token_bytes(token))
-        return {"token": tokenizer.piece(token), "logprob": max(logprob, LEAST), "bytes": spelled}
+        own = list(tokenizer.token_bytes(token))
+        return {"token": spelled(tokenizer, token), "logprob": max(logprob, LEAST), "bytes": own}
 
     content = [
         record(one.token, one.logprob) | {"top_logprobs": [record(*other) for other in one.alternatives[:top]]}
