@@ -44,7 +44,10 @@ def test_a_model_without_a_tokenizer_refuses_text_in_one_sentence(lm: LanguageMo
 
 
 BAD = {
-    "a prompt and new tokens beyond the context": (lambda lm: lm.generate("The cat", 1000), "context of 32"),
+    "a prompt and new tokens beyond the context": (
+        lambda lm: lm.generate("The cat", 1000),
+        "maximum context length is 32",
+    ),
     "a text longer than the context": (lambda lm: lm.score("a b c d e f " * 9), "use evaluate, which slides"),
     "a temperature below 0": (lambda lm: lm.generate("The", temperature=-1), "temperature is -1"),
     "a device that is not there": (lambda lm: onward.load("x", device="tpu9"), "device is 'tpu9'"),

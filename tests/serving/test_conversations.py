@@ -203,7 +203,7 @@ def test_a_response_has_the_log_probabilities_of_the_chat(stream: bool, client: 
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a stored response": ("responses", {"input": "a", "previous_response_id": "resp_1"}, "previous_response_id is not"),
-    "an image": ("responses", {"input": [{"type": "image"}]}, "input[0] has the type \"image\""),
+    "an image": ("responses", {"input": [{"type": "image"}]}, 'input[0] has the type "image"'),
     "an image in a message": (
         "responses",
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},

@@ -8,7 +8,6 @@ from typing import get_type_hints
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
@@ -33,6 +32,7 @@ from onward.serving.guard import Guard
 from onward.serving.metrics import Metrics
 from onward.serving.service import Service
 from onward.serving.shapes import mistake, shown
+from onward.serving.streams import JSONReply
 
 LOG = logging.getLogger("onward.serving")
 ABOUT = "Models in the API of OpenAI. The fields of a request have the names of OpenAI, vLLM and llama.cpp."
@@ -44,7 +44,7 @@ def make_app(
     """Return the FastAPI application that answers requests with a Service. `keys` are the accepted API keys (empty: no
     key is needed), `hosts` the names of this server that a Host header may have, and `origins` the web sites that may
     call it from a browser."""
-    app = FastAPI(title="Onward", description=ABOUT, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Onward", description=ABOUT, docs_url=None, redoc_url=None, default_response_class=JSONReply)
     app.state.service, app.state.metrics = service, Metrics(service)
     app.state.logits, app.state.roles = inside.Logits(), {}
     service.observe_job, service.observe_step = app.state.metrics.job, app.state.metrics.step
@@ -62,7 +62,7 @@ def make_app(
     return app
 
 
-async def failed(request: Request, error: Exception) -> JSONResponse:
+async def failed(request: Request, error: Exception) -> JSONReply:
     """Return the error response for an exception of a route, with its HTTP status; log the exception if the status is
     500, a failure of the server."""
     sent = await request.json() if isinstance(error, UserError) and request.method == "POST" else None
@@ -70,10 +70,10 @@ async def failed(request: Request, error: Exception) -> JSONResponse:
     if status == 500:
         LOG.error("a request failed", exc_info=error)
     retry = {"Retry-After": RETRY_AFTER[status]} if status in RETRY_AFTER else None
-    return JSONResponse(body, status, headers=retry)
+    return JSONReply(body, status, headers=retry)
 
 
-async def refused(request: Request, error: Exception) -> JSONResponse:
+async def refused(request: Request, error: Exception) -> JSONReply:
     """Return the error response for an error of the HTTP layer: an unknown path, a wrong method, a body that is too
     large."""
     assert isinstance(error, HTTPException)
@@ -82,10 +82,10 @@ async def refused(request: Request, error: Exception) -> JSONResponse:
         message = "the body is not JSON in UTF-8, or nests too deep: send an object"
     if error.status_code in (404, 405):
         message = f"there is no {request.method} {request.url.path[:200]} here: see /docs"
-    return JSONResponse(error_body(message, error.status_code), error.status_code, headers=error.headers)
+    return JSONReply(error_body(message, error.status_code), error.status_code, headers=error.headers)
 
 
-async def invalid(request: Request, error: Exception) -> JSONResponse:
+async def invalid(request: Request, error: Exception) -> JSONReply:
     """Return the error response for a body that is not JSON or does not have the types of its fields: its first mistake
     in one sentence."""
     assert isinstance(error, RequestValidationError)
@@ -104,4 +104,4 @@ async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert found is not None, "pydantic found one"
         param, problem = found
         message = f"{param} {problem}"
-    return JSONResponse(error_body(message, 400, param), 400)
+    return JSONReply(error_body(message, 400, param), 400)

@@ -19,6 +19,7 @@ TYPES = {  # of an error, by its HTTP status
     503: "unavailable_error",
 }
 TOO_LONG = "context_length_exceeded"  # the code of an error: clients that find it shorten the conversation
+LONGEST = 400  # characters of a message
 RETRY_AFTER = {429: "1", 503: "5"}  # seconds until a client tries again, by status
 
 
@@ -33,7 +34,10 @@ class ApiError(UserError):
 
 def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """Return the JSON of an error response in the form of OpenAI's API, with this message, the request's field at fault
-    (`param`) and the error's `code` (None: not stated); its type follows from the HTTP status `status`."""
+    (`param`) and the error's `code` (None: not stated); its type follows from the HTTP status `status`. The middle of a
+    long message is left out."""
+    if len(message) > LONGEST:
+        message = f"{message[: LONGEST // 2]} ... {message[5 - LONGEST // 2 :]}"
     kind = TYPES.get(status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 

@@ -20,7 +20,12 @@ OTHER_NAMES = {  # a field of GenerationOptions by the name that another server 
     "n_cmpl": "n",
     "include_stop_str_in_output": "include_stop",
 }
-FORM_FIELDS = "structured_outputs", "response_format", "text", "tools"  # fields that become a constraint, if not empty
+FORM_FIELDS = {  # fields that become a constraint if they are not empty, by their paths in messages
+    "structured_outputs": "structured_outputs",
+    "response_format": "response_format",
+    "text": "text.format",
+    "tools": "tools",
+}
 CONTENTS = "messages", "input", "prompt"  # fields that become the tokens of the prompt
 NAME = r"(?<![\w.'\"`/\[-]){}(?![\w'\"`(=\[])"  # in a message, not in a quotation or in the path of a value
 
@@ -30,7 +35,7 @@ def sent_names(body: Mapping[str, Any]) -> dict[str, str]:
     names = {"max_new_tokens": "max_output_tokens" if "input" in body else "max_tokens"}  # by default
     names |= {own: name for name, own in OTHER_NAMES.items() if body.get(name) is not None}
     forced = body.get("tool_choice") == "required" or isinstance(body.get("tool_choice"), Mapping)
-    form = "tools" if forced else next((name for name in FORM_FIELDS if body.get(name)), None)
+    form = "tools" if forced else next((path for name, path in FORM_FIELDS.items() if body.get(name)), None)
     names |= dict.fromkeys(FORMS, form) if form else {}
     return {own: name for own, name in names.items() if body.get(own) is None}
 
