@@ -149,7 +149,16 @@ def test_embeddings_have_no_encoding_unless_named(server: Running) -> None:
     assert forms[0].json() == forms[1].json()
 
 
-GETS = "/", "/v1/models", "/v1/models/{name}", "/health", "/v1/health", "/metrics", "/docs", "/openapi.json"
+GETS: tuple[str, ...] = (
+    "/",
+    "/v1/models",
+    "/v1/models/{name}",
+    "/health",
+    "/v1/health",
+    "/metrics",
+    "/docs",
+    "/openapi.json",
+)
 GETS += "/tokenizer_info", "/api/engine", "/page/page.css"
 
 

@@ -89,7 +89,7 @@ async def chat_completions(body: ChatRequest, http: Request) -> Any:
     job = await begin(service, served, body, messages, tools, "chat", ends, logprobs=num_logprobs, **form)
     reply = Reply(body, served, job, tools)
     if body.stream:
-        return service.stream(job, reply.events)
+        return service.stream(http, job, reply.events)
     return await service.respond(http, job, reply.as_json)
 
 

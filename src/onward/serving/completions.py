@@ -56,7 +56,7 @@ async def completions(body: CompletionRequest, http: Request) -> Any:
     if body.echo and body.logprobs is not None:
         await reply.read_prompts(service)
     if body.stream:
-        return service.stream(job, reply.events)
+        return service.stream(http, job, reply.events)
     return await service.respond(http, job, reply.as_json)
 
 

@@ -65,7 +65,7 @@ async def responses(body: ResponsesRequest, http: Request) -> Any:
     job = await begin(service, served, body, messages_of(body), tools, "responses", logprobs=body.num_logprobs, **form)
     reply = Reply(body, served, job, tools)
     if body.stream:
-        return service.stream(job, reply.events)
+        return service.stream(http, job, reply.events)
     return await service.respond(http, job, reply.as_json)
 
 
@@ -206,7 +206,7 @@ class Reply:
                 for piece in self.called(calls):
                     yield piece
         except Exception as error:
-            _, body = body_of(error)
+            _, body = body_of(error, self.body.model_dump(exclude_unset=True))
             failed = self.response("failed") | {"error": {"code": "server_error", "message": body["error"]["message"]}}
             yield self.event("response.failed", response=failed)
             return

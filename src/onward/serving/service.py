@@ -180,16 +180,18 @@ class Service:
                 raise update.error
         return body(updates)
 
-    def stream(self, job: Job, events: Callable[[AsyncIterator[list[Update]]], AsyncIterator[str]]) -> Response:
-        """Return a streaming response of the server-sent events that `events` makes from a job's updates. If the client
-        closes its connection, the job is cancelled."""
+    def stream(
+        self, http: HttpRequest, job: Job, events: Callable[[AsyncIterator[list[Update]]], AsyncIterator[str]]
+    ) -> Response:
+        """Return a streaming response, to the request `http`, of the server-sent events that `events` makes from a
+        job's updates. If the client closes its connection, the job is cancelled."""
 
         async def body() -> AsyncIterator[str]:
             try:
                 async for piece in events(checked(job)):
                     yield piece
             except Exception as error:  # the status is sent already
-                status, content = body_of(error)
+                status, content = body_of(error, await http.json())
                 if status == 500:
                     LOG.exception("a stream failed")
                 yield event(content)
