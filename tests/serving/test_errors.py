@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from onward.errors import UserError
 from onward.serving import fields
+from onward.serving.chat import of_messages
 from onward.serving.names import OTHER_NAMES
 
 from support.refusals import refusal
@@ -225,6 +227,14 @@ def test_a_body_that_cannot_be_read_is_named(name: str, server: Running) -> None
     headers = {"Content-Type": kind} if kind else {}
     reply = httpx.post(f"{server.url}/v1/completions", content=content, headers=headers)
     assert message in refusal(reply, {})["message"]
+
+
+def test_the_message_that_a_template_leaves_out_is_named_by_its_index() -> None:
+    error = UserError("message 3 has no effect, because the chat template does not write it: use another role")
+    for field, param in ("messages", "messages[2]"), ("input", "input"):
+        found = of_messages(error, field)
+        assert (found.status, found.param) == (400, param)
+    assert str(of_messages(error, "messages")).startswith("messages[2] has no effect, because")
 
 
 def test_unknown_fields_are_named_once_at_every_depth(server: Running, caplog: pytest.LogCaptureFixture) -> None:
