@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,9 +12,11 @@ from tokenizers import decoders, models, pre_tokenizers
 from onward.serving.calls.forms import Forms
 from onward.serving.calls.markers import MARKERS, Markers
 from onward.serving.calls.source import Event
-from onward.serving.calls.splitter import Splitter
+from onward.serving.calls.splitter import Splitter, joined
 from onward.serving.tools import Tools
 from onward.text.tokenizer import Tokenizer
+
+ANY_MARKER = re.compile("|".join(f"({re.escape(marker)})" for marker in MARKERS))
 
 
 def byte_tokenizer(controls: Iterable[str] = ()) -> Tokenizer:
@@ -29,31 +32,28 @@ def byte_tokenizer(controls: Iterable[str] = ()) -> Tokenizer:
 PLAIN, CONTROL = Markers(byte_tokenizer()), Markers(byte_tokenizer(MARKERS))
 
 
-def marked(text: str, markers: Markers) -> str:
-    """A text in which the markers that are control tokens stand as such."""
-    for marker in MARKERS:
-        text = text.replace(marker, markers.text(marker))
-    return text
+def written(text: str, markers: Markers) -> str:
+    """A text as a model writes it, in which the markers that are control tokens stand as such."""
+    return ANY_MARKER.sub(lambda found: markers.text(found[0]), text)
 
 
-def forms_for(tools: Sequence[Any], calls: str, reasoning: str = "none", markers: Markers = PLAIN, **more: Any) -> Forms:
+def encoded(text: str, markers: Markers) -> list[int]:
+    """A text as the tokens of a model, in which the markers that are control tokens stand as such."""
+    parts = filter(None, ANY_MARKER.split(text))
+    return [
+        i for part in parts for i in ([markers.ids[part]] if part in markers.ids else markers.tokenizer.encode(part))
+    ]
+
+
+def forms_for(
+    tools: Sequence[Any], calls: str, reasoning: str = "none", markers: Markers = PLAIN, **more: Any
+) -> Forms:
     """How answers with these tools, in these forms, are read."""
     return Forms(calls, reasoning, markers, Tools.of(tools, None, None).callable, **more)
 
 
 def read(forms: Forms, pieces: Iterable[str], cut: bool = False) -> list[tuple[str, str]]:
-    """The events of an answer that arrives in these pieces, joined by their kind."""
+    """The events of an answer that arrives in these pieces, as pairs (kind, text)."""
     splitter = Splitter(forms)
-    events = [event for piece in pieces for event in splitter.push(marked(piece, forms.markers))]
-    return told([*events, *splitter.finish(cut)])
-
-
-def told(events: Iterable[Event]) -> list[tuple[str, str]]:
-    """Events as pairs (kind, text), those of a kind that follow each other joined, without the ends of calls."""
-    result: list[tuple[str, str]] = []
-    for event in events:
-        if result and result[-1][0] == event.kind and event.kind not in ("call", "end"):
-            result[-1] = (event.kind, result[-1][1] + event.text)
-        else:
-            result.append((event.kind, event.text))
-    return result
+    events: list[Event] = [event for piece in pieces for event in splitter.push(piece)]
+    return [(event.kind, event.text) for event in joined([*events, *splitter.finish(cut)])]

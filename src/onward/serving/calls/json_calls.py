@@ -165,10 +165,10 @@ def json_list(source: Source, names: Collection[str], lead: str, bare: bool = Fa
             return called
 
 
-def bare_calls(source: Source, names: Collection[str]) -> Parser[None]:
-    """Read calls as JSON without a marker, with which an answer may begin."""
+def bare_calls(source: Source, names: Collection[str], marker: str = "") -> Parser[None]:
+    """Read calls as JSON without the marker that usually precedes them, with which an answer may begin."""
     space = yield from source.spaces()
-    if (yield from source.peek()) in ("{", "["):
+    if (yield from source.peek()) in ("{", "[") and not (marker and (yield from source.begins(marker))):
         yield from json_list(source, names, space, bare=True)
     elif space:
         yield Event("content", space)
@@ -186,7 +186,7 @@ def read_hermes(source: Source, functions: Sequence[Function], markers: Markers)
 def read_llama(source: Source, functions: Sequence[Function], markers: Markers) -> Parser[None]:
     """Read an answer with calls as JSON, at the beginning or after `<|python_tag|>`."""
     names, begin = [function.name for function in functions], markers.text("<|python_tag|>")
-    yield from bare_calls(source, names)
+    yield from bare_calls(source, names, begin)
     while (yield from source.until([begin], "content")):
         yield from json_list(source, names, begin)
 
@@ -196,7 +196,7 @@ def read_mistral(source: Source, functions: Sequence[Function], markers: Markers
     `[TOOL_CALLS]name[ARGS]{...}`. A list may lack the marker."""
     names = [function.name for function in functions]
     begin, identity, middle = (markers.text(one) for one in ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"))
-    yield from bare_calls(source, names)
+    yield from bare_calls(source, names, begin)
     while (yield from source.until([begin], "content")):
         space = yield from source.spaces()
         if (yield from source.peek()) in ("{", "["):

@@ -87,10 +87,11 @@ def read_value(source: Source, types: set[str]) -> Parser[bool]:
         if found or source.ended:
             break
         yield None
-    whole = bool(found) or source.text.strip() == VALUE_END
+    whole = yield from source.skip(VALUE_END)
     if whole:
-        yield from source.skip(VALUE_END)
         yield Event("arguments", '"' if streamed else json_of(text, types))
+    else:
+        source.text = ""  # the beginning of a tag
     return whole
 
 
