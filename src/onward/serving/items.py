@@ -33,7 +33,7 @@ class Output:
         if event.kind == "end":
             yield from self.close("completed")
         elif event.kind == "call":
-            yield from self.close("incomplete")
+            yield from self.leave()
             ends = {"call_id": f"call_{secrets.token_hex(12)}", "name": event.text, "arguments": ""}
             yield from self.open("function_call", "fc", ends)
         elif event.kind == "arguments":
@@ -47,7 +47,7 @@ class Output:
         """Add text of a message or of reasoning, for which an item is begun if necessary; yield the changes."""
         kind, prefix, part_kind = TEXTS[event.kind]
         if not self.is_open or self.items[-1]["type"] != kind:
-            yield from self.close("completed")
+            yield from self.leave()
             yield from self.open(kind, prefix, {"role": "assistant"} if kind == "message" else {"summary": []})
             part: dict[str, Any] = {"type": part_kind, "text": ""}
             part |= {"annotations": [], "logprobs": []} if kind == "message" else {}
@@ -60,13 +60,20 @@ class Output:
             fields["logprobs"] = [*self.logprobs]
             part["logprobs"] += self.logprobs
         self.logprobs.clear()
-        yield f"response.{part_kind}.delta", fields
+        if event.text:
+            yield f"response.{part_kind}.delta", fields
 
     def open(self, kind: str, prefix: str, fields: dict[str, Any]) -> Iterator[Change]:
         """Begin an item; yield the change."""
         item = {"id": f"{prefix}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress", **fields}
         self.items.append(item if kind == "function_call" else item | {"content": []})
         yield "response.output_item.added", {"output_index": len(self.items) - 1, "item": self.items[-1]}
+
+    def leave(self) -> Iterator[Change]:
+        """End the last item, if it is open, since another thing follows; yield the changes. A call whose arguments did
+        not end is incomplete."""
+        called = self.is_open and self.items[-1]["type"] == "function_call"
+        yield from self.close("incomplete" if called else "completed")
 
     def close(self, status: str) -> Iterator[Change]:
         """End the last item, if it is open, with this status; yield the changes."""
@@ -91,7 +98,7 @@ class Output:
             yield from self.add_text(Event("content"))
         if self.is_open and self.items[-1]["type"] == "message":
             self.items[-1]["content"][0]["logprobs"] += self.logprobs
-        yield from self.close(status if self.items[-1]["type"] != "function_call" else "incomplete")
+        yield from self.close(status) if status == "incomplete" else self.leave()
 
     def place(self) -> dict[str, Any]:
         """Return the id and the index of the last item."""

@@ -186,6 +186,8 @@ class Reply:
         for piece in self.splitter.push(update):
             if piece.kind != "reasoning" or self.body.include_reasoning is not False:
                 yield from self.output.add(piece)
+        if self.splitter.kind not in (None, "content"):  # these tokens belong to no message
+            self.output.logprobs.clear()
         if update.finish_reason:
             yield from self.output.finish("incomplete" if update.finish_reason == "length" else "completed")
 

@@ -21,6 +21,7 @@ class Block:
         if begins or opened:
             yield Event("reasoning")
             yield from source.until([markers.text(self.end)], "reasoning")
+            yield Event("content")
         yield from rest
 
     def grammar(self, markers: Markers, opened: bool) -> str:

@@ -22,7 +22,7 @@ class Splitter:
         self.parser = forms.reader(self.source)
         self.kind: Kind | None = None  # of the last event
         self.held, self.begun = "", False  # white space that more text must follow; whether reasoning was passed on
-        self.num_calls = 0
+        self.num_calls, self.reasons = 0, False  # `reasons`: whether the text is inside reasoning
 
     def push(self, text: str) -> list[Event]:
         """Add marked text; return the new events."""
@@ -31,6 +31,7 @@ class Splitter:
         for event in self.parser:
             if event is None:
                 break
+            self.reasons = event.kind == "reasoning"
             as_written = event.kind == "reasoning" and self.forms.reasoning == "none"
             text = self.forms.markers.spelled(event.text) if event.kind == "arguments" else unmarked(event.text)
             result += self.trimmed("content" if as_written else event.kind, text)
@@ -78,6 +79,11 @@ class AnswerSplitter:
         self.room = 0  # number of characters that may be read
         self.num_reasoning = 0
 
+    @property
+    def kind(self) -> Kind | None:
+        """The kind of the last event; None before the first."""
+        return self.splitter.kind
+
     def push(self, update: Update) -> list[Event]:
         """Add an update of the answer; return the new events, joined so that neighbors differ in kind."""
         self.pending += map(self.stream.push, update.tokens)
@@ -93,7 +99,7 @@ class AnswerSplitter:
             events += self.splitter.push(piece)
             if size > len(piece):
                 break
-            self.num_reasoning += self.splitter.kind == "reasoning"
+            self.num_reasoning += self.splitter.reasons
         if update.finish_reason:
             events += self.splitter.push(self.stream.finish()[: self.room])
             events += self.splitter.finish(update.finish_reason == "length")
