@@ -44,7 +44,8 @@ BEGUN = re.compile(r"[<\[][^ ]*$")  # a marker that is cut off
 @pytest.fixture(scope="module", params=["text", "control tokens"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("models")
-    with serving([talker(folder, name, request.param != "text") for name in SHOWN], rows=2) as running:
+    texts, controls = [text for text, *_ in ANSWERS.values()], request.param != "text"
+    with serving([talker(folder, name, controls, texts) for name in SHOWN], rows=2) as running:
         yield running
         assert running.idle()
 
@@ -53,7 +54,7 @@ def asked(server: Running, model: str, text: str, **more: Any) -> list[Reply]:
     """The replies with a scripted answer: of chat completions and of responses, each whole and streamed."""
     body = {"model": model, **script(server, model, text), **more}
     limit = {"max_output_tokens": body.pop("max_tokens")} if "max_tokens" in body else {}
-    chatted = body | {"messages": ASK, "tools": TOOLS} | {f"max_tokens": value for value in limit.values()}
+    chatted = body | {"messages": ASK, "tools": TOOLS} | {"max_tokens": value for value in limit.values()}
     responded = body | {"input": ASK, "tools": FLAT} | limit
     return [
         *(chat(server, stream, **chatted) for stream in (False, True)),
@@ -74,7 +75,7 @@ def test_all_replies_have_the_reasoning_content_and_calls_of_the_answer(model: s
     details = whole.usage["completion_tokens_details"], response.usage["output_tokens_details"]
     least = len(script(server, model, reasoning)["forced_tokens"]) - 1
     for detail in details:  # markers spelled by several tokens may count too
-        assert least <= detail["reasoning_tokens"] <= least + (20 if reasoning else 0)
+        assert least <= detail["reasoning_tokens"] <= least + (25 if reasoning else 0)
 
 
 def unescaped(text: str, server: Running, model: str) -> str:
@@ -91,7 +92,7 @@ def test_a_call_is_streamed_with_its_name_first_and_its_arguments_as_they_come(s
     assert streamed.kinds.count("arguments") > 5
 
 
-@pytest.mark.parametrize("count", [24, pytest.param(400, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [10, pytest.param(400, marks=pytest.mark.long)])
 def test_a_cut_answer_has_its_calls_and_never_their_json(count: int, server: Running) -> None:
     generator = random.Random(46)
     for _ in range(count):

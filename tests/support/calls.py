@@ -6,30 +6,24 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
-
 from onward.serving.calls.forms import Forms
 from onward.serving.calls.markers import MARKERS, Markers
 from onward.serving.calls.source import Event
 from onward.serving.calls.splitter import Splitter, joined
 from onward.serving.tools import Tools
-from onward.text.tokenizer import Tokenizer
+from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 ANY_MARKER = re.compile("|".join(f"({re.escape(marker)})" for marker in MARKERS))
 
 
-def byte_tokenizer(controls: Iterable[str] = ()) -> Tokenizer:
-    """A tokenizer of single bytes with these control tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens(["<|endoftext|>", *controls])
+def tokenizer_of(spec: str, texts: Sequence[str] = (), controls: Sequence[str] = ()) -> Tokenizer:
+    """A tokenizer, by its specification and the texts from which it learns, with these control tokens."""
+    inner = train_tokenizer(spec, texts).inner
+    inner.add_special_tokens([*controls])
     return Tokenizer(inner)
 
 
-PLAIN, CONTROL = Markers(byte_tokenizer()), Markers(byte_tokenizer(MARKERS))
+PLAIN, CONTROL = Markers(tokenizer_of("byte")), Markers(tokenizer_of("byte", controls=MARKERS))
 
 
 def written(text: str, markers: Markers) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from onward.language_model import LanguageModel
 from onward.model.decoder import Decoder
 from onward.serving.calls.markers import MARKERS, Markers
 
-from support.calls import byte_tokenizer, encoded
+from support.calls import encoded, tokenizer_of
 from support.server import Running
 
+HTTP = httpx.Client(timeout=60)
 MESSAGES = (
     "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}(hm {{ m.reasoning_content }}){% endif %}"
     "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
@@ -45,10 +47,11 @@ def template_of(name: str) -> str:
     return f"{shown}{MESSAGES}{{% if add_generation_prompt %}}{begin}{{% endif %}}"
 
 
-def talker(folder: Path, name: str, controls: bool) -> Path:
-    """Save a model of random weights with the chat template of this name; return its folder."""
+def talker(folder: Path, name: str, controls: bool, texts: Sequence[str] = ()) -> Path:
+    """Save a model of random weights with the chat template of this name; return its folder. Its vocabulary has the
+    markers as control tokens, if `controls` says so, and is learned from the texts."""
     torch.manual_seed(0)
-    tokenizer = byte_tokenizer(MARKERS if controls else ())
+    tokenizer = tokenizer_of("bpe:600", texts, MARKERS if controls else ())
     tokenizer.templates["default"] = template_of(name)
     config = onward.DecoderConfig(tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=1, context_length=2048)
     onward.save(LanguageModel(Decoder(config).eval(), tokenizer), folder / name)
@@ -100,7 +103,7 @@ def chat(running: Running, stream: bool, **body: Any) -> Reply:
     """Ask /v1/chat/completions."""
     reply = Reply()
     if not stream:
-        response = running.post("/v1/chat/completions", **body)
+        response = HTTP.post(f"{running.url}/v1/chat/completions", json=body)
         assert response.status_code == 200, response.text
         (choice,) = response.json()["choices"]
         reply.add(choice["message"])
@@ -117,7 +120,7 @@ def chat(running: Running, stream: bool, **body: Any) -> Reply:
 def respond(running: Running, stream: bool, **body: Any) -> Reply:
     """Ask /v1/responses; the pieces of a stream must be those of its last event."""
     if not stream:
-        response = running.post("/v1/responses", **body)
+        response = HTTP.post(f"{running.url}/v1/responses", json=body)
         assert response.status_code == 200, response.text
         return of_response(response.json())
     texts: dict[tuple[str, str], str] = {}
@@ -150,6 +153,6 @@ def of_response(response: dict[str, Any]) -> Reply:
 
 def events(running: Running, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     """The server-sent events of a streamed reply."""
-    with httpx.stream("POST", running.url + path, json=body | {"stream": True}, timeout=60) as response:
+    with HTTP.stream("POST", running.url + path, json=body | {"stream": True}) as response:
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
     return [json.loads(line) for line in lines if line != "[DONE]"]
