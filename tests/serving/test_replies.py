@@ -53,9 +53,9 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def asked(server: Running, model: str, text: str, **more: Any) -> list[Reply]:
     """The replies with a scripted answer: of chat completions and of responses, each whole and streamed."""
     body = {"model": model, **script(server, model, text), **more}
-    limit = {"max_output_tokens": body.pop("max_tokens")} if "max_tokens" in body else {}
-    chatted = body | {"messages": ASK, "tools": TOOLS} | {"max_tokens": value for value in limit.values()}
-    responded = body | {"input": ASK, "tools": FLAT} | limit
+    limit = body.pop("max_tokens", None)
+    chatted = body | {"messages": ASK, "tools": TOOLS, "max_tokens": limit}
+    responded = body | {"input": ASK, "tools": FLAT, "max_output_tokens": limit}
     return [
         *(chat(server, stream, **chatted) for stream in (False, True)),
         *(respond(server, stream, **responded) for stream in (False, True)),

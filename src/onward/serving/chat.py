@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from onward.generation.options import FORMS as CONSTRAINTS
-from onward.serving.calls.forms import Forms, call_form_of, reasoning_form_of
+from onward.serving.calls.forms import HARMONY, Forms, call_form_of, reasoning_form_of
 from onward.serving.calls.markers import Markers
 from onward.serving.calls.source import Event
 from onward.serving.calls.splitter import AnswerSplitter
@@ -126,6 +126,8 @@ def forms_of(served: Served, tools: Tools, reasoning_format: str | None) -> Form
     template = template_of(served)
     calls = call_form_of(template) if served.tool_parser == "auto" else served.tool_parser
     reasoning = reasoning_form_of(template) if served.reasoning_parser == "auto" else served.reasoning_parser
+    if reasoning == HARMONY:
+        calls = HARMONY  # which has both
     if reasoning_format == "none":
         reasoning = "none"
     return Forms(calls, reasoning, Markers(served.lm.text()), tools.callable, tools.parallel and not tools.named)

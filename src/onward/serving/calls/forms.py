@@ -6,41 +6,44 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from onward.generation.schemas import prepared
 from onward.serving.calls import json_calls
 from onward.serving.calls.harmony import harmony_grammar, harmony_rules, read_harmony
 from onward.serving.calls.markers import Markers
 from onward.serving.calls.reasoning import BLOCKS, Block
-from onward.serving.calls.schemas import Function, json_rule
+from onward.serving.calls.schemas import Function, json_rule, moved, rule
 from onward.serving.calls.source import Parser, Source
 from onward.serving.calls.xml_calls import read_xml, xml_grammar
 
 Reader = Callable[[Source, Sequence[Function], Markers], Parser[None]]
 Grammar = Callable[[Sequence[Function], bool, Markers], str | None]
+Schema = Callable[[Sequence[Function], bool], dict[str, Any]]
 HARMONY = "harmony"
 LOOK_BACK = 32  # tokens at the end of a prompt that may open a block of reasoning
 
 
 @dataclass(frozen=True)
 class Form:
-    """A form in which models write calls: how an answer is read, the grammar of calls (rules in Lark's syntax, the
-    first one named `calls`; None if it cannot express the schemas), and texts of which a chat template in this form
-    has one."""
+    """A form in which models write calls: how an answer is read; texts of which a chat template in this form has one;
+    and how calls are constrained, by the schema of calls that are bare JSON, or by a grammar (rules in Lark's syntax,
+    the first one named `calls`; None if it cannot express the functions' arguments)."""
 
     read: Reader
-    grammar: Grammar
-    signs: tuple[str, ...] = ()
+    signs: tuple[str, ...]
+    grammar: Grammar | None = None
+    schema: Schema | None = None
 
 
 FORMS = {  # by name; the first one with a sign in the chat template is used, or else json
-    HARMONY: Form(read_harmony, harmony_grammar, ("<|channel|>",)),
-    "qwen3_coder": Form(read_xml, xml_grammar, ("<function=",)),
-    "hermes": Form(json_calls.read_hermes, json_calls.hermes_grammar, ("<tool_call>",)),
-    "mistral_args": Form(json_calls.read_mistral, json_calls.named_grammar, ("[ARGS]",)),
-    "mistral": Form(json_calls.read_mistral, json_calls.mistral_grammar, ("[TOOL_CALLS]",)),
+    HARMONY: Form(read_harmony, ("<|channel|>",), harmony_grammar),
+    "qwen3_coder": Form(read_xml, ("<function=",), xml_grammar),
+    "hermes": Form(json_calls.read_hermes, ("<tool_call>",), json_calls.hermes_grammar),
+    "mistral_args": Form(json_calls.read_mistral, ("[ARGS]",), json_calls.named_grammar),
+    "mistral": Form(json_calls.read_mistral, ("[TOOL_CALLS]",), json_calls.mistral_grammar),
     "llama3_json": Form(
-        json_calls.read_llama, json_calls.llama_grammar, ("<|python_tag|>", '"parameters": dictionary of')
+        json_calls.read_llama, ("<|python_tag|>", '"parameters": dictionary of'), schema=json_calls.llama_schema
     ),
-    "json": Form(json_calls.read_json, json_calls.json_grammar),
+    "json": Form(json_calls.read_json, (), schema=json_calls.json_schema),
 }
 
 
@@ -88,7 +91,7 @@ class Forms:
 
     def reader(self, source: Source) -> Parser[None]:
         """Return a parser of an answer."""
-        if HARMONY in (self.calls if self.functions else "", self.reasoning):
+        if self.calls == HARMONY:
             return read_harmony(source, self.functions, self.markers)
         read = FORMS[self.calls].read if self.functions else read_content
         rest = read(source, self.functions, self.markers)
@@ -104,27 +107,38 @@ class Forms:
         """
         if not required and schema is None:
             return self, {}
-        if not self.functions and self.reasoning == "none":
+        form = FORMS[self.calls]
+        if not self.functions and not self.block and self.calls != HARMONY:
             return self, {"json_schema": schema}
-        forms, rules, answers = self, list[str](), list[str]()
-        if self.functions:
-            calls = FORMS[self.calls].grammar(self.functions, self.parallel, self.markers)
-            if calls is None:
-                forms = replace(self, calls="json")
-                calls = json_calls.json_grammar(self.functions, self.parallel, self.markers)
-            answers.append("calls")
-            rules.append(calls or "")
-        final, reasoning = "", ""
-        if HARMONY in (self.calls if self.functions else "", self.reasoning):
-            final, reasoning = "final", "reasoning?"
-            rules.append(harmony_rules(self.markers))
+        final = "final" if self.calls == HARMONY else ""
+        content = "" if required else f"content: {final} form\n{json_rule('form', schema, field)}"
+        if not self.functions:
+            return self, self.grammar("content", content)
+        if form.grammar and (calls := form.grammar(self.functions, self.parallel, self.markers)):
+            return self, self.grammar("calls" if required else "(calls | content)", calls + content)
+        forms = self if form.schema else replace(self, calls="json")
+        return forms, forms.grammar("answer", forms.bare_rule(None if required else prepared(schema, field).schema))
+
+    def grammar(self, answer: str, rules: str) -> dict[str, Any]:
+        """Return the grammar of an answer, a symbol of these rules, and of the reasoning before it, as a field of
+        GenerationOptions."""
+        if self.calls == HARMONY:
+            answer, rules = f"reasoning? {answer}", rules + harmony_rules(self.markers)
         elif self.block and not self.closed:
-            reasoning = "reasoning" if self.opened else "reasoning?"
-            rules.append(self.block.grammar(self.markers, self.opened))
-        if not required:
-            answers.append(f"{final} form")
-            rules.append(json_rule("form", schema, field))
-        return forms, {"grammar": f"start: {reasoning} ({' | '.join(answers)})\n" + "".join(rules)}
+            answer = f"reasoning{'' if self.opened else '?'} {answer}"
+            rules += self.block.grammar(self.markers, self.opened)
+        return {"grammar": f"start: {answer}\n{rules}"}
+
+    def bare_rule(self, schema: Any) -> str:
+        """Return a grammar rule of an answer that is bare JSON: calls or, unless it is None, JSON of the schema. One
+        schema holds both, since a grammar could not tell them apart by their first characters."""
+        describe = FORMS[self.calls].schema
+        assert describe is not None
+        calls = describe(self.functions, self.parallel)
+        if schema is None:
+            return rule("answer", calls)
+        definitions = {**calls.pop("$defs"), "answer": moved(schema, "answer")}
+        return rule("answer", {"anyOf": [calls, {"$ref": "#/$defs/answer"}], "$defs": definitions})
 
 
 def read_content(source: Source, functions: Sequence[Function], markers: Markers) -> Parser[None]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from onward.serving.calls.markers import Markers
-from onward.serving.calls.schemas import Function, arguments_rule
+from onward.serving.calls.schemas import Function, arguments_rule, calls_schema
 from onward.serving.calls.source import Event, Kind, Parser, Source
 
 ARGUMENTS = "arguments", "parameters"
@@ -223,11 +223,11 @@ def read_json(source: Source, functions: Sequence[Function], markers: Markers) -
     yield from source.until([], "content")
 
 
-def json_rules(functions: Sequence[Function], key: str = "arguments") -> str:
-    """Return grammar rules of one call as JSON, named `call`, with the arguments under `key`."""
+def json_rules(functions: Sequence[Function]) -> str:
+    """Return grammar rules of one call as JSON, named `call`."""
     rules = []
     for number, function in enumerate(functions):
-        begin = f'{{"name": {json.dumps(function.name, ensure_ascii=False)}, "{key}": '
+        begin = f'{{"name": {quoted(function.name)}, "arguments": '
         rules.append(f'call_{number}: {quoted(begin)} arguments_{number} "}}"\n{arguments_rule(function, number)}')
     return f"call: {' | '.join(f'call_{number}' for number in range(len(functions)))}\n" + "".join(rules)
 
@@ -244,14 +244,10 @@ def hermes_grammar(functions: Sequence[Function], parallel: bool, markers: Marke
     return f'calls: one{more}\none: {begin} "\\n" call "\\n" {end}\n' + json_rules(functions)
 
 
-def llama_grammar(functions: Sequence[Function], parallel: bool, markers: Markers) -> str:
-    """Return grammar rules of one call as Llama 3.1 writes it, without a marker; it makes one call at a time."""
-    return "calls: call\n" + json_rules(functions, "parameters")
-
-
 def mistral_grammar(functions: Sequence[Function], parallel: bool, markers: Markers) -> str:
     """Return grammar rules of a list of calls after `[TOOL_CALLS]`."""
-    return f'calls: {markers.symbol("[TOOL_CALLS]")} " "? list\n' + list_rules(functions, parallel)
+    more = ' (", " call)*' if parallel else ""
+    return f'calls: {markers.symbol("[TOOL_CALLS]")} " "? "[" call{more} "]"\n' + json_rules(functions)
 
 
 def named_grammar(functions: Sequence[Function], parallel: bool, markers: Markers) -> str:
@@ -262,12 +258,13 @@ def named_grammar(functions: Sequence[Function], parallel: bool, markers: Marker
     return f"calls: call{'+' if parallel else ''}\ncall: {' | '.join(calls)}\n" + rules
 
 
-def json_grammar(functions: Sequence[Function], parallel: bool, markers: Markers) -> str:
-    """Return grammar rules of a list of calls as JSON."""
-    return "calls: list\n" + list_rules(functions, parallel)
+def llama_schema(functions: Sequence[Function], parallel: bool) -> dict[str, Any]:
+    """Return the JSON schema of one call as Llama 3.1 writes it, without a marker; it makes one call at a time."""
+    return calls_schema(functions, "parameters")
 
 
-def list_rules(functions: Sequence[Function], parallel: bool) -> str:
-    """Return grammar rules of a JSON list of calls, named `list`."""
-    more = ' (", " call)*' if parallel else ""
-    return f'list: "[" call{more} "]"\n' + json_rules(functions)
+def json_schema(functions: Sequence[Function], parallel: bool) -> dict[str, Any]:
+    """Return the JSON schema of a list of calls."""
+    call = calls_schema(functions, "arguments")
+    items = {"type": "array", "minItems": 1, "items": {"anyOf": call["anyOf"]}, "$defs": call["$defs"]}
+    return items if parallel else items | {"maxItems": 1}

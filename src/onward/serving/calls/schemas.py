@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,15 +36,43 @@ class Function:
 def json_rule(name: str, schema: Any, field: str) -> str:
     """Return a grammar rule for the JSON of a schema, whose references refer to the schema itself. `field` names the
     schema in errors."""
-    inner = prepared(schema, field).schema
-    if isinstance(inner, Mapping):
-        inner = {"x-guidance": {"whitespace_pattern": SPACE}, **inner}
-    return f"{name}: %json {json.dumps(inner)}\n"
+    return rule(name, prepared(schema, field).schema)
+
+
+def rule(name: str, schema: Any) -> str:
+    """Return a grammar rule for the JSON of a schema that is prepared for the grammar."""
+    if isinstance(schema, Mapping):
+        schema = {"x-guidance": {"whitespace_pattern": SPACE}, **schema}
+    return f"{name}: %json {json.dumps(schema)}\n"
 
 
 def arguments_rule(function: Function, number: int) -> str:
     """Return a grammar rule for the arguments of the function with this number."""
     return json_rule(f"arguments_{number}", function.parameters, f"{function.field}.parameters")
+
+
+def calls_schema(functions: Sequence[Function], key: str) -> dict[str, Any]:
+    """Return the JSON schema of a call as an object with a name and, under `key`, arguments. The schema of each
+    function's arguments is a definition, in which it is its own root."""
+    calls, definitions = [], {}
+    for number, function in enumerate(functions):
+        schema = prepared(function.parameters, f"{function.field}.parameters").schema
+        definitions[f"arguments_{number}"] = moved(schema, f"arguments_{number}")
+        properties = {"name": {"const": function.name}, key: {"$ref": f"#/$defs/arguments_{number}"}}
+        calls.append(
+            {"type": "object", "properties": properties, "required": ["name", key], "additionalProperties": False}
+        )
+    return {"anyOf": calls, "$defs": definitions}
+
+
+def moved(value: Any, name: str) -> Any:
+    """Return a schema in which the references to the root refer to the definition with this name."""
+    if isinstance(value, Mapping):
+        return {
+            key: f"#/$defs/{name}{inner[1:]}" if key == "$ref" and str(inner).startswith("#") else moved(inner, name)
+            for key, inner in value.items()
+        }
+    return [moved(inner, name) for inner in value] if isinstance(value, list) else value
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from onward.serving.calls.json_calls import incomplete, parsed, quoted
 from onward.serving.calls.markers import Markers
-from onward.serving.calls.schemas import TYPES, Function, json_rule, resolved, types_of
+from onward.serving.calls.schemas import TYPES, Function, json_rule, moved, resolved, types_of
 from onward.serving.calls.source import Event, Parser, Source, overlap
 
 FUNCTION, CALL_END, PARAMETER, VALUE_END = "<function=", "</function>", "<parameter=", "</parameter>"
@@ -169,14 +169,4 @@ def within(schema: Any, root: Mapping[str, Any]) -> Any:
     it."""
     if not isinstance(schema, Mapping) or '"$ref"' not in json.dumps(schema):
         return schema
-    return {**moved(schema), "$defs": {"root": moved(root)}}
-
-
-def moved(value: Any) -> Any:
-    """Return a schema in which the references within the root refer to its definition `root`."""
-    if isinstance(value, Mapping):
-        return {
-            key: f"#/$defs/root{inner[1:]}" if key == "$ref" and str(inner).startswith("#") else moved(inner)
-            for key, inner in value.items()
-        }
-    return [moved(inner) for inner in value] if isinstance(value, list) else value
+    return {**moved(schema, "root"), "$defs": {"root": moved(root, "root")}}
