@@ -83,7 +83,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "no name": ([{"type": "function", "function": {}}], None, "tools[0] is not a function with a name"),
     "another type": ([{"type": "web_search"}], None, "tools[0] is not a function"),
     "no schema": ([{"type": "function", "function": {"name": "f", "parameters": [1]}}], None, "are not a JSON schema"),
-    "an unknown choice": (TOOLS, "all", 'tool_choice is "all"'),
+    "an unknown choice": (TOOLS, "all", "tool_choice is 'all'"),
     "an unknown name": (TOOLS, {"function": {"name": "f"}}, "which is not among the tools"),
     "required without tools": ([], "required", "there are no tools"),
     "too many": (TOOLS * 100, None, "give at most 128"),

@@ -199,10 +199,7 @@ class SamplingFields(Body):
         """Return the request's fields as GenerationOptions. `limit` is the most tokens of an answer if the request
         gives no limit; `changes` replace fields. Raises an ApiError as `given` does, and a UserError for a
         constraint that is too long and for values out of range."""
-        given = self.given()
-        if both := [name for name in FORMS if name in given and name in changes]:
-            raise ApiError(f"{both[0]} and another form of the answer are both given: choose one", param=both[0])
-        values = {"temperature": 1.0, "max_new_tokens": limit} | given | changes
+        values = {"temperature": 1.0, "max_new_tokens": limit} | self.given() | changes
         if "stop" in values:
             values["stop"] = (values["stop"],) if isinstance(values["stop"], str) else tuple(values["stop"])
         for name in "stop_token_ids", "suppress_tokens", "forced_tokens":

@@ -12,9 +12,9 @@ from onward.text.tokenizer import Tokenizer
 LEAST = -9999.0  # in place of minus infinity, which JSON lacks
 
 
-def usage_of(job: Job) -> dict[str, Any]:
+def usage_of(job: Job, num_reasoning: int = 0) -> dict[str, Any]:
     """Return the JSON object `usage` of a reply: the numbers of tokens of the job's prompts, each counted once, and of
-    all its answers."""
+    all its answers, of which `num_reasoning` belong to reasoning."""
     prompts = {id(request.prompt): len(request.prompt) for request in job.answers}
     cached = {id(request.prompt): request.num_shared for request in reversed(job.answers)}
     new = sum(len(request.tokens) for request in job.answers)
@@ -24,6 +24,7 @@ def usage_of(job: Job) -> dict[str, Any]:
         "completion_tokens": new,
         "total_tokens": read + new,
         "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
+        "completion_tokens_details": {"reasoning_tokens": num_reasoning},
     }
 
 
