@@ -13,7 +13,7 @@ from onward.serving.errors import ApiError
 from onward.serving.fields import Body, check_others
 from onward.serving.parts import Tool
 from onward.serving.service import service_of
-from onward.serving.shapes import Whole
+from onward.serving.shapes import Tokens
 from onward.serving.tools import Tools
 from onward.text.chat import chat_of
 
@@ -39,7 +39,7 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     """The body of a request of /detokenize: token ids."""
 
-    tokens: list[Whole]
+    tokens: Tokens
 
 
 @router.post("/tokenize")
