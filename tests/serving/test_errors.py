@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ NEEDED: dict[str, dict[str, Any]] = {  # of each path: a body that is answered
     "/v1/chat/completions": {"messages": ASK, "max_tokens": 1},
     "/v1/responses": {"input": "a", "max_output_tokens": 1},
     "/v1/embeddings": {"input": "a"},
+    "/tokenize": {},
 }
 CUT_CALL = {"function": {"name": "f", "arguments": "{"}}
 
@@ -93,6 +94,15 @@ NAMED: dict[str, tuple[str, dict[str, Any], str, str]] = {  # path, body, param,
     "answers": ("/v1/completions", {"n_cmpl": 0}, "n_cmpl", "n_cmpl is 0"),
     "many answers": ("/v1/completions", {"n_cmpl": 129}, "n_cmpl", "n_cmpl is 129"),
     "many prompts": ("/v1/completions", {"prompt": ["a"] * 100}, "prompt", "prompt has 100 texts"),
+    "no message": ("/v1/chat/completions", {"messages": []}, "messages", "there are no messages"),
+    "no message to count": ("/tokenize", {"messages": []}, "messages", "there are no messages"),
+    "no prompt": ("/v1/completions", {"prompt": []}, "prompt", "there is no prompt"),
+    "messages as a text": (
+        "/v1/chat/completions",
+        {"messages": "Hi"},
+        "messages",
+        'messages is "Hi": it must be a list of objects',
+    ),
     "no stop": ("/v1/completions", {"stop": ["a", ""]}, "stop", "stop has an empty text"),
     "a token": ("/v1/completions", {"logit_bias": {"99999": 1}}, "logit_bias", "logit_bias has token id 99999"),
     "a prompt's token": ("/v1/completions", {"prompt": [99999]}, "prompt", "token id 99999"),
@@ -235,6 +245,29 @@ def test_the_message_that_a_template_leaves_out_is_named_by_its_index() -> None:
         found = of_messages(error, field)
         assert (found.status, found.param) == (400, param)
     assert str(of_messages(error, "messages")).startswith("messages[2] has no effect, because")
+
+
+FORM: dict[str, Any] = {"type": "json_object"}
+STREAMS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "chat": ("/v1/chat/completions", {"response_format": FORM}, "response_format"),
+    "completions": ("/v1/completions", {"structured_outputs": {"json_object": True}}, "structured_outputs"),
+    "responses": ("/v1/responses", {"text": {"format": FORM}}, "text.format"),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_an_error_in_a_stream_uses_the_names_of_the_request(
+    name: str, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(job: Any) -> AsyncIterator[Any]:
+        raise UserError("json_schema is not met by this answer")
+        yield
+
+    monkeypatch.setattr("onward.serving.service.checked", failing)
+    path, fields, field = STREAMS[name]
+    reply = server.post(path, **NEEDED[path], **fields, stream=True)
+    assert reply.status_code == 200
+    assert f"{field} is not met by this answer" in reply.text
 
 
 def test_unknown_fields_are_named_once_at_every_depth(server: Running, caplog: pytest.LogCaptureFixture) -> None:

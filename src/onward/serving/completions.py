@@ -17,7 +17,7 @@ from onward.serving.fields import SamplingFields
 from onward.serving.jobs import Job, Update, merged
 from onward.serving.models import Served
 from onward.serving.service import Service, service_of
-from onward.serving.shapes import Whole
+from onward.serving.shapes import Prompts, Whole
 from onward.serving.streams import DONE, event
 from onward.serving.usage import of_completion, usage_of
 from onward.transforms.lora import use_adapter
@@ -30,7 +30,7 @@ MOST_LOGPROBS = 100
 class CompletionRequest(SamplingFields):
     """The body of a request of /v1/completions."""
 
-    prompt: str | list[str] | list[Whole] | list[list[Whole]] = ""
+    prompt: Prompts = ""
     logprobs: Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None = Field(
         None, description="Alternatives per token."
     )

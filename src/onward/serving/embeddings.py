@@ -20,7 +20,7 @@ from onward.serving.errors import TOO_LONG, ApiError
 from onward.serving.fields import Body, check_others
 from onward.serving.models import Served
 from onward.serving.service import PROMPTS, service_of
-from onward.serving.shapes import Whole
+from onward.serving.shapes import Prompts, Whole
 from onward.transforms.lora import use_adapter
 
 router = APIRouter(tags=["OpenAI"])
@@ -29,7 +29,7 @@ router = APIRouter(tags=["OpenAI"])
 class EmbeddingRequest(Body):
     """The body of a request of /v1/embeddings."""
 
-    input: str | list[str] | list[Whole] | list[list[Whole]]
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = Field(None, description="By default float.")
     dimensions: Whole | None = Field(None, description="Must equal the model's d_model.")
 

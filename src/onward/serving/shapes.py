@@ -11,7 +11,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
@@ -40,6 +40,9 @@ def not_bool(value: Any) -> Any:
 
 Whole = Annotated[int, BeforeValidator(not_bool)]
 Real = Annotated[float, BeforeValidator(not_bool)]
+Tokens = Annotated[list[Whole], Field(fail_fast=True)]  # one mistake is enough: a list may have a million items
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Prompts = str | Texts | Tokens | Annotated[list[Tokens], Field(fail_fast=True)]
 
 
 def mistake(kind: Any, value: Any, path: str = "") -> tuple[str, str] | None:
@@ -122,10 +125,16 @@ def alternatives(kind: Any) -> list[Any]:
 def accepts(kind: Any, value: Any) -> bool:
     """Return whether pydantic reads a JSON value as the type `kind`."""
     try:
-        TypeAdapter(kind).validate_python(value)
+        reader(kind).validate_python(value)
     except ValidationError:
         return False
     return True
+
+
+@cache
+def reader(kind: Any) -> TypeAdapter[Any]:
+    """Return pydantic's reader of a declared type, which takes up to a millisecond to make."""
+    return TypeAdapter(kind)
 
 
 def is_container(kind: Any, value: Any) -> bool:

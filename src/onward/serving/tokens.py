@@ -7,12 +7,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from onward.serving.chat import ENDS, ChatMessage, message_of, variables_of
+from onward.errors import UserError
+from onward.serving.chat import ENDS, ChatMessage, message_of, of_messages, variables_of
 from onward.serving.errors import ApiError
 from onward.serving.fields import Body, check_others
 from onward.serving.parts import Tool
 from onward.serving.service import service_of
-from onward.serving.shapes import Whole
+from onward.serving.shapes import Tokens
 from onward.serving.tools import Tools
 from onward.text.chat import chat_of
 
@@ -38,7 +39,7 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     """The body of a request of /detokenize: token ids."""
 
-    tokens: list[Whole]
+    tokens: Tokens
 
 
 @router.post("/tokenize")
@@ -61,7 +62,10 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
         chat = await service.compute(chat_of, tokenizer)
         ends = {name: value for name in ENDS if (value := getattr(body, name)) is not None}
         variables = variables_of(body.chat_template_kwargs, Tools.of(body.tools, None, None), served)
-        tokens = await service.compute(lambda: chat.encode(messages, **ends, **variables))
+        try:
+            tokens = await service.compute(lambda: chat.encode(messages, **ends, **variables))
+        except UserError as error:
+            raise of_messages(error, "messages") from None
     result: dict[str, Any] = {"count": len(tokens), "max_model_len": served.engine.length, "tokens": tokens}
     if text is None:
         result["stop"] = list(chat.stop)  # texts that end the answer
