@@ -203,16 +203,16 @@ def test_a_response_has_the_log_probabilities_of_the_chat(stream: bool, client: 
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a stored response": ("responses", {"input": "a", "previous_response_id": "resp_1"}, "previous_response_id is not"),
-    "an image": ("responses", {"input": [{"type": "image"}]}, "input[0] has the type 'image'"),
+    "an image": ("responses", {"input": [{"type": "image"}]}, 'input[0] has the type "image"'),
     "an image in a message": (
         "responses",
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-        "input[0] has content of the type 'input_image'",
+        'input[0].content[0].type is "input_image"',
     ),
     "alternatives of nothing": ("responses", {"input": "a", "top_logprobs": 2}, "include lacks message.output_text"),
     "two answers": ("responses", {"input": "a", "n": 2}, "n is 2"),
     "no schema": ("chat/completions", {"messages": ASK, "response_format": {"type": "json_schema"}}, "has no schema"),
-    "another form": ("chat/completions", {"messages": ASK, "response_format": {"type": "xml"}}, "the type 'xml'"),
+    "another form": ("chat/completions", {"messages": ASK, "response_format": {"type": "xml"}}, 'the type "xml"'),
     "a variable that is a field": (
         "chat/completions",
         {"messages": ASK, "chat_template_kwargs": {"messages": []}},
