@@ -73,7 +73,10 @@ def test_a_call_is_read_from_the_answer(choice: str, stream: bool, client: opena
     given: dict[str, Any] = {"model": "caller", "messages": ASK, "tools": TOOLS, "seed": 1, **fields}
     if stream:
         deltas = [chunk.choices[0] for chunk in client.chat.completions.create(**given, stream=True)]
-        calls = [call for delta in deltas for call in delta.delta.tool_calls or []]
+        calls = [call for delta in deltas for call in delta.delta.tool_calls or [] if call.id]
+        pieces = [call for delta in deltas for call in delta.delta.tool_calls or [] if not call.id]
+        for piece in pieces:
+            calls[piece.index].function.arguments += piece.function.arguments
         content = "".join(delta.delta.content or "" for delta in deltas)
         reason = deltas[-1].finish_reason
     else:
