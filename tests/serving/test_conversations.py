@@ -239,13 +239,15 @@ def test_what_cannot_be_answered_is_named(name: str, server: Running) -> None:
     assert message in reply.json()["error"]["message"]
 
 
-CALLED = [
+CALLED: list[Any] = [
     {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}},
     {"id": "b", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}},
 ]
-RESULTS = [{"role": "tool", "tool_call_id": one["id"], "content": [{"type": "text", "text": "wet"}]} for one in CALLED]
+RESULTS: list[Any] = [
+    {"role": "tool", "tool_call_id": one["id"], "content": [{"type": "text", "text": "wet"}]} for one in CALLED
+]
 SPOKEN = {"role": "assistant", "content": "So. ", "reasoning_content": "Hm.", "tool_calls": CALLED}
-ITEMS = [
+ITEMS: list[Any] = [
     {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
     {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So. "}]},
     *({"type": "function_call", "call_id": one["id"], **one["function"]} for one in CALLED),
@@ -254,13 +256,19 @@ ITEMS = [
 
 
 def test_successive_items_of_the_assistant_are_one_message() -> None:
-    body = ResponsesRequest(input=[*ASK, *ITEMS, *ASK])
+    body = ResponsesRequest.model_validate({"input": [*ASK, *ITEMS, *ASK]})
     chat = [message_of(message, number) for number, message in enumerate([*ASK, SPOKEN, *RESULTS, *ASK])]
     assert messages_of(body) == chat
     later = [{"role": "assistant", "content": text} for text in ("A", "B")]
-    assert [message["content"] for message in messages_of(ResponsesRequest(input=later))] == ["A", "B"]
+    assert [message["content"] for message in messages_of(ResponsesRequest.model_validate({"input": later}))] == [
+        "A",
+        "B",
+    ]
     turns = [*ITEMS[2:3], *ITEMS[4:5], *ITEMS[3:4], *ITEMS[5:]]
-    assert [message["role"] for message in messages_of(ResponsesRequest(input=turns))] == ["assistant", "tool"] * 2
+    assert [message["role"] for message in messages_of(ResponsesRequest.model_validate({"input": turns}))] == [
+        "assistant",
+        "tool",
+    ] * 2
 
 
 @pytest.mark.parametrize("given", ["", None, "null", "{}"])
