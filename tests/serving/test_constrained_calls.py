@@ -78,7 +78,10 @@ def test_required_calls_have_the_form_of_the_template_and_the_arguments_of_their
     _, first = constrained(forms_for(TOOLS, form, markers=markers), True)
     call = CALLS[form].format
     for name, arguments in ("paint", RED), ("light", GREEN), ("off", "{}"), ("off", '{"any": [1, null]}'):
-        assert allows(first, call(name, arguments), markers), name
+        text = call(name, arguments)
+        assert allows(first, text, markers), name
+        if form not in ("harmony", "mistral_args"):
+            assert allows(first, text.replace("\n", "").replace(', "arg', ',"arg'), markers), name
     for name, arguments in ("paint", GREEN), ("light", RED), ("paint", "{}"), ("none", "{}"), ("paint", '{"n": 3}'):
         assert not allows(first, call(name, arguments), markers), name
     for text in "Hi", "{}", RED, '{"x": 1}':

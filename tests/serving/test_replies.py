@@ -156,3 +156,78 @@ def test_the_command_names_the_forms(tmp_path_factory: pytest.TempPathFactory) -
         for reply in asked(running, "json", f"<think>Hm</think>{HERMES}"):
             assert (reply.reasoning, reply.content, reply.calls) == ("Hm", "", BOTH)
         assert json.loads(reply.calls[0][1])["city"]
+
+
+CITY = {"$ref": "#/$defs/City"}
+PLACES = [
+    {
+        "properties": {"city": CITY},
+        "required": ["city"],
+        "additionalProperties": False,
+        "$defs": {"City": {"enum": [*one]}},
+    }
+    for one in (["Oslo", "Rome"], ["Bern"])
+]
+FORM = {
+    "type": "object",
+    "properties": {"ok": {"enum": [True, False]}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("model", [name for name in SHOWN if "think" not in name])
+def test_required_calls_are_in_the_form_of_the_model_and_of_their_own_schema(model: str, server: Running) -> None:
+    functions = [{"name": name, "parameters": schema} for name, schema in zip(NAMES, PLACES)]
+    body: dict[str, Any] = {"model": model, "messages": ASK, "parallel_tool_calls": False, "seed": 1}
+    body |= {"tools": [{"type": "function", "function": function} for function in functions]}
+    named = {"type": "function", "function": {"name": "time"}}
+    for choice, cities, reason in ("required", ["Oslo", "Rome", "Bern"], "tool_calls"), (named, ["Bern"], "stop"):
+        whole, streamed = (chat(server, stream, **body, tool_choice=choice, max_tokens=900) for stream in (False, True))
+        assert whole.parts == streamed.parts
+        if whole.finish_reason != "length":  # a long reasoning
+            ((name, arguments),) = whole.calls
+            assert json.loads(arguments)["city"] in (["Oslo", "Rome"] if name == "weather" else ["Bern"])
+            assert json.loads(arguments)["city"] in cities
+            assert whole.finish_reason == reason
+
+
+PLACE = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+BESIDE = {  # of each form: a call, and an answer without one
+    "hermes": (f"<tool_call>\n{PLACE}\n</tool_call>", '{"ok": true}'),
+    "mistral": (f"[TOOL_CALLS][{PLACE}]", '{"ok": true}'),
+    "llama3_json": (PLACE.replace("arguments", "parameters"), '{"ok": true}'),
+    "json": (f"[{PLACE}]", '{"ok": true}'),
+    "harmony": (
+        SPOKEN.replace(" </tool_call> ü", "").replace("commentary", "<|channel|>commentary"),
+        '<|channel|>final<|message|>{"ok": true}',
+    ),
+    "qwen3_coder": (TAGS.replace(" </tool_call> ü", ""), '{"ok": true}'),
+}
+
+
+@pytest.mark.parametrize("model", BESIDE)
+def test_a_response_format_beside_tools_leaves_calls_possible(model: str, server: Running) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "ok", "schema": FORM}}
+    body = {"model": model, "messages": ASK, "tools": TOOLS, "response_format": form}
+    call, answer = (chat(server, True, **body, **script(server, model, text)) for text in BESIDE[model])
+    assert (call.calls, call.content) == ([("weather", '{"city": "Oslo"}')], "")
+    assert (answer.calls, answer.content) == ([], '{"ok": true}')
+
+
+CONFLICTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a required call and a regex": ({"tool_choice": "required", "regex": "a"}, "Cannot combine tool_choice and regex"),
+    "a format and a grammar": (
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a"]}},
+        "Cannot combine response_format and structured_outputs",
+    ),
+    "another reasoning format": ({"reasoning_format": "xml"}, "reasoning_format"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFLICTS)
+def test_fields_that_contradict_each_other_are_named(name: str, server: Running) -> None:
+    fields, message = CONFLICTS[name]
+    reply = server.post("/v1/chat/completions", model="hermes", messages=ASK, tools=TOOLS, **fields)
+    assert reply.status_code == 400
+    assert message in reply.text

@@ -224,11 +224,12 @@ def read_json(source: Source, functions: Sequence[Function], markers: Markers) -
 
 
 def json_rules(functions: Sequence[Function]) -> str:
-    """Return grammar rules of one call as JSON, named `call`."""
-    rules = []
+    """Return grammar rules of one call as JSON, named `call`, and of white space, SPACE."""
+    rules = ["SPACE: /[ \\n]/\n"]
     for number, function in enumerate(functions):
-        begin = f'{{"name": {quoted(function.name)}, "arguments": '
-        rules.append(f'call_{number}: {quoted(begin)} arguments_{number} "}}"\n{arguments_rule(function, number)}')
+        name, key = quoted(quoted(function.name)), quoted('"arguments":')
+        inner = f'"\\"name\\":" SPACE? {name} "," SPACE? {key} SPACE? arguments_{number}'
+        rules.append(f'call_{number}: "{{" SPACE? {inner} SPACE? "}}"\n{arguments_rule(function, number)}')
     return f"call: {' | '.join(f'call_{number}' for number in range(len(functions)))}\n" + "".join(rules)
 
 
@@ -240,14 +241,14 @@ def quoted(text: str) -> str:
 def hermes_grammar(functions: Sequence[Function], parallel: bool, markers: Markers) -> str:
     """Return grammar rules of calls between `<tool_call>` and `</tool_call>`."""
     begin, end = markers.symbol("<tool_call>"), markers.symbol("</tool_call>")
-    more = ' ("\\n" one)*' if parallel else ""
-    return f'calls: one{more}\none: {begin} "\\n" call "\\n" {end}\n' + json_rules(functions)
+    more = " (SPACE? one)*" if parallel else ""
+    return f"calls: one{more}\none: {begin} SPACE? call SPACE? {end}\n" + json_rules(functions)
 
 
 def mistral_grammar(functions: Sequence[Function], parallel: bool, markers: Markers) -> str:
     """Return grammar rules of a list of calls after `[TOOL_CALLS]`."""
-    more = ' (", " call)*' if parallel else ""
-    return f'calls: {markers.symbol("[TOOL_CALLS]")} " "? "[" call{more} "]"\n' + json_rules(functions)
+    more = ' ("," SPACE? call)*' if parallel else ""
+    return f'calls: {markers.symbol("[TOOL_CALLS]")} SPACE? "[" call{more} "]"\n' + json_rules(functions)
 
 
 def named_grammar(functions: Sequence[Function], parallel: bool, markers: Markers) -> str:
