@@ -18,6 +18,7 @@ from torch import Tensor
 
 from onward.errors import UserError
 from onward.generation.options import FORMS, GenerationOptions
+from onward.generation.schemas import Prepared, prepared, rule
 from onward.generation.spelling import JSON, Search, Spelling, allowed_tokens
 from onward.text.tokenizer import Tokenizer
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 ALL_TOKENS = '%llguidance {"no_forcing": true}\n'  # allow every tokenization of a text, not only the tokenizer's
 OF_BYTES = '%llguidance {"allow_invalid_utf8": true}\n'  # expressions match bytes, or characters with the flag u
 CHECKED = 1000  # the most allowed tokens for which endings are searched in one step
-SPACE = r"[ ]?|\n[ ]{0,40}"  # white space between JSON tokens: at most one space, or a new line with at most 40 spaces
+NAMED = re.compile(  # texts, expressions and comments of a Lark grammar, and the names of tokens between them
+    r'"(?:\\.|[^"\\])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|<(?P<name>[^\s<>\[\]"]+)>'
+)
 
 
 def constraint(
@@ -45,9 +48,9 @@ def constraint(
     if what is None:
         return None
     text = getattr(options, what)
-    language = Language(what, text)
+    language = Language(what, with_ids(lark_of(text), tokenizer) if what == "grammar" else text)
     vocab = vocabulary(tokenizer, size)
-    first = TextConstraint(language.start(vocab), vocab, sorted(end))
+    first = TextConstraint(language.start(vocab), vocab, sorted(end), language.schema)
     any_allowed = bool(first.mask.any())
     if not (any_allowed and first.state.possible):
         if characters := language.unspelled(vocab.spelling):
@@ -62,24 +65,24 @@ def constraint(
 class Language:
     """The set of texts that a regular expression, a JSON schema or a grammar allows, as an llguidance grammar.
 
-    `what` is "regex", "json_schema" or "grammar", and `text` is the expression, the schema or the grammar.
+    `what` is "regex", "json_schema" or "grammar", and `text` is the expression, the schema or the grammar in Lark's
+    syntax.
     """
 
     def __init__(self, what: str, text: str) -> None:
         from llguidance import regex_to_lark
 
         self.what, self.text = what, text
+        self.schema: Prepared | None = None
         if what == "regex":
             self.expression = regex_to_lark(text, "")
             self.grammar = f"{ALL_TOKENS}start: /{self.expression}/"
         elif what == "grammar":
-            self.grammar = ALL_TOKENS + lark_of(text)
+            self.grammar = ALL_TOKENS + text
         else:
-            schema = read_schema(text)
-            self.text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
-            if isinstance(schema, dict):
-                schema = {"x-guidance": {"whitespace_pattern": SPACE}} | schema
-            self.grammar = f"{ALL_TOKENS}start: %json {json.dumps(schema)}"
+            self.schema = prepared(read_schema(text))
+            self.text = json.dumps(self.schema.schema, ensure_ascii=False, separators=(",", ":"))
+            self.grammar = f"{ALL_TOKENS}start: {rule(self.schema.schema)}"
 
     def start(self, vocab: Vocabulary, hint: str = "") -> State:
         """Return the grammar state of an empty answer, over the tokens of `vocab`. Raises a UserError for an expression
@@ -198,11 +201,11 @@ class TextConstraint:
     """The constraint of one answer at its current token; implements `request.Constraint`.
 
     `end` are the token ids that end the answer. `full` is True if the answer is complete and only tokens of `end` may
-    follow.
+    follow. `schema` is the JSON schema of the answer, None for other constraints.
     """
 
-    def __init__(self, state: State, vocab: Vocabulary, end: list[int]) -> None:
-        self.state, self.vocab, self.end = state, vocab, end
+    def __init__(self, state: State, vocab: Vocabulary, end: list[int], schema: Prepared | None = None) -> None:
+        self.state, self.vocab, self.end, self.schema = state, vocab, end, schema
         self.compute_mask()
 
     def compute_mask(self) -> None:
@@ -224,6 +227,13 @@ class TextConstraint:
         self.state.consume(token)
         self.compute_mask()
         return not self.full
+
+    def check(self, tokens: Sequence[int]) -> None:
+        """Raise a UserError if `tokens`, a complete answer, break a keyword of the JSON schema that the mask does not
+        enforce."""
+        text = b"".join(self.vocab.pieces[token] for token in tokens).decode(errors="replace")
+        for problem in self.schema.problems(text) if self.schema else ():
+            raise UserError(problem)
 
     def copy(self) -> TextConstraint:
         """Return a copy of the constraint that advances independently, as for draft tokens."""
@@ -260,7 +270,7 @@ class Vocabulary:
                 return []  # called only if a grammar forces tokens
 
         self.inner = LLTokenizer(Tokens())  # type: ignore[arg-type]
-        self.size, self.spaced, self.spelling = len(pieces), list(spaced), Spelling(pieces)
+        self.size, self.spaced, self.spelling, self.pieces = len(pieces), list(spaced), Spelling(pieces), pieces
         self.ids = {piece: i for i, piece in enumerate(pieces)}
 
 
@@ -279,6 +289,27 @@ def read_schema(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"json_schema is not JSON: {error}") from None
+
+
+def terminal(tokenizer: Tokenizer, text: str) -> str:
+    """Return the expression of a Lark grammar for `text`: its token, if it is a control token, or else a string."""
+    token = tokenizer.inner.token_to_id(text)
+    return f"<[{token}]>" if token in tokenizer.special else json.dumps(text)
+
+
+def with_ids(grammar: str, tokenizer: Tokenizer) -> str:
+    """Return a Lark grammar in which the names of tokens, such as <|im_start|>, are replaced by their ids, as in <[5]>.
+    Raises a UserError for a name that no token has."""
+
+    def with_id(match: re.Match[str]) -> str:
+        if not match["name"]:
+            return match[0]
+        token = tokenizer.inner.token_to_id(match[0])
+        if token is None:
+            raise UserError(f"grammar cannot be used: {match[0]} is no token of this model: write a text in quotes")
+        return f"<[{token}]>"
+
+    return NAMED.sub(with_id, grammar)
 
 
 def lark_of(grammar: str) -> str:
