@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 ALL_TOKENS = '%llguidance {"no_forcing": true}\n'  # allow every tokenization of a text, not only the tokenizer's
 OF_BYTES = '%llguidance {"allow_invalid_utf8": true}\n'  # expressions match bytes, or characters with the flag u
 CHECKED = 1000  # the most allowed tokens for which endings are searched in one step
-NAMED = re.compile(  # texts, expressions and comments of a Lark grammar, and the names of tokens between them
-    r'"(?:\\.|[^"\\])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|<(?P<name>[^\s<>\[\]"]+)>'
+NAMED = re.compile(  # texts, comments and expressions of a Lark grammar, or the name of a token between them
+    r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|<(?P<name>[^\s<>\[\]"]+)>'
 )
 
 
@@ -40,9 +40,9 @@ def constraint(
     if all are empty.
 
     Regular expressions are those of Rust's regex crate, and must match the entire answer: Unicode classes, no
-    look-around, no back-references, no `\\b`. Raises a UserError for a schema with an unsupported keyword, and for a
-    constraint that no tokens of the model can meet. `end` are token ids that are allowed only where the answer is
-    complete.
+    look-around, no back-references, no `\\b`. A grammar may name control tokens, which are allowed nowhere else. Raises
+    a UserError for a schema that cannot be used, and for a constraint that no tokens of the model can meet. `end` are
+    token ids that are allowed only where the answer is complete.
     """
     what = next((name for name in FORMS if getattr(options, name)), None)
     if what is None:
@@ -53,7 +53,7 @@ def constraint(
     first = TextConstraint(language.start(vocab), vocab, sorted(end), language.schema)
     any_allowed = bool(first.mask.any())
     if not (any_allowed and first.state.possible):
-        if characters := language.unspelled(vocab.spelling):
+        if characters := language.unspelled(vocab):
             raise UserError(
                 f"{what} cannot be met: the tokens of this model cannot spell {', '.join(map(repr, characters))}"
             )
@@ -74,6 +74,7 @@ class Language:
 
         self.what, self.text = what, text
         self.schema: Prepared | None = None
+        self.token_ids = [int(i) for i in re.findall(r"<\[(\d+)\]>", text)] if what == "grammar" else []
         if what == "regex":
             self.expression = regex_to_lark(text, "")
             self.grammar = f"{ALL_TOKENS}start: /{self.expression}/"
@@ -95,7 +96,8 @@ class Language:
         matcher, spelling = self.intersected(vocab), vocab.spelling
         if spelling.complete or self.spelled_by(spelling):
             return State(matcher)
-        search = Search({piece: vocab.ids[piece] for piece in spelling.generators}, hint, self.text, vocab.size)
+        ids = {piece: vocab.ids[piece] for piece in spelling.generators}
+        search = Search(ids, hint, self.text, vocab.size, [i for i in self.token_ids if i < vocab.size])
         return State(matcher, search)
 
     def spelled_by(self, spelling: Spelling) -> bool:
@@ -125,17 +127,19 @@ class Language:
             raise UserError(f"{self.what} cannot be used: {reason(matcher.get_error())}")
         return matcher
 
-    def unspelled(self, spelling: Spelling) -> list[str]:
-        """Return the characters, as few as possible, that the tokens lack to spell an allowed text; an error message
-        names them. `spelling` describes the texts that the tokens can spell.
+    def unspelled(self, vocab: Vocabulary) -> list[str]:
+        """Return the characters, as few as possible, that the tokens of `vocab` lack to spell an allowed text; an error
+        message names them.
 
         Only characters of the expression or schema (and, for a schema, of JSON) are tried; the list is empty if they do
         not suffice.
         """
+        spelling = vocab.spelling
+        pieces = vocab.pieces if self.token_ids else [*spelling.generators]
 
         def possible(characters: Collection[str]) -> bool:
-            vocab = Vocabulary([*spelling.generators, *(c.encode() for c in characters)])
-            state = State(self.intersected(vocab)) if self.what == "regex" else self.start(vocab, "".join(characters))
+            more = Vocabulary([*pieces, *(c.encode() for c in characters)])
+            state = State(self.intersected(more)) if self.what == "regex" else self.start(more, "".join(characters))
             return state.possible
 
         def needed(characters: list[str], others: list[str]) -> list[str]:  # QuickXplain (Junker 2004)

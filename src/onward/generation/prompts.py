@@ -75,7 +75,7 @@ def requests_for(
                 random_seed() if options.seed is None else options.seed + len(answers),
                 options.logprobs,
                 options.adapter,
-                form and form.check,
+                form.check if form else None,
             )
             answers[request] = answer
     return answers

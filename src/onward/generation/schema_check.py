@@ -4,43 +4,66 @@ torch."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from decimal import Decimal, DecimalException
+from time import perf_counter
 from typing import Any
 
 from onward.errors import UserError
-from onward.generation.schema_grammar import children, escaped, with_null
+from onward.generation.schema_grammar import canonical, children, escaped, subschemas, target, with_null
 from onward.generation.schema_patterns import searchable
 from onward.text.regular import compiled, matches
 
 Errors = Iterator[Any]
+SECONDS = 2.0  # that the check of an answer may take
+DEADLINE = ContextVar("DEADLINE", default=float("inf"))  # of the check in progress, on the clock perf_counter
 TYPES = "string", "number", "integer", "boolean", "null", "array", "object"
+
+
+UNCHECKED = {  # keywords that the check does not have, or not in a bounded time
+    "$dynamicRef": "is not supported: use $ref",
+    "$recursiveRef": "is not supported: use $ref",
+    "unevaluatedProperties": "cannot be combined with patternProperties: use additionalProperties",
+}
 
 
 class Conformance:
     """The check of JSON texts against `schema`, of any draft or OpenAPI. Raises a UserError that begins with `what` for
-    a schema that is malformed; `later` are the JSON paths of the keywords for which it is needed."""
+    a schema that is malformed, or cannot be checked."""
 
     def __init__(self, schema: Any, what: str) -> None:
         import jsonschema
-        import jsonschema_specifications
 
         self.what = what
         check_schema(schema, what)
-        base = jsonschema.Draft202012Validator
-        keywords: dict[str, Any] = {"multipleOf": multiple_of, "pattern": pattern}
-        keywords |= {"patternProperties": pattern_properties, "additionalProperties": additional_properties}
-        registry = jsonschema_specifications.REGISTRY  # which fetches nothing
-        self.validator = jsonschema.validators.extend(base, keywords)(standard(schema), registry=registry)
+        form, base = standard(schema), jsonschema.Draft202012Validator
+        used = {name: f"{path}/{name}" for path, node in subschemas(form) for name in node}
+        for name, reason in UNCHECKED.items():
+            if name in used and (name != "unevaluatedProperties" or "patternProperties" in used):
+                raise UserError(f"{what} cannot be used: {used[name]} {reason}")
+
+        def reference(validator: Any, name: str, value: Any, schema: Any) -> Errors:
+            return validator.descend(value, target(form, name))
+
+        own = {"multipleOf": multiple_of, "pattern": pattern, "patternProperties": pattern_properties}
+        own |= {"additionalProperties": additional_properties, "uniqueItems": unique_items, "$ref": reference}
+        keywords = {name: timed(function) for name, function in (base.VALIDATORS | own).items()}
+        self.validator = jsonschema.validators.extend(base, keywords)(form)
 
     def problem(self, text: str) -> str:
         """Return the sentence that says why a text does not conform to the schema; "" if it does."""
         import jsonschema
 
+        token = DEADLINE.set(perf_counter() + SECONDS)
         try:
-            error = jsonschema.exceptions.best_match(self.validator.iter_errors(json.loads(text)))
-        except (ValueError, RecursionError) as failure:
-            return f"{self.what}: the answer is not JSON that can be checked ({failure!s:.99})"
+            value = json.loads(text, parse_float=number)
+            error = jsonschema.exceptions.best_match(self.validator.iter_errors(value))
+        except (ValueError, RecursionError, TimeoutError) as failure:
+            reason = f"{failure!s:.99}" or f"it takes more than {SECONDS} seconds"
+            return f"{self.what}: the answer cannot be checked: {reason}"
+        finally:
+            DEADLINE.reset(token)
         if error is None:
             return ""
         path = pointer(error.absolute_schema_path)
@@ -48,6 +71,24 @@ class Conformance:
             f"{self.what} is not met by the answer: {pointer(error.absolute_path)} breaks {path}, which is checked "
             f"only on the complete answer: try again, or change the schema ({' '.join(error.message.split()):.150})"
         )
+
+
+def number(text: str) -> int | float:
+    """Return the value of a JSON number; an int if it is integral."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of a keyword, changed to raise a TimeoutError after the deadline: alternatives within
+    alternatives can take exponential time."""
+
+    def run(*arguments: Any) -> Any:
+        if perf_counter() > DEADLINE.get():
+            raise TimeoutError
+        return function(*arguments)
+
+    return run
 
 
 def check_schema(schema: Any, what: str) -> None:
@@ -60,23 +101,20 @@ def check_schema(schema: Any, what: str) -> None:
         if error.absolute_path and error.absolute_path[-1] == "type":
             reason = f"{error.instance!r:.60} is no type: write one or more of {', '.join(TYPES)}"
         raise UserError(f"{what} is not a JSON schema: {place} is wrong: {reason}")
-    for place, expression in patterns(form, "#"):
-        try:
-            compiled(searchable(expression), place)
-        except UserError:
+    for path, node in subschemas(form):
+        if "$ref" in node and target(form, node["$ref"]) is None:
             raise UserError(
-                f"{what} cannot be used: {place} is {expression!r:.99}, which is not a regular expression"
-            ) from None
-
-
-def patterns(node: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield (JSON path, pattern) for every regular expression of a schema at a JSON path."""
-    inner = list[tuple[str, str]]()
-    if isinstance(node, Mapping):
-        children(node, path, lambda child, at: inner.extend(patterns(child, at)))
-        yield from inner
-        yield from [(f"{path}/pattern", node["pattern"])] if "pattern" in node else []
-        yield from ((f"{path}/patternProperties", key) for key in node.get("patternProperties", ()))
+                f"{what} cannot be used: {path}/$ref names {node['$ref']:.99}, which is not in this document: put it "
+                "into $defs, and write #/$defs and its name"
+            )
+        for expression in [*([node["pattern"]] if "pattern" in node else []), *node.get("patternProperties", ())]:
+            try:
+                compiled(searchable(expression), path)
+            except UserError:
+                name = "pattern" if expression == node.get("pattern") else "patternProperties"
+                raise UserError(
+                    f"{what} cannot be used: {path}/{name} has {expression!r:.99}, which is not a regular expression"
+                ) from None
 
 
 def pointer(path: Any) -> str:
@@ -89,7 +127,7 @@ def standard(node: Any, path: str = "#") -> Any:
     if not isinstance(node, Mapping):
         return node
     result = children(with_null(node), path, standard)
-    for name in "$schema", "id", "nullable":
+    for name in "$schema", "$id", "id", "nullable":
         result.pop(name, None)
     for name, bound in ("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum"):
         if isinstance(flag := result.get(name), bool):
@@ -138,6 +176,14 @@ def additional_properties(validator: Any, rule: Any, value: Any, schema: Any) ->
                 continue
             if not any(found(expression, name) for expression in schema.get("patternProperties", ())):
                 yield from validator.descend(value[name], rule, path=name)
+
+
+def unique_items(validator: Any, unique: bool, value: Any, schema: Any) -> Errors:
+    """Yield the errors of a list by the keyword `uniqueItems`."""
+    from jsonschema import ValidationError
+
+    if unique and isinstance(value, list) and len(set(map(canonical, value))) < len(value):
+        yield ValidationError(f"{value!r:.80} has equal items")
 
 
 def multiple_of(validator: Any, step: Any, value: Any, schema: Any) -> Errors:

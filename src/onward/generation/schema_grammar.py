@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -60,6 +60,15 @@ def children(node: Node, path: str, function: Callable[[Any, str], Any]) -> dict
     return result
 
 
+def subschemas(node: Any, path: str = "#") -> Iterator[tuple[str, Node]]:
+    """Yield (JSON path, schema) for each subschema of a schema at a JSON path, and at last for the schema itself."""
+    if isinstance(node, Mapping):
+        inner = list[tuple[str, Node]]()
+        children(node, path, lambda child, at: inner.extend(subschemas(child, at)))
+        yield from inner
+        yield path, node
+
+
 def escaped(key: str) -> str:
     """Return a key of a JSON object as a part of a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")
@@ -89,7 +98,7 @@ class Weakened:
         """Return a subschema, at this JSON path, as the grammar takes it."""
         if not isinstance(node, Mapping):
             return {} if node is True else node
-        node = with_null(node)
+        node = self.with_tags(with_null(node))
         if is_any(node.get("not", False)):
             return False
         result = children({name: value for name, value in node.items() if name in SAME}, path, self.subschema)
@@ -97,10 +106,26 @@ class Weakened:
         kept += ["not"] * (node.get("not", False) is not False) + ["if"] * ("if" in node and bool(BRANCHES & {*node}))
         if isinstance(node.get("oneOf"), list) and not self.exclusive(node["oneOf"]):
             kept.append("oneOf")
-        kept += self.texts(node, result) + self.names(node, result) + self.arrays(node, result)
         kept += self.unevaluated(node, path, result)
+        kept += self.texts(node, result) + self.names(node, result) + self.arrays(node, result)
         self.later += [f"{path}/{escaped(name)}" for name in kept]
         return result
+
+    def with_tags(self, node: Node) -> Node:
+        """Return a schema in which each alternative requires the property that OpenAPI's `discriminator` names."""
+        named = node.get("discriminator")
+        tag = named.get("propertyName") if isinstance(named, Mapping) else None
+        name = "oneOf" if "oneOf" in node else "anyOf"
+        if not isinstance(tag, str) or not isinstance(node.get(name), list):
+            return node
+        facts = [self.facts(one) for one in node[name]]
+        tagged = [
+            {**one, "required": [*one.get("required", ()), tag]}
+            if tag in fact.tags and tag not in fact.required
+            else one
+            for one, fact in zip(node[name], facts)
+        ]
+        return {**node, name: tagged}
 
     def texts(self, node: Node, result: dict[str, Any]) -> list[str]:
         """Set the keywords for texts in `result`, the grammar's form of schema `node`; return the names of those that
@@ -260,9 +285,12 @@ def name_pattern(rule: Node) -> str:
 
 
 def target(root: Any, reference: Any) -> Any:
-    """Return the subschema of the document `root` that a reference such as #/$defs/X names; None if there is none."""
+    """Return the subschema of the document `root` that a reference such as #/$defs/X or #anchor names; None if there is
+    none."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
+    if reference[1:] and reference[1] != "/":
+        return next((node for _, node in subschemas(root) if node.get("$anchor") == reference[1:]), None)
     node = root
     for part in unquote(reference).split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")
@@ -273,6 +301,25 @@ def target(root: Any, reference: Any) -> Any:
         else:
             return None
     return node
+
+
+def circular(root: Any) -> str:
+    """Return the JSON path of a reference to a schema that consists of itself; "" if there is none."""
+    done = set[int]()  # ids of schemas that are no part of themselves
+
+    def within(node: Any, outer: tuple[int, ...]) -> bool:
+        if not isinstance(node, Mapping) or id(node) in done:
+            return False
+        if id(node) in outer:
+            return True
+        parts = [target(root, node["$ref"])] if "$ref" in node else []
+        parts += node["allOf"] if isinstance(node.get("allOf"), list) else []
+        if any(within(part, (*outer, id(node))) for part in parts):
+            return True
+        done.add(id(node))
+        return False
+
+    return next((f"{path}/$ref" for path, node in subschemas(root) if "$ref" in node and within(node, ())), "")
 
 
 def kind(value: Any) -> str:

@@ -8,13 +8,13 @@ and is left to the check, or the schema is refused and the error names the keywo
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 
 from onward.errors import UserError
 from onward.generation.schema_check import Conformance, check_schema
-from onward.generation.schema_grammar import DEFINITIONS, LISTS, MAPS, Weakened, children, escaped
+from onward.generation.schema_grammar import DEFINITIONS, LISTS, MAPS, Weakened, children, circular, escaped, subschemas
 
 SPACE = r"[ ]?|\n[ ]{0,40}"  # white space between JSON tokens: at most one space, or a new line with at most 40 spaces
 OPTIONS = {"whitespace_pattern": SPACE, "coerce_one_of": True}  # of llguidance; alternatives are checked by `Weakened`
@@ -25,7 +25,7 @@ WITH = {  # keywords that have another meaning without this one
     "prefixItems": ("items",),
 }
 WHOLE = MAPS | LISTS | {"type", "additionalProperties", "additionalItems", "$ref"}  # keywords that are left out last
-KEPT = frozenset({"$id", "$anchor", "x-guidance"})  # keywords that are never at fault
+KEPT = DEFINITIONS | {"$id", "$anchor", "x-guidance"}  # keywords that are never at fault
 SHOWN = 5  # keywords in a note
 MISSING, CIRCULAR = "does not exist", "circular references"  # in messages of llguidance, as the next
 UNSATISFIABLE = "Unsatisfiable schema: "
@@ -46,6 +46,8 @@ class Prepared:
 
     def __init__(self, original: Any, what: str) -> None:
         self.original, self.what = original, what
+        if path := circular(original):
+            raise UserError(f"{what} cannot be used: {path} refers to itself, so that no value conforms to it")
         weakened = Weakened(original)
         self.schema, later = weakened.schema, list(weakened.later)
         while message := rejection(self.schema):
@@ -91,7 +93,7 @@ class Prepared:
         if UNSATISFIABLE in reason and name != "format":
             reason = reason.partition(UNSATISFIABLE)[2]
             reason = "no text matches all keywords beside it" if reason.startswith("Regex") else reason
-            raise UserError(f"{self.what} cannot be met: no value conforms to {at}: {reason}")
+            raise UserError(f"{self.what} cannot be used: no value conforms to {at}: {reason}")
         if name == "$ref" and CIRCULAR not in reason:
             raise UserError(
                 f"{self.what} cannot be used: {at} names a schema that is not in this document: put it into $defs"
@@ -144,22 +146,14 @@ def rejection(schema: Any) -> str:
 def culprit(schema: Any, message: str) -> Keyword:
     """Return the keyword because of which llguidance rejects a schema with `message`; its name is "" if there is none.
     Of several keywords that contradict each other, a format comes first, and those that hold subschemas last."""
-    found = sorted(keywords(schema, "#"), key=lambda keyword: (keyword[1] != "format", keyword[1] in WHOLE))
+    found = [(path, name) for path, node in subschemas(schema) for name in node if name not in KEPT]
+    found.sort(key=lambda keyword: (keyword[1] != "format", keyword[1] in WHOLE))
     low, high = 0, len(found)  # without the first `low` keywords, the message is the same
     while high - low > 1:
         middle = (low + high) // 2
         other = rejection(without(schema, set(found[:middle])))
         low, high = (middle, high) if other == message or (MISSING in other) > (MISSING in message) else (low, middle)
     return found[high - 1] if found else ("#", "")
-
-
-def keywords(node: Any, path: str) -> Iterator[Keyword]:
-    """Yield the keywords of a schema at a JSON path, those of its subschemas first."""
-    if isinstance(node, Mapping):
-        inner = list[Keyword]()
-        children(node, path, lambda child, at: inner.extend(keywords(child, at)))
-        yield from inner
-        yield from ((path, name) for name in node if name not in DEFINITIONS and name not in KEPT)
 
 
 def without(node: Any, removed: Collection[Keyword], path: str = "#") -> Any:
