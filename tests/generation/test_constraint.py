@@ -206,7 +206,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "no value conforms to #/minimum: minimum (5) is greater than maximum (3)",
     ),
     "a schema that allows nothing": ({"json_schema": "false"}, "schema is false"),
-    "a reference to nowhere": ({"json_schema": {"$ref": "#/a"}}, "#/$ref names a schema that is not in this document"),
+    "a reference to nowhere": ({"json_schema": {"$ref": "#/a"}}, "#/$ref names #/a, which is not in this document"),
     "a token that there is not": ({"grammar": "start: <|call|>"}, "<|call|> is no token of this model"),
     "both": ({"regex": "a", "json_schema": "{}"}, "choose one"),
 }

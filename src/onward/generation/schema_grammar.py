@@ -88,20 +88,25 @@ def with_null(node: Node) -> Node:
 
 class Weakened:
     """A JSON schema `root`, rewritten for a grammar: attribute `schema`. `later` are the JSON paths of keywords that
-    the grammar does not enforce, or not completely; unknown keywords and formats are annotations and left out."""
+    the grammar does not enforce, or not completely; unknown keywords and formats are annotations and left out. A
+    property that OpenAPI's `discriminator` names is required."""
 
     def __init__(self, root: Any) -> None:
         self.root, self.later = root, list[str]()
+        self.tags: dict[int, str] = {}  # properties that alternatives have, by the id of the subschema
+        self.tags = {id(one): tag for _, node in subschemas(root) for one, tag in self.tags_of(node)}
         self.schema = self.subschema(root, "#")
 
     def subschema(self, node: Any, path: str) -> Any:
         """Return a subschema, at this JSON path, as the grammar takes it."""
         if not isinstance(node, Mapping):
             return {} if node is True else node
-        node = self.with_tags(with_null(node))
+        tag, node = self.tags.get(id(node)), with_null(node)
         if is_any(node.get("not", False)):
             return False
         result = children({name: value for name, value in node.items() if name in SAME}, path, self.subschema)
+        if tag and isinstance(given := node.get("required", []), list) and tag not in given:
+            result["required"] = [*given, tag]
         kept = [name for name in node if name in LATER and node[name] != {}]
         kept += ["not"] * (node.get("not", False) is not False) + ["if"] * ("if" in node and bool(BRANCHES & {*node}))
         if isinstance(node.get("oneOf"), list) and not self.exclusive(node["oneOf"]):
@@ -111,21 +116,16 @@ class Weakened:
         self.later += [f"{path}/{escaped(name)}" for name in kept]
         return result
 
-    def with_tags(self, node: Node) -> Node:
-        """Return a schema in which each alternative requires the property that OpenAPI's `discriminator` names."""
+    def tags_of(self, node: Node) -> Iterator[tuple[Node, str]]:
+        """Yield (subschema, property) for each alternative of a schema with OpenAPI's keyword `discriminator`: the
+        property that it names tells the alternatives apart."""
         named = node.get("discriminator")
         tag = named.get("propertyName") if isinstance(named, Mapping) else None
-        name = "oneOf" if "oneOf" in node else "anyOf"
-        if not isinstance(tag, str) or not isinstance(node.get(name), list):
-            return node
-        facts = [self.facts(one) for one in node[name]]
-        tagged = [
-            {**one, "required": [*one.get("required", ()), tag]}
-            if tag in fact.tags and tag not in fact.required
-            else one
-            for one, fact in zip(node[name], facts)
-        ]
-        return {**node, name: tagged}
+        for name in ("oneOf", "anyOf") if isinstance(tag, str) else ():
+            for one in node[name] if isinstance(node.get(name), list) else ():
+                alternative = self.resolved(one)
+                if isinstance(alternative, Mapping) and tag in self.facts(alternative).tags:
+                    yield alternative, str(tag)
 
     def texts(self, node: Node, result: dict[str, Any]) -> list[str]:
         """Set the keywords for texts in `result`, the grammar's form of schema `node`; return the names of those that
@@ -229,6 +229,7 @@ class Weakened:
                         tags[name] = frozenset(map(canonical, allowed))
             if isinstance(given := node.get("required"), list):
                 required |= frozenset(map(str, given))
+            required |= {self.tags[id(node)]} if id(node) in self.tags else set()
         return Facts(kinds, values, tags, required)
 
 
@@ -313,7 +314,11 @@ def circular(root: Any) -> str:
         if id(node) in outer:
             return True
         parts = [target(root, node["$ref"])] if "$ref" in node else []
-        parts += node["allOf"] if isinstance(node.get("allOf"), list) else []
+        parts += [
+            part for name in ("allOf", "anyOf", "oneOf") if isinstance(node.get(name), list) for part in node[name]
+        ]
+        parts += [node[name] for name in ("not", "if", "then", "else") if name in node]
+        parts += node["dependentSchemas"].values() if isinstance(node.get("dependentSchemas"), Mapping) else []
         if any(within(part, (*outer, id(node))) for part in parts):
             return True
         done.add(id(node))

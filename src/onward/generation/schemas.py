@@ -26,6 +26,7 @@ WITH = {  # keywords that have another meaning without this one
 }
 WHOLE = MAPS | LISTS | {"type", "additionalProperties", "additionalItems", "$ref"}  # keywords that are left out last
 KEPT = DEFINITIONS | {"$id", "$anchor", "x-guidance"}  # keywords that are never at fault
+DEFINED = tuple(f"#/{name}/" for name in DEFINITIONS)
 SHOWN = 5  # keywords in a note
 MISSING, CIRCULAR = "does not exist", "circular references"  # in messages of llguidance, as the next
 UNSATISFIABLE = "Unsatisfiable schema: "
@@ -47,7 +48,7 @@ class Prepared:
     def __init__(self, original: Any, what: str) -> None:
         self.original, self.what = original, what
         if path := circular(original):
-            raise UserError(f"{what} cannot be used: {path} refers to itself, so that no value conforms to it")
+            raise UserError(f"{what} cannot be used: {path} refers to itself without end: remove it")
         weakened = Weakened(original)
         self.schema, later = weakened.schema, list(weakened.later)
         while message := rejection(self.schema):
@@ -145,9 +146,10 @@ def rejection(schema: Any) -> str:
 
 def culprit(schema: Any, message: str) -> Keyword:
     """Return the keyword because of which llguidance rejects a schema with `message`; its name is "" if there is none.
-    Of several keywords that contradict each other, a format comes first, and those that hold subschemas last."""
+    Of several keywords that contradict each other, a format comes first, and those that hold subschemas last. Of these,
+    definitions come first: an alternative that allows anything would hide the mistake of another one."""
     found = [(path, name) for path, node in subschemas(schema) for name in node if name not in KEPT]
-    found.sort(key=lambda keyword: (keyword[1] != "format", keyword[1] in WHOLE))
+    found.sort(key=lambda keyword: (keyword[1] != "format", keyword[1] in WHOLE, not keyword[0].startswith(DEFINED)))
     low, high = 0, len(found)  # without the first `low` keywords, the message is the same
     while high - low > 1:
         middle = (low + high) // 2
