@@ -254,9 +254,7 @@ def test_answers_conform_to_schemas_of_pydantic(kind: Any, mode: Literal["valida
     assert_answers_conform(schema, schema)
 
 
-@pytest.mark.parametrize(
-    "kind", [Term, dict[Color, int], dict[uuid.UUID, int], Page[Color], Level, Twice], ids=str
-)
+@pytest.mark.parametrize("kind", [Term, dict[Color, int], dict[uuid.UUID, int], Page[Color], Level, Twice], ids=str)
 def test_pydantic_reads_the_answers(kind: Any) -> None:
     adapter, random = pydantic.TypeAdapter(kind), Random(1)
     answers = [random_answer(adapter.json_schema(), random, 700) for _ in range(8)]

@@ -54,11 +54,14 @@ def orders(value: Any) -> Iterator[str]:
     """The JSON of a value, with its properties in several orders."""
     if isinstance(value, dict):
         for names in permutations(value):
-            yield from joined("{}", [[f"{json.dumps(name)}:{text}" for text in orders(value[name])] for name in names])
+            yield from joined(
+                "{}",
+                [[f"{json.dumps(name, ensure_ascii=False)}:{text}" for text in orders(value[name])] for name in names],
+            )
     elif isinstance(value, list):
         yield from joined("[]", [[*orders(item)] for item in value])
     else:
-        yield json.dumps(value)
+        yield json.dumps(value, ensure_ascii=False)
 
 
 def joined(brackets: str, parts: Sequence[Sequence[str]]) -> Iterator[str]:

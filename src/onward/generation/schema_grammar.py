@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from onward.generation.schema_patterns import ANYTHING, expressible
+from onward.generation.schema_rule import rejection
 
 MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # of subschemas
 LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})  # that hold a list of subschemas
@@ -40,6 +41,9 @@ NAMES = {  # patterns of property names, by their format
     "date-time": f"^{DATE}T{TIME}(Z|[+-]([01]\\d|2[0-3]):[0-5]\\d)$",
     "uuid": "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",
 }
+MANY = 200  # alternatives that are compared with each other
+BOUNDS = "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"
+FAR = 1e18
 REFERENCES = 8  # the longest chain of references that is followed to compare alternatives
 TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
 Node = Mapping[str, Any]
@@ -112,6 +116,7 @@ class Weakened:
         if isinstance(node.get("oneOf"), list) and not self.exclusive(node["oneOf"]):
             kept.append("oneOf")
         kept += self.unevaluated(node, path, result)
+        kept += far_bounds(result)
         kept += self.texts(node, result) + self.names(node, result) + self.arrays(node, result)
         self.later += [f"{path}/{escaped(name)}" for name in kept]
         return result
@@ -130,15 +135,20 @@ class Weakened:
     def texts(self, node: Node, result: dict[str, Any]) -> list[str]:
         """Set the keywords for texts in `result`, the grammar's form of schema `node`; return the names of those that
         the grammar does not enforce."""
+        kept = []
+        if isinstance(node.get("pattern"), str):
+            (result["pattern"], *others), exact = expressible(node["pattern"])
+            if others:
+                result["allOf"] = [*result.get("allOf", ()), *({"pattern": pattern} for pattern in others)]
+            kept += ["pattern"] * (not exact)
+        elif "pattern" in node:
+            kept.append("pattern")  # malformed, which the check reports
         form = node.get("format")
-        if not isinstance(form, str | None) or (form and (form := UUID.sub("uuid", form)) in FORMATS):
+        if not isinstance(form, str | None) or (
+            form and (form := UUID.sub("uuid", form)) in FORMATS and agrees(form, result)
+        ):
             result["format"] = form
-        if not isinstance(node.get("pattern", None), str):
-            return [] if "pattern" not in node else ["pattern"]  # malformed, which the check reports
-        (result["pattern"], *others), exact = expressible(node["pattern"])
-        if others:
-            result["allOf"] = [*result.get("allOf", ()), *({"pattern": pattern} for pattern in others)]
-        return [] if exact else ["pattern"]
+        return kept
 
     def names(self, node: Node, result: dict[str, Any]) -> list[str]:
         """Set the keywords for the names of properties in `result`, the grammar's form of schema `node`; return the
@@ -155,6 +165,7 @@ class Weakened:
         if is_any(rule) or (isinstance(rule, Mapping) and asserted(rule) == {"type"} and rule["type"] == "string"):
             return []
         declared, other = result.get("properties", {}), result.get("additionalProperties", {})
+        rule = {"enum": []} if rule is False else rule
         if isinstance(rule, Mapping) and not by_pattern and isinstance(declared, Mapping):
             allowed = listed(rule)
             if allowed is not None and asserted(rule) <= {"type", "enum", "const"}:
@@ -203,8 +214,8 @@ class Weakened:
 
     def exclusive(self, alternatives: Sequence[Any]) -> bool:
         """Return whether no value can conform to two of these subschemas; False if this is uncertain."""
-        facts = [self.facts(one) for one in alternatives]
-        return all(differ(a, b) or differ(b, a) for i, a in enumerate(facts) for b in facts[:i])
+        facts = [self.facts(one) for one in alternatives[: MANY + 1]]
+        return len(facts) <= MANY and all(differ(a, b) or differ(b, a) for i, a in enumerate(facts) for b in facts[:i])
 
     def facts(self, node: Any) -> Facts:
         """Return what a subschema says of the values that conform to it."""
@@ -231,6 +242,24 @@ class Weakened:
                 required |= frozenset(map(str, given))
             required |= {self.tags[id(node)]} if id(node) in self.tags else set()
         return Facts(kinds, values, tags, required)
+
+
+def agrees(form: str, result: Node) -> bool:
+    """Return whether texts of a format, which is an annotation, can conform to the other keywords of a schema."""
+    if "enum" in result or "const" in result:
+        return False
+    patterns = [part for part in result.get("allOf", ()) if isinstance(part, Mapping) and {*part} == {"pattern"}]
+    others = {name: result[name] for name in ("pattern", "minLength", "maxLength") if name in result}
+    return not (others or patterns) or not rejection(others | {"type": "string", "format": form, "allOf": patterns})
+
+
+def far_bounds(result: dict[str, Any]) -> list[str]:
+    """Remove bounds of numbers of FAR or more from a schema, which no grammar can express; return their names."""
+    bounds = [name for name in BOUNDS if isinstance(result.get(name), int | float) and abs(result[name]) >= FAR]
+    removed = [] if result.get("type") == "integer" else bounds
+    for name in removed:
+        del result[name]
+    return removed
 
 
 @dataclass(frozen=True)
@@ -285,13 +314,25 @@ def name_pattern(rule: Node) -> str:
     return ""
 
 
+def with_pointers(root: Any) -> Any:
+    """Return a schema in which references by name, such as #anchor, are JSON pointers."""
+    anchors = {f"#{node['$anchor']}": path for path, node in subschemas(root) if "$anchor" in node}
+
+    def rewritten(node: Any, path: str) -> Any:
+        if not isinstance(node, Mapping):
+            return node
+        result = children(node, path, rewritten)
+        if isinstance(name := node.get("$ref"), str) and name in anchors:
+            result["$ref"] = anchors[name]
+        return result
+
+    return rewritten(root, "#") if anchors else root
+
+
 def target(root: Any, reference: Any) -> Any:
-    """Return the subschema of the document `root` that a reference such as #/$defs/X or #anchor names; None if there is
-    none."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
+    """Return the subschema of the document `root` that a reference such as #/$defs/X names; None if there is none."""
+    if not isinstance(reference, str) or reference[:2] not in ("#", "#/"):
         return None
-    if reference[1:] and reference[1] != "/":
-        return next((node for _, node in subschemas(root) if node.get("$anchor") == reference[1:]), None)
     node = root
     for part in unquote(reference).split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")

@@ -14,11 +14,20 @@ from typing import Any
 
 from onward.errors import UserError
 from onward.generation.schema_check import Conformance, check_schema
-from onward.generation.schema_grammar import DEFINITIONS, LISTS, MAPS, Weakened, children, circular, escaped, subschemas
+from onward.generation.schema_grammar import (
+    DEFINITIONS,
+    LISTS,
+    MAPS,
+    Weakened,
+    children,
+    circular,
+    escaped,
+    subschemas,
+    with_pointers,
+)
+from onward.generation.schema_rule import rejection, rule
 
-SPACE = r"[ ]?|\n[ ]{0,40}"  # white space between JSON tokens: at most one space, or a new line with at most 40 spaces
-OPTIONS = {"whitespace_pattern": SPACE, "coerce_one_of": True}  # of llguidance; alternatives are checked by `Weakened`
-MOST = 20  # keywords that are left to the check because llguidance rejects them
+MOST = 10  # keywords that are left to the check because llguidance rejects them
 WITH = {  # keywords that have another meaning without this one
     "properties": ("additionalProperties",),
     "patternProperties": ("additionalProperties",),
@@ -46,6 +55,7 @@ class Prepared:
     """
 
     def __init__(self, original: Any, what: str) -> None:
+        original = with_pointers(original)
         self.original, self.what = original, what
         if path := circular(original):
             raise UserError(f"{what} cannot be used: {path} refers to itself without end: remove it")
@@ -127,21 +137,6 @@ def json_rule(schema: Any, what: str = "json_schema") -> str:
     """Return the rule of a Lark grammar for JSON that conforms to a schema, which has its own root for references.
     Raises a UserError as `prepared` does; the keywords in `prepared(schema, what).later` are not enforced."""
     return rule(prepared(schema, what).schema)
-
-
-def rule(schema: Any) -> str:
-    """Return the rule of a Lark grammar for a schema that llguidance accepts."""
-    options = {"x-guidance": OPTIONS | schema.get("x-guidance", {})} if isinstance(schema, Mapping) else {}
-    return f"%json {json.dumps(options | schema if options else schema)}"
-
-
-def rejection(schema: Any) -> str:
-    """Return the message with which llguidance rejects a schema, without its excerpt of the grammar; "" if it accepts
-    the schema."""
-    from llguidance import LLMatcher
-
-    failed, messages = LLMatcher.validate_grammar_with_warnings(f"start: {rule(schema)}")
-    return messages[0].partition("\n   1 | ")[0] if failed else ""
 
 
 def culprit(schema: Any, message: str) -> Keyword:
