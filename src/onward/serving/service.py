@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 from fastapi import Request as HttpRequest
@@ -15,7 +16,7 @@ from fastapi.responses import Response, StreamingResponse
 from onward.errors import UserError
 from onward.generation.check_request import PromptError, check_request
 from onward.generation.options import GenerationOptions
-from onward.generation.prompts import Prompt, requests_for
+from onward.generation.prompts import Prompt, requests_for, schema_note
 from onward.serving.config import Limits
 from onward.serving.edits import Edits, edited_for
 from onward.serving.errors import ApiError, body_of
@@ -132,6 +133,7 @@ class Service:
 
         def prepare() -> dict[Any, Any]:
             answers = requests_for(engine, served.lm.text(), prompts, options)
+            log_note(schema_note(options))
             for number, request in enumerate(answers):
                 request.adapter = served.adapter
                 try:
@@ -202,6 +204,13 @@ class Service:
 
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
+
+
+@lru_cache(maxsize=1000)
+def log_note(note: str) -> None:
+    """Log a note about the JSON schema of a request, the first time; "" is no note."""
+    if note:
+        LOG.warning(note)
 
 
 async def checked(job: Job) -> AsyncIterator[list[Update]]:
