@@ -2,6 +2,7 @@
 # make quick        lint, types and the tests of what a change usually breaks
 # make test         lint, types and tests
 # make test-all     also the tests that take minutes, and the cases that `make test` leaves out
+# make clients      other clients of the server's API, for tests that are skipped without them; needs node for some
 # make page-pictures  the pictures of the server's page in docs/; needs Chromium, and runs/quickstart
 # make docs         the documentation as a site in build/site/html
 # TORCH_BACKEND=cpu|auto|cu128|... lets uv choose the build of torch; without it pip takes the package index's
@@ -11,6 +12,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+CLIENTS := build/clients
+CLIENT_FILES := $(addprefix tests/serving/clients/,requirements.txt package.json)
+
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 QUICK := $(addprefix tests/test_,fields.py files.py imports.py language_model.py mistaken_calls.py public_names.py) \
   $(addprefix tests/model/test_,attend.py cache.py decoder.py latent.py numerics.py) tests/config \
@@ -18,7 +22,7 @@ QUICK := $(addprefix tests/test_,fields.py files.py imports.py language_model.py
   tests/training/test_run_config.py tests/data/test_tokens.py tests/checkpoint/test_folder.py \
   tests/text/test_tokenizer.py tests/evaluation tests/planning/test_parameters.py
 
-.PHONY: quickstart lint quick test test-all page-pictures docs
+.PHONY: quickstart lint quick test test-all clients page-pictures docs
 quickstart: $(VENV)/.installed
 	$(BIN)/onward quickstart $(QUICKSTART)
 	@echo; echo "The command onward is in $(BIN); to use it by name: source $(BIN)/activate"
@@ -39,6 +43,8 @@ test: lint
 test-all: test
 	$(PYTEST) -m long
 
+clients: $(CLIENTS)/.installed
+
 page-pictures: $(VENV)/.tested
 	PYTHONPATH=tests $(BIN)/python tests/support/page_picture.py runs/quickstart docs/page
 
@@ -58,4 +64,11 @@ endif
 
 $(VENV)/.tested: $(VENV)/.installed
 	$(PIP) --editable '.[test]'
+	@touch $@
+
+$(CLIENTS)/.installed: $(CLIENT_FILES)
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/serving/clients/requirements.txt
+	cp tests/serving/clients/package.json $(CLIENTS)
+	if command -v npm > /dev/null; then cd $(CLIENTS) && npm install --silent --no-audit --no-fund; fi
 	@touch $@

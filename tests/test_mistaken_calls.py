@@ -44,7 +44,10 @@ def test_a_model_without_a_tokenizer_refuses_text_in_one_sentence(lm: LanguageMo
 
 
 BAD = {
-    "a prompt and new tokens beyond the context": (lambda lm: lm.generate("The cat", 1000), "context of 32"),
+    "a prompt and new tokens beyond the context": (
+        lambda lm: lm.generate("The cat", 1000),
+        "maximum context length is 32",
+    ),
     "a text longer than the context": (lambda lm: lm.score("a b c d e f " * 9), "use evaluate, which slides"),
     "a temperature below 0": (lambda lm: lm.generate("The", temperature=-1), "temperature is -1"),
     "a device that is not there": (lambda lm: onward.load("x", device="tpu9"), "device is 'tpu9'"),
@@ -88,7 +91,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "no answer": (lambda lm: lm.generate("The", 5, n=0), "n is 0: it must be a whole number from 1"),
     "half a seed": (lambda lm: lm.generate("The", 5, seed=1.5), "seed is 1.5: it takes int"),
     "a stop that is no text": (lambda lm: lm.generate("The", 5, stop=5), "stop is 5"),
-    "an empty stop text": (lambda lm: lm.generate("The", 5, stop=""), "a stop text is empty"),
+    "an empty stop text": (lambda lm: lm.generate("The", 5, stop=""), "stop has an empty text"),
     "a function as stop": (lambda lm: lm.generate("The", 5, stop=len), "give it as stop_when"),
     "a text as stop_when": (lambda lm: lm.generate("The", 5, stop_when="."), "stop_when is '.': it takes Callable"),
     "a stop token as text": (

@@ -148,7 +148,7 @@ OTHERS = {
     "generate RUN Once --top-p 0": "--top-p is 0",
     "generate RUN Once --top-k -2": "--top-k is -2",
     "generate RUN Once --max-new-tokens -2": "--max-new-tokens is -2",
-    "generate RUN Once --max-new-tokens 999": "context of 32",
+    "generate RUN Once --max-new-tokens 999": "maximum context length is 32",
     "generate RUN Once --temprature 1": "did you mean --temperature",
     "train --resume RUN": "has finished its 60 steps",
     "train story.txt --out RUN --steps 3": "holds a run already",

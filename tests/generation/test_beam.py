@@ -222,7 +222,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a length penalty that is no number": ({"length_penalty": math.nan}, "length_penalty is nan"),
     "an unknown way to stop": ({"early_stopping": "soon"}, "early_stopping is 'soon'"),
     "an empty prompt": ({"prompts": [[1], []]}, "the prompt is empty"),
-    "a prompt beyond the context": ({"prompts": [[1] * 22]}, "context of 24"),
+    "a prompt beyond the context": ({"prompts": [[1] * 22]}, "maximum context length is 24"),
     "a token id out of range": ({"prompts": [[V]]}, f"token id {V}"),
     "no token that may come": ({"allowed": torch.zeros(V, dtype=torch.bool)}, "no token may come next"),
 }

@@ -91,7 +91,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "alpha that is no number": ({"alpha": math.nan}, "alpha is nan"),
     "no candidates": ({"k": 0}, "k is 0"),
     "an empty prompt": ({"prompts": [[1], []]}, "the prompt is empty"),
-    "a prompt beyond the context": ({"prompts": [[1] * 22]}, "context of 24"),
+    "a prompt beyond the context": ({"prompts": [[1] * 22]}, "maximum context length is 24"),
     "no token that may come": ({"allowed": torch.zeros(V, dtype=torch.bool)}, "no token may come next"),
 }
 

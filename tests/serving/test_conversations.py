@@ -12,6 +12,8 @@ import torch
 import onward
 from onward.language_model import LanguageModel
 from onward.model.decoder import Decoder
+from onward.serving.chat import message_of
+from onward.serving.responses import ResponsesRequest, messages_of
 from onward.text.chat import chat_of
 from onward.text.tokenizer import train_tokenizer
 
@@ -73,7 +75,10 @@ def test_a_call_is_read_from_the_answer(choice: str, stream: bool, client: opena
     given: dict[str, Any] = {"model": "caller", "messages": ASK, "tools": TOOLS, "seed": 1, **fields}
     if stream:
         deltas = [chunk.choices[0] for chunk in client.chat.completions.create(**given, stream=True)]
-        calls = [call for delta in deltas for call in delta.delta.tool_calls or []]
+        calls = [call for delta in deltas for call in delta.delta.tool_calls or [] if call.id]
+        pieces = [call for delta in deltas for call in delta.delta.tool_calls or [] if not call.id]
+        for piece in pieces:
+            calls[piece.index].function.arguments += piece.function.arguments
         content = "".join(delta.delta.content or "" for delta in deltas)
         reason = deltas[-1].finish_reason
     else:
@@ -203,16 +208,16 @@ def test_a_response_has_the_log_probabilities_of_the_chat(stream: bool, client: 
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a stored response": ("responses", {"input": "a", "previous_response_id": "resp_1"}, "previous_response_id is not"),
-    "an image": ("responses", {"input": [{"type": "image"}]}, "input[0] has the type 'image'"),
+    "an image": ("responses", {"input": [{"type": "image"}]}, 'input[0] has the type "image"'),
     "an image in a message": (
         "responses",
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-        "input[0] has content of the type 'input_image'",
+        'input[0].content[0].type is "input_image"',
     ),
     "alternatives of nothing": ("responses", {"input": "a", "top_logprobs": 2}, "include lacks message.output_text"),
     "two answers": ("responses", {"input": "a", "n": 2}, "n is 2"),
     "no schema": ("chat/completions", {"messages": ASK, "response_format": {"type": "json_schema"}}, "has no schema"),
-    "another form": ("chat/completions", {"messages": ASK, "response_format": {"type": "xml"}}, "the type 'xml'"),
+    "another form": ("chat/completions", {"messages": ASK, "response_format": {"type": "xml"}}, 'the type "xml"'),
     "a variable that is a field": (
         "chat/completions",
         {"messages": ASK, "chat_template_kwargs": {"messages": []}},
@@ -232,3 +237,48 @@ def test_what_cannot_be_answered_is_named(name: str, server: Running) -> None:
     reply = server.post(f"/v1/{path}", **body)
     assert reply.status_code == 400
     assert message in reply.json()["error"]["message"]
+
+
+CALLED: list[Any] = [
+    {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}},
+    {"id": "b", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}},
+]
+RESULTS: list[Any] = [
+    {"role": "tool", "tool_call_id": one["id"], "content": [{"type": "text", "text": "wet"}]} for one in CALLED
+]
+SPOKEN = {"role": "assistant", "content": "So. ", "reasoning_content": "Hm.", "tool_calls": CALLED}
+ITEMS: list[Any] = [
+    {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So. "}]},
+    *({"type": "function_call", "call_id": one["id"], **one["function"]} for one in CALLED),
+    *({"type": "function_call_output", "call_id": one["tool_call_id"], "output": "wet"} for one in RESULTS),
+]
+
+
+def test_successive_items_of_the_assistant_are_one_message() -> None:
+    body = ResponsesRequest.model_validate({"input": [*ASK, *ITEMS, *ASK]})
+    chat = [message_of(message, number) for number, message in enumerate([*ASK, SPOKEN, *RESULTS, *ASK])]
+    assert messages_of(body) == chat
+    later = [{"role": "assistant", "content": text} for text in ("A", "B")]
+    assert [message["content"] for message in messages_of(ResponsesRequest.model_validate({"input": later}))] == [
+        "A",
+        "B",
+    ]
+    turns = [*ITEMS[2:3], *ITEMS[4:5], *ITEMS[3:4], *ITEMS[5:]]
+    assert [message["role"] for message in messages_of(ResponsesRequest.model_validate({"input": turns}))] == [
+        "assistant",
+        "tool",
+    ] * 2
+
+
+@pytest.mark.parametrize("given", ["", None, "null", "{}"])
+def test_arguments_of_an_earlier_call_may_be_empty(given: str | None) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": given}}
+    message = message_of({"role": "assistant", "content": None, "tool_calls": [call]}, 0)
+    assert (message["content"], message["tool_calls"][0]["function"]["arguments"]) == ("", {})
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_earlier_reasoning_has_the_names_that_templates_read(name: str) -> None:
+    message = message_of({"role": "assistant", "content": "Hi", name: "Hm"}, 0)
+    assert (message["reasoning_content"], message["thinking"]) == ("Hm", "Hm")

@@ -71,7 +71,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a position beyond": ({"tokens": [1], "position": 1}, "position is 1, and there are 1 tokens"),
     "a token beyond": ({"tokens": [99999]}, "beyond the vocabulary"),
     "a target beyond": ({"tokens": [1], "target": -1}, "target is -1"),
-    "a long text": ({"tokens": [1] * 100}, "the context has 32"),
+    "a long text": ({"tokens": [1] * 100}, "maximum context length is 32"),
 }
 
 

@@ -1,90 +1,63 @@
-"""Calls of tools: read from an answer in any pieces, and constrained to the schemas of a request."""
+"""The tools of a request, and the rules for their use."""
 
-import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from onward.serving.errors import ApiError
-from onward.serving.tools import BARE, MARKERS, Markers, ToolCall, Tools, ToolText, markers_of
+from onward.serving.tools import Tools
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOLS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("weather", "time")]
-HERMES, MISTRAL, LLAMA = MARKERS
-CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
-OTHER = '{"name": "time", "parameters": {"city": "Rome"}}'
-CALLS = {  # markers, the text of an answer, its content and the names of its calls
-    "one": (HERMES, f"<tool_call>\n{CALL}\n</tool_call>", "", ["weather"]),
-    "two": (HERMES, f"<tool_call>{CALL}</tool_call>\n<tool_call>{OTHER}</tool_call>", "", ["weather", "time"]),
-    "after text": (HERMES, f"I ask. <tool_call>{CALL}</tool_call>", "I ask. ", ["weather"]),
-    "no call": (HERMES, "It rains <in Oslo>.", "It rains <in Oslo>.", []),
-    "an unknown tool": (HERMES, '<tool_call>{"name": "x"}</tool_call>', '<tool_call>{"name": "x"}</tool_call>', []),
-    "no JSON": (HERMES, "<tool_call>weather</tool_call>!", "<tool_call>weather</tool_call>!", []),
-    "cut off": (HERMES, '<tool_call>{"name": "wea', '<tool_call>{"name": "wea', []),
-    "a list": (MISTRAL, f"[TOOL_CALLS][{CALL}, {OTHER}]", "", ["weather", "time"]),
-    "without its control token": (MISTRAL, f" [{CALL}]", "", ["weather"]),
-    "bare": (BARE, CALL, "", ["weather"]),
-    "bare text": (BARE, "It is {fine}.", "It is {fine}.", []),
-    "bare JSON": (BARE, '{"a": 1}', '{"a": 1}', []),
-    "python tag": (LLAMA, f"<|python_tag|>{OTHER}", "", ["time"]),
+NAMES = ["weather", "time", "news"]
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in NAMES]
+FLAT = [{"type": "function", "name": name, "parameters": SCHEMA} for name in NAMES]
+CHAT_CHOICE = {"type": "function", "function": {"name": "time"}}
+FLAT_CHOICE = {"type": "function", "name": "time"}
+SOME: list[dict[str, Any]] = [{"type": "function", "function": {"name": name}} for name in ("news", "time")]
+
+CHOICES: dict[str, tuple[Any, bool, list[str], list[str]]] = {  # choice; is a call required; shown tools, callable ones
+    "by default": (None, False, NAMES, NAMES),
+    "auto": ("auto", False, NAMES, NAMES),
+    "none": ("none", False, NAMES, []),
+    "required": ("required", True, NAMES, NAMES),
+    "named": (CHAT_CHOICE, True, NAMES, ["time"]),
+    "named in responses": (FLAT_CHOICE, True, NAMES, ["time"]),
+    "some": ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": SOME}}, False, NAMES[1:], NAMES[1:]),
+    "some in responses": (
+        {"type": "allowed_tools", "mode": "required", "tools": [FLAT_CHOICE]},
+        True,
+        ["time"],
+        ["time"],
+    ),
 }
 
 
-def read(markers: Markers, pieces: list[str], choice: Any = "auto") -> tuple[str, list[ToolCall]]:
-    text = ToolText(Tools.of(TOOLS, choice, None), markers)
-    parts = [text.push(piece) for piece in pieces] + [text.finish()]
-    return "".join(content for content, _ in parts), [call for _, calls in parts for call in calls]
+@pytest.mark.parametrize("tools", [TOOLS, FLAT], ids=["chat", "responses"])
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_says_which_tools_may_or_must_be_called(name: str, tools: list[Any]) -> None:
+    choice, required, shown, callable = CHOICES[name]
+    read = Tools.of(tools, choice, None)
+    assert read.required == required
+    assert [function.name for function in read.functions] == shown
+    assert [function.name for function in read.callable] == callable
 
 
-@pytest.mark.parametrize("name", CALLS)
-@given(data=st.data())
-def test_calls_are_read_however_the_answer_is_cut(name: str, data: st.DataObject) -> None:
-    markers, text, expected, names = CALLS[name]
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)])]
-    content, calls = read(markers, pieces)
-    assert (content, [call.name for call in calls]) == (expected, names)
-    assert all(json.loads(call.arguments)["city"] for call in calls)
-
-
-def test_content_is_not_delayed_longer_than_a_marker_needs() -> None:
-    text = ToolText(Tools.of(TOOLS, "auto", None), HERMES)
-    assert [text.push(piece)[0] for piece in ("It", " is <", "b> and <tool", " x")] == [
-        "It",
-        " is ",
-        "<b> and ",
-        "<tool x",
-    ]
-
-
-def test_a_named_tool_takes_the_whole_answer_as_its_arguments() -> None:
-    named = {"type": "function", "function": {"name": "time"}}
-    tools = Tools.of(TOOLS, named, None)
-    assert tools.schema() == SCHEMA
-    content, (call,) = read(HERMES, ['{"city": ', '"Rome"}'], named)
-    assert (content, call.name, call.arguments) == ("", "time", '{"city": "Rome"}')
-
-
-def test_required_calls_are_a_list_that_only_a_parallel_request_makes_longer() -> None:
-    schema = Tools.of(TOOLS, "required", False).schema()
-    assert (schema["minItems"], schema["maxItems"]) == (1, 1)
-    assert "maxItems" not in Tools.of(TOOLS, "required", None).schema()
-    assert [call.name for call in read(HERMES, [f"[{CALL}]"], "required")[1]] == ["weather"]
-
-
-def test_markers_are_those_of_the_chat_template() -> None:
-    assert markers_of("... <tool_call> ...") == HERMES
-    assert markers_of("nothing") == BARE
+@pytest.mark.parametrize("given", [None, {}, {"properties": {"a": {}}}, {"type": ["object", "null"]}])
+def test_arguments_are_an_object_whatever_the_schema_leaves_out(given: Any) -> None:
+    (function,) = Tools.of([{"type": "function", "name": "f", "parameters": given}], None, None).functions
+    assert function.parameters == {**(given or {}), "type": "object"}
 
 
 WRONG: dict[str, tuple[Any, Any, str]] = {
     "no name": ([{"type": "function", "function": {}}], None, "tools[0] is not a function with a name"),
     "another type": ([{"type": "web_search"}], None, "tools[0] is not a function"),
     "no schema": ([{"type": "function", "function": {"name": "f", "parameters": [1]}}], None, "are not a JSON schema"),
+    "no object": ([{"type": "function", "name": "f", "parameters": {"type": "array"}}], None, "have the type 'array'"),
     "an unknown choice": (TOOLS, "all", "tool_choice is 'all'"),
     "an unknown name": (TOOLS, {"function": {"name": "f"}}, "which is not among the tools"),
+    "an unknown name among some": (TOOLS, {"type": "allowed_tools", "tools": [{"name": "f"}]}, "names 'f'"),
+    "none of the tools": (TOOLS, {"type": "allowed_tools", "allowed_tools": {}}, "allows no tools"),
+    "an unknown mode": (TOOLS, {"type": "allowed_tools", "mode": "all", "tools": [FLAT_CHOICE]}, "mode of tool_choice"),
     "required without tools": ([], "required", "there are no tools"),
     "too many": (TOOLS * 100, None, "give at most 128"),
 }

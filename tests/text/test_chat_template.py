@@ -51,7 +51,7 @@ TEMPLATES = {
 {{ bos_token }}{% for m in messages %}{% set role = 'model' if m.role == 'assistant' else m.role %}
 <start_of_turn>{{ role }}
 {% generation %}{{ m.content | trim }}{% endgeneration %}<end_of_turn>
-{% if loop.index > 5 %}{% break %}{% endif %}
+{% if loop.index > 6 %}{% break %}{% endif %}
 {% endfor %}{% if add_generation_prompt %}<start_of_turn>model
 {% endif %}""",
     "Mistral": """\
@@ -61,7 +61,7 @@ TEMPLATES = {
 {%- for m in messages %}
     {%- if m.role == 'user' %}{{ '[INST]' ~ (' (last)' if loop.index0 == ns.last else '') ~ m.content ~ '[/INST]' }}
     {%- elif m.role == 'assistant' %}{{ m.content ~ eos_token }}
-    {%- else %}{% continue %}{% endif %}
+    {%- else %}{{ m.content }}{% continue %}{% endif %}
 {%- endfor %}
 {{- strftime_now('%Y') ~ ({'a<b': ['é']} | tojson) }}""",
 }

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from onward.errors import UserError
 from onward.text.chat import Chat
-from onward.text.masked_string import MaskedString, concat, from_template, mask_of
+from onward.text.masked_string import TEMPLATE, MaskedString, concat, mask_of, sourced
 from onward.text.template import environment
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
@@ -87,6 +87,8 @@ FILTERS = [
     "messages[0].role | lower",
     "tools | tojson",
 ]
+SHOWN = "{{ messages[0].shown }}"  # a message that a template does not write is refused
+CONTENT = "{{ messages[0].content }}"
 LITERALS = st.lists(st.sampled_from([*HALVES, *CONTROL]), min_size=1, max_size=3).map("".join)
 PARTS = st.lists(st.tuples(st.sampled_from(["text", "constant"]), LITERALS) | st.sampled_from(FILTERS), max_size=6)
 CONTENTS = st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=5).map("".join)
@@ -116,8 +118,8 @@ def values(content: str) -> dict[str, Any]:
 @example(parts=["x", ("text", "end|>")], content="<|im_", joined=False)
 @example(parts=["messages[0].role | lower"], content="</S>", joined=False)
 def test_control_tokens_are_those_of_the_template(inner: str, parts: list[Any], content: str, joined: bool) -> None:
-    made = chat(inner, source(parts, joined=joined))
-    ids = made.encode([{"role": content, "content": content}], **values(content))
+    made = chat(inner, source(parts, joined=joined) + SHOWN)
+    ids = made.encode([{"role": content, "content": content, "shown": "-"}], **values(content))
     runs = "".join(part[1] if isinstance(part, tuple) else "\0" for part in parts).split("\0")
     control = {made.inner.token_to_id(name) for name in CONTROL}
     expected = [i for run in runs for i in made.inner.encode(run, add_special_tokens=False).ids if i in control]
@@ -129,8 +131,8 @@ def test_control_tokens_are_those_of_the_template(inner: str, parts: list[Any], 
 def test_tokens_of_harmless_content_equal_those_of_the_rendered_text(
     inner: str, parts: list[Any], content: str, joined: bool
 ) -> None:
-    template = source(parts, joined=joined)
-    made, messages = chat(inner, template), [{"role": content, "content": content}]
+    template = source(parts, joined=joined) + SHOWN
+    made, messages = chat(inner, template), [{"role": content, "content": content, "shown": "-"}]
     plain = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     plain.filters["tojson"] = environment().filters["tojson"]
     text = plain.from_string(template).render(messages=messages, **values(content))
@@ -140,13 +142,18 @@ def test_tokens_of_harmless_content_equal_those_of_the_rendered_text(
 def test_role_that_is_usual_may_complete_a_control_token() -> None:
     inner = of_bytes()
     inner.add_special_tokens(["<|user|>"])
-    made = Chat(Tokenizer(inner, templates={"default": "{{ '<|' + messages[0].role + '|>' }}"}))
-    assert made.encode("a") == [inner.token_to_id("<|user|>")]
+    made = Chat(Tokenizer(inner, templates={"default": "{{ '<|' + messages[0].role + '|>' }}" + SHOWN}))
+    ids = made.encode([{"role": "user", "shown": "-"}])
+    assert ids == [inner.token_to_id("<|user|>"), *inner.encode("-").ids]
+
+
+def written(text: str) -> MaskedString:
+    return sourced(text, TEMPLATE)
 
 
 def marked(text: str) -> MaskedString:
     """A string whose upper-case letters the template wrote."""
-    return MaskedString(text, bytes(c.isupper() for c in text))
+    return MaskedString(text, "".join(chr(2 * c.isupper()) for c in text))
 
 
 OPERATIONS: dict[str, Callable[[str], Any]] = {
@@ -165,18 +172,18 @@ def test_characters_keep_their_writer_through(name: str, text: str) -> None:
     kept, expected = OPERATIONS[name](marked(text)), OPERATIONS[name](text)
     assert kept == expected
     for piece in kept:
-        by_template = {c for c, own in zip(piece, mask_of(piece)) if own}
+        by_template = {c for c, code in zip(piece, mask_of(piece)) if code != "\0"}
         assert by_template <= {"B"}
         if "X" not in piece and "Y" not in piece:
             assert mask_of(piece) == mask_of(marked(piece))
 
 
 def test_fields_of_formats_keep_their_writer() -> None:
-    text = from_template("A%s%%") % marked("bC")
-    assert (text, mask_of(text)) == ("AbC%", b"\1\0\1\1")
-    assert from_template("%3d|%-4s|") % (5, "x") == "  5|x   |"
-    assert mask_of(from_template("%(a)s-%(a)4s") % {"a": from_template("X")}) == b"\1\1" + bytes(4)
-    assert mask_of(concat([from_template("A"), "b"])) == b"\1\0"
+    text = written("A%s%%") % marked("bC")
+    assert (text, mask_of(text)) == ("AbC%", "\2\0\2\2")
+    assert written("%3d|%-4s|") % (5, "x") == "  5|x   |"
+    assert mask_of(written("%(a)s-%(a)4s") % {"a": written("X")}) == "\2\2\0\0\0\0"
+    assert mask_of(concat([written("A"), "b"])) == "\2\0"
 
 
 ENDLESS = {
@@ -222,8 +229,8 @@ def test_template_without_end_is_refused(case: str) -> None:
 
 
 def test_surrogate_in_a_template_becomes_unknown() -> None:
-    found = [chat("bytes", template).encode("a") for template in ("\ud800b", "{{ '\\ud800b' }}", "\ufffdb")]
-    assert found[0] == found[1] == found[2]
+    made = [chat("bytes", template + CONTENT).encode("a") for template in ("\ud800b", "{{ '\\ud800b' }}", "\ufffdb")]
+    assert made[0] == made[1] == made[2]
 
 
 def test_message_that_contains_itself_is_refused() -> None:

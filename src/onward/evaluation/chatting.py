@@ -27,7 +27,7 @@ class ChatPrompts:
         template wrote and which come from the messages."""
         roles = ("user", "assistant") * len(turns)
         messages: list[Message] = [{"role": role, "content": turn} for role, turn in zip(roles, turns)]
-        return self.chat.text(messages, True, {})
+        return self.chat.text(messages)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a rendered text, with a beginning-of-text token in front if the tokenizer puts one

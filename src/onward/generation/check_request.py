@@ -9,15 +9,30 @@ from onward.generation.sampling import check_vocabulary
 from onward.model.decoder import check_ids
 
 
+class PromptError(UserError):
+    """Raised if a prompt cannot be continued by a model: it is empty, has a token that the model lacks, or is too long.
+    `index` is its index among the prompts of the call, if there are several."""
+
+    index: int | None = None
+
+
+class ContextOverflow(PromptError):
+    """Raised if a prompt, with the tokens of its answer, does not fit into the context."""
+
+
 def check_request(request: Request, config: DecoderConfig, length: int, slide: bool | None) -> None:
-    """Raise a UserError if a request cannot be answered by a model with `config` within a context of `length` tokens.
+    """Raise a UserError if a request cannot be answered by a model with `config` within a context of `length` tokens: a
+    PromptError because of its prompt.
 
     `slide` says whether the oldest tokens are dropped when the context is full; None: they are not, and the message
     does not suggest it.
     """
     if not request.prompt:
-        raise UserError("the prompt is empty and there is no beginning-of-text token: give it at least one token")
-    check_ids(min(request.prompt), max(request.prompt), config)
+        raise PromptError("the prompt is empty and there is no beginning-of-text token: give it at least one token")
+    try:
+        check_ids(min(request.prompt), max(request.prompt), config)
+    except UserError as error:
+        raise PromptError(str(error)) from None
     request.sampling.check_vocabulary(config.vocab_size)
     check_vocabulary("stop_token_ids", request.stop_token_ids, config.vocab_size)
     if request.max_new_tokens < 0:
@@ -26,14 +41,11 @@ def check_request(request: Request, config: DecoderConfig, length: int, slide: b
         raise UserError(
             f"min_new_tokens is {request.min_new_tokens}, more than max_new_tokens, {request.max_new_tokens}"
         )
-    size, hint = len(request.prompt), ", or let the context slide (slide=True, --context-overflow slide)"
-    if size + request.max_new_tokens > length and not slide:
-        raise UserError(
-            (
-                f"the prompt has {size} tokens, more than the model's context of {length}: shorten it"
-                if size > length
-                else f"{size} prompt tokens and {request.max_new_tokens} new ones are more than the model's context of "
-                f"{length}: shorten them"
-            )
-            + ("" if slide is None else hint)
+    size, new = len(request.prompt), request.max_new_tokens
+    if size + new > length and not slide:
+        fit = f"{size} prompt tokens and {new} new ones (max_new_tokens)" if size <= length else f"{size} prompt tokens"
+        change = "shorten the prompt" + (", or lower max_new_tokens" if size < length else "")
+        hint = "" if slide is None else ", or let the context slide (slide=True, --context-overflow slide)"
+        raise ContextOverflow(
+            f"Cannot fit {fit}, because this model's maximum context length is {length} tokens: {change}{hint}"
         )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from onward.errors import UserError
 from onward.generation.options import FORMS, GenerationOptions
+from onward.generation.schemas import Prepared, prepared, rule
 from onward.generation.spelling import JSON, Search, Spelling, allowed_tokens
 from onward.text.tokenizer import Tokenizer
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 ALL_TOKENS = '%llguidance {"no_forcing": true}\n'  # allow every tokenization of a text, not only the tokenizer's
 OF_BYTES = '%llguidance {"allow_invalid_utf8": true}\n'  # expressions match bytes, or characters with the flag u
 CHECKED = 1000  # the most allowed tokens for which endings are searched in one step
-SPACE = r"[ ]?|\n[ ]{0,40}"  # white space between JSON tokens: at most one space, or a new line with at most 40 spaces
+NAMED = re.compile(  # texts, comments and expressions of a Lark grammar, or the name of a token between them
+    r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|<(?P<name>[^\s<>\[\]"]+)>'
+)
 
 
 def constraint(
@@ -37,20 +40,20 @@ def constraint(
     if all are empty.
 
     Regular expressions are those of Rust's regex crate, and must match the entire answer: Unicode classes, no
-    look-around, no back-references, no `\\b`. Raises a UserError for a schema with an unsupported keyword, and for a
-    constraint that no tokens of the model can meet. `end` are token ids that are allowed only where the answer is
-    complete.
+    look-around, no back-references, no `\\b`. A grammar may name control tokens, which are allowed nowhere else. Raises
+    a UserError for a schema that cannot be used, and for a constraint that no tokens of the model can meet. `end` are
+    token ids that are allowed only where the answer is complete.
     """
     what = next((name for name in FORMS if getattr(options, name)), None)
     if what is None:
         return None
     text = getattr(options, what)
-    language = Language(what, text)
+    language = Language(what, with_ids(lark_of(text), tokenizer) if what == "grammar" else text)
     vocab = vocabulary(tokenizer, size)
-    first = TextConstraint(language.start(vocab), vocab, sorted(end))
+    first = TextConstraint(language.start(vocab), vocab, sorted(end), language.schema)
     any_allowed = bool(first.mask.any())
     if not (any_allowed and first.state.possible):
-        if characters := language.unspelled(vocab.spelling):
+        if characters := language.unspelled(vocab):
             raise UserError(
                 f"{what} cannot be met: the tokens of this model cannot spell {', '.join(map(repr, characters))}"
             )
@@ -62,24 +65,25 @@ def constraint(
 class Language:
     """The set of texts that a regular expression, a JSON schema or a grammar allows, as an llguidance grammar.
 
-    `what` is "regex", "json_schema" or "grammar", and `text` is the expression, the schema or the grammar.
+    `what` is "regex", "json_schema" or "grammar", and `text` is the expression, the schema or the grammar in Lark's
+    syntax.
     """
 
     def __init__(self, what: str, text: str) -> None:
         from llguidance import regex_to_lark
 
         self.what, self.text = what, text
+        self.schema: Prepared | None = None
+        self.token_ids = [int(i) for i in re.findall(r"<\[(\d+)\]>", text)] if what == "grammar" else []
         if what == "regex":
             self.expression = regex_to_lark(text, "")
             self.grammar = f"{ALL_TOKENS}start: /{self.expression}/"
         elif what == "grammar":
-            self.grammar = ALL_TOKENS + lark_of(text)
+            self.grammar = ALL_TOKENS + text
         else:
-            schema = read_schema(text)
-            self.text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
-            if isinstance(schema, dict):
-                schema = {"x-guidance": {"whitespace_pattern": SPACE}} | schema
-            self.grammar = f"{ALL_TOKENS}start: %json {json.dumps(schema)}"
+            self.schema = prepared(read_schema(text))
+            self.text = json.dumps(self.schema.schema, ensure_ascii=False, separators=(",", ":"))
+            self.grammar = f"{ALL_TOKENS}start: {rule(self.schema.schema)}"
 
     def start(self, vocab: Vocabulary, hint: str = "") -> State:
         """Return the grammar state of an empty answer, over the tokens of `vocab`. Raises a UserError for an expression
@@ -92,7 +96,8 @@ class Language:
         matcher, spelling = self.intersected(vocab), vocab.spelling
         if spelling.complete or self.spelled_by(spelling):
             return State(matcher)
-        search = Search({piece: vocab.ids[piece] for piece in spelling.generators}, hint, self.text, vocab.size)
+        ids = {piece: vocab.ids[piece] for piece in spelling.generators}
+        search = Search(ids, hint, self.text, vocab.size, [i for i in self.token_ids if i < vocab.size])
         return State(matcher, search)
 
     def spelled_by(self, spelling: Spelling) -> bool:
@@ -122,17 +127,19 @@ class Language:
             raise UserError(f"{self.what} cannot be used: {reason(matcher.get_error())}")
         return matcher
 
-    def unspelled(self, spelling: Spelling) -> list[str]:
-        """Return the characters, as few as possible, that the tokens lack to spell an allowed text; an error message
-        names them. `spelling` describes the texts that the tokens can spell.
+    def unspelled(self, vocab: Vocabulary) -> list[str]:
+        """Return the characters, as few as possible, that the tokens of `vocab` lack to spell an allowed text; an error
+        message names them.
 
         Only characters of the expression or schema (and, for a schema, of JSON) are tried; the list is empty if they do
         not suffice.
         """
+        spelling = vocab.spelling
+        pieces = vocab.pieces if self.token_ids else [*spelling.generators]
 
         def possible(characters: Collection[str]) -> bool:
-            vocab = Vocabulary([*spelling.generators, *(c.encode() for c in characters)])
-            state = State(self.intersected(vocab)) if self.what == "regex" else self.start(vocab, "".join(characters))
+            more = Vocabulary([*pieces, *(c.encode() for c in characters)])
+            state = State(self.intersected(more)) if self.what == "regex" else self.start(more, "".join(characters))
             return state.possible
 
         def needed(characters: list[str], others: list[str]) -> list[str]:  # QuickXplain (Junker 2004)
@@ -198,11 +205,11 @@ class TextConstraint:
     """The constraint of one answer at its current token; implements `request.Constraint`.
 
     `end` are the token ids that end the answer. `full` is True if the answer is complete and only tokens of `end` may
-    follow.
+    follow. `schema` is the JSON schema of the answer, None for other constraints.
     """
 
-    def __init__(self, state: State, vocab: Vocabulary, end: list[int]) -> None:
-        self.state, self.vocab, self.end = state, vocab, end
+    def __init__(self, state: State, vocab: Vocabulary, end: list[int], schema: Prepared | None = None) -> None:
+        self.state, self.vocab, self.end, self.schema = state, vocab, end, schema
         self.compute_mask()
 
     def compute_mask(self) -> None:
@@ -224,6 +231,13 @@ class TextConstraint:
         self.state.consume(token)
         self.compute_mask()
         return not self.full
+
+    def check(self, tokens: Sequence[int]) -> None:
+        """Raise a UserError if `tokens`, a complete answer, break a keyword of the JSON schema that the mask does not
+        enforce."""
+        text = b"".join(self.vocab.pieces[token] for token in tokens).decode(errors="replace")
+        for problem in self.schema.problems(text) if self.schema else ():
+            raise UserError(problem)
 
     def copy(self) -> TextConstraint:
         """Return a copy of the constraint that advances independently, as for draft tokens."""
@@ -260,7 +274,7 @@ class Vocabulary:
                 return []  # called only if a grammar forces tokens
 
         self.inner = LLTokenizer(Tokens())  # type: ignore[arg-type]
-        self.size, self.spaced, self.spelling = len(pieces), list(spaced), Spelling(pieces)
+        self.size, self.spaced, self.spelling, self.pieces = len(pieces), list(spaced), Spelling(pieces), pieces
         self.ids = {piece: i for i, piece in enumerate(pieces)}
 
 
@@ -279,6 +293,27 @@ def read_schema(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"json_schema is not JSON: {error}") from None
+
+
+def terminal(tokenizer: Tokenizer, text: str) -> str:
+    """Return the expression of a Lark grammar for `text`: its token, if it is a control token, or else a string."""
+    token = tokenizer.inner.token_to_id(text)
+    return f"<[{token}]>" if token in tokenizer.special else json.dumps(text)
+
+
+def with_ids(grammar: str, tokenizer: Tokenizer) -> str:
+    """Return a Lark grammar in which the names of tokens, such as <|im_start|>, are replaced by their ids, as in <[5]>.
+    Raises a UserError for a name that no token has."""
+
+    def with_id(match: re.Match[str]) -> str:
+        if not match["name"]:
+            return match[0]
+        token = tokenizer.inner.token_to_id(match[0])
+        if token is None:
+            raise UserError(f"grammar cannot be used: {match[0]} is no token of this model: write a text in quotes")
+        return f"<[{token}]>"
+
+    return NAMED.sub(with_id, grammar)
 
 
 def lark_of(grammar: str) -> str:

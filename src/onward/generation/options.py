@@ -50,7 +50,7 @@ class GenerationOptions(Sampling):
             if SURROGATE.search(getattr(self, name)):
                 raise UserError(f"{name} holds half a character, which UTF-8 cannot encode: leave it out")
         if not all(self.stop):
-            raise UserError("a stop text is empty: leave it out")
+            raise UserError("stop has an empty text: leave it out")
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:

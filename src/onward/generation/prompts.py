@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from onward.errors import UserError
 from onward.generation.answer import Answer
-from onward.generation.constraint import constraint
+from onward.generation.constraint import constraint, read_schema
 from onward.generation.engine.engine import Engine
 from onward.generation.options import GenerationOptions
 from onward.generation.request import Request, random_seed
+from onward.generation.schemas import SchemaWarning, prepared
 from onward.text.stream import LOOK_BACK
 from onward.text.tokenizer import Tokenizer
 
@@ -73,9 +75,16 @@ def requests_for(
                 random_seed() if options.seed is None else options.seed + len(answers),
                 options.logprobs,
                 options.adapter,
+                form.check if form else None,
             )
             answers[request] = answer
     return answers
+
+
+def schema_note(options: GenerationOptions) -> str:
+    """Return a sentence about the keywords of the options' JSON schema that are checked only on the complete answer; ""
+    without any."""
+    return prepared(read_schema(options.json_schema)).note if options.json_schema else ""
 
 
 def submit(
@@ -83,8 +92,10 @@ def submit(
 ) -> dict[Request, Answer]:
     """Make requests for the prompts as `requests_for` does, and add them to an engine; returns each request with its
     Answer. Of several requests, one that can never be answered fails alone, with `Request.error` set; the error of an
-    only request is raised."""
+    only request is raised. A SchemaWarning names keywords of a JSON schema that are checked only at the end."""
     answers = requests_for(engine, tokenizer, prompts, options)
+    if note := schema_note(options):
+        warnings.warn(note, SchemaWarning, stacklevel=2)
     for number, request in enumerate(answers):
         try:
             engine.add(request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -57,6 +57,7 @@ class Request:
     seed: int = field(default_factory=random_seed)
     num_logprobs: int | None = None  # alternatives per token in `logprobs`; None: no logprobs
     adapter: str | None = None  # name of the adapter, "": only the base; None: the one in use at `Engine.add`
+    check: Callable[[Sequence[int]], None] | None = None  # called with the tokens of a complete answer; may raise
     tokens: list[int] = field(default_factory=list)  # generated tokens, without the stop token
     logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each generated token, if num_logprobs is given
     finish_reason: str = ""  # stop (stop token, stop text or completed constraint), length, cancelled or error

@@ -59,7 +59,7 @@ class Sampling:
         object.__setattr__(self, "logit_bias", bias)
         check_fields(self)
         if both := set(self.forced_tokens) & set(self.suppress_tokens):
-            raise UserError(f"token {min(both)} is both in forced_tokens and in suppress_tokens: choose one")
+            raise UserError(f"forced_tokens and suppress_tokens both have the token id {min(both)}: choose one")
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise a UserError if an option holds a token id outside a vocabulary of `vocab_size` tokens."""

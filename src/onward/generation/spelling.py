@@ -82,12 +82,13 @@ def character(piece: bytes) -> str | None:
 class Search:
     """A search for token sequences that complete an answer under a grammar.
 
-    `ids` maps the bytes of the tokens to search with to their ids, and `end` is the id of the grammar's end token.
+    `ids` maps the bytes of the tokens to search with to their ids, `end` is the id of the grammar's end token, and
+    `others` are ids of tokens without bytes that the grammar names.
     Characters of `hint` are tried first, then those that end JSON, then other characters of `text`, the text of the
     grammar.
     """
 
-    def __init__(self, ids: Mapping[bytes, int], hint: str, text: str, end: int) -> None:
+    def __init__(self, ids: Mapping[bytes, int], hint: str, text: str, end: int, others: Sequence[int] = ()) -> None:
         def sort_key(piece: bytes) -> tuple[int, bool, bytes]:
             word = piece.decode(errors="replace")
             early, late = FIRST.find(word), LAST.find(word)
@@ -100,8 +101,8 @@ class Search:
             return order, not word.isalnum(), piece
 
         pieces = sorted(ids, key=sort_key)
-        self.tokens, self.end = np.array([ids[piece] for piece in pieces], np.int64), end
-        self.weights = np.array([SPACE_COST if piece.isspace() else 1 for piece in pieces])
+        self.tokens, self.end = np.array([*others, *(ids[piece] for piece in pieces)], np.int64), end
+        self.weights = np.array([1] * len(others) + [SPACE_COST if piece.isspace() else 1 for piece in pieces])
 
     def after(self, matcher: LLMatcher, token: int, known: Sequence[int]) -> Sequence[int] | None:
         """Return tokens that complete the answer after `token`, which `matcher` has not consumed yet; None if the

@@ -113,12 +113,12 @@ class HarnessModel(TemplateLM):
         out if the template refuses them."""
         chat, last = chat_of(self.text), str(chat_history[-1]["content"]).strip()
         try:
-            text = chat.text(chat_history, add_generation_prompt, {})
+            text = chat.text(chat_history, add_generation_prompt)
         except UserError:
             others = [message for message in chat_history if message["role"] != "system"]
             if len(others) == len(chat_history):
                 raise
-            text = chat.text(others, add_generation_prompt, {})
+            text = chat.text(others, add_generation_prompt)
         end = len(text) if add_generation_prompt else text.rindex(last) + len(last)
         return str.__getitem__(text, slice(end))
 

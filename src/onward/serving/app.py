@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import get_type_hints
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
@@ -32,6 +31,8 @@ from onward.serving.errors import RETRY_AFTER, body_of, error_body
 from onward.serving.guard import Guard
 from onward.serving.metrics import Metrics
 from onward.serving.service import Service
+from onward.serving.shapes import mistake, shown
+from onward.serving.streams import JSONReply
 
 LOG = logging.getLogger("onward.serving")
 ABOUT = "Models in the API of OpenAI. The fields of a request have the names of OpenAI, vLLM and llama.cpp."
@@ -43,7 +44,7 @@ def make_app(
     """Return the FastAPI application that answers requests with a Service. `keys` are the accepted API keys (empty: no
     key is needed), `hosts` the names of this server that a Host header may have, and `origins` the web sites that may
     call it from a browser."""
-    app = FastAPI(title="Onward", description=ABOUT, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Onward", description=ABOUT, docs_url=None, redoc_url=None, default_response_class=JSONReply)
     app.state.service, app.state.metrics = service, Metrics(service)
     app.state.logits, app.state.roles = inside.Logits(), {}
     service.observe_job, service.observe_step = app.state.metrics.job, app.state.metrics.step
@@ -61,32 +62,46 @@ def make_app(
     return app
 
 
-async def failed(_: Request, error: Exception) -> JSONResponse:
+async def failed(request: Request, error: Exception) -> JSONReply:
     """Return the error response for an exception of a route, with its HTTP status; log the exception if the status is
     500, a failure of the server."""
-    status, body = body_of(error)
+    sent = await request.json() if isinstance(error, UserError) and request.method == "POST" else None
+    status, body = body_of(error, sent)
     if status == 500:
         LOG.error("a request failed", exc_info=error)
     retry = {"Retry-After": RETRY_AFTER[status]} if status in RETRY_AFTER else None
-    return JSONResponse(body, status, headers=retry)
+    return JSONReply(body, status, headers=retry)
 
 
-async def refused(request: Request, error: Exception) -> JSONResponse:
+async def refused(request: Request, error: Exception) -> JSONReply:
     """Return the error response for an error of the HTTP layer: an unknown path, a wrong method, a body that is too
     large."""
     assert isinstance(error, HTTPException)
     message = str(error.detail)
+    if error.status_code == 400:  # in reading the body
+        message = "the body is not JSON in UTF-8, or nests too deep: send an object"
     if error.status_code in (404, 405):
         message = f"there is no {request.method} {request.url.path[:200]} here: see /docs"
-    return JSONResponse(error_body(message, error.status_code), error.status_code, headers=error.headers)
+    return JSONReply(error_body(message, error.status_code), error.status_code, headers=error.headers)
 
 
-async def invalid(_: Request, error: Exception) -> JSONResponse:
-    """Return the error response for a request with fields of wrong types, which names the first of these fields."""
+async def invalid(request: Request, error: Exception) -> JSONReply:
+    """Return the error response for a body that is not JSON or does not have the types of its fields: its first mistake
+    in one sentence."""
     assert isinstance(error, RequestValidationError)
-    first: dict[str, Any] = dict(error.errors()[0])
-    path = [str(part) for part in first["loc"] if part != "body"]
+    first, kind = error.errors()[0], request.headers.get("content-type")
+    param = None
     if first["type"] == "json_invalid":
-        return JSONResponse(error_body("the body is not JSON: send an object as application/json", 400), 400)
-    name = ".".join(path) or "the body"
-    return JSONResponse(error_body(f"{name}: {first['msg']}", 400, path[0] if path else None), 400)
+        message = f"the body is not JSON ({first['ctx']['error']} at character {first['loc'][1]}): send an object"
+    elif isinstance(error.body, bytes):
+        given = f"is {shown(kind)}" if kind else "is missing"
+        message = f"the header Content-Type {given}: send the body as application/json"
+    elif error.body is None or not isinstance(error.body, dict):
+        given = f"is {shown(error.body)}" if error.body is not None else "is missing"
+        message = f"the body {given}: send a JSON object"
+    else:
+        found = mistake(get_type_hints(request.scope["endpoint"])["body"], error.body)
+        assert found is not None, "pydantic found one"
+        param, problem = found
+        message = f"{param} {problem}"
+    return JSONReply(error_body(message, 400, param), 400)

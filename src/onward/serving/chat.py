@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from onward.errors import UserError
+from onward.generation.options import FORMS as CONSTRAINTS
+from onward.serving.calls.forms import HARMONY, Forms, call_form_of, reasoning_form_of
+from onward.serving.calls.markers import Markers
+from onward.serving.calls.source import Event
+from onward.serving.calls.splitter import AnswerSplitter
 from onward.serving.completions import MOST_LOGPROBS, truncated
 from onward.serving.errors import ApiError
-from onward.serving.fields import SamplingFields
+from onward.serving.fields import FORM_CHARACTERS, SamplingFields
 from onward.serving.jobs import Job, Update, merged
 from onward.serving.models import Served
+from onward.serving.parts import Call, Part, ResponseFormat, Tool
 from onward.serving.service import Service, service_of
+from onward.serving.shapes import Whole, shown
 from onward.serving.streams import DONE, event
-from onward.serving.tools import Tools, ToolText, markers_of
+from onward.serving.tools import Tools
 from onward.serving.usage import of_chat, usage_of
 from onward.text.chat import chat_of
 
@@ -32,17 +41,31 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: str = Field(description="system, developer, user, assistant or tool.")
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[Part] | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: dict[str, Any] | None = None
+    function_call: dict[str, Any] | None = None
 
 
 class ChatFields(SamplingFields):
     """The fields of a request that describe a conversation's tools and the variables of its chat template."""
 
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
     reasoning_effort: str | None = Field(None, description="A variable for the chat template.")
+    include_reasoning: bool | None = Field(None, description="false: leave the reasoning out of the reply.")
+    reasoning_format: Literal["auto", "none", "deepseek"] | None = Field(
+        None, description="none: leave the reasoning in the content, as the model writes it."
+    )
 
 
 class ChatRequest(ChatFields):
@@ -50,8 +73,8 @@ class ChatRequest(ChatFields):
 
     messages: list[ChatMessage]
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    response_format: dict[str, Any] | None = Field(None, description="text, json_object or json_schema.")
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = Field(None, description="text, json_object or json_schema.")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(None, description="The answer continues the last message.")
     return_token_ids: bool | None = None
@@ -63,18 +86,19 @@ async def chat_completions(body: ChatRequest, http: Request) -> Any:
     service = service_of(http)
     served = service.model(body.model)
     if len(body.messages) > service.limits.max_messages:
-        raise ApiError(f"there are {len(body.messages)} messages: give at most {service.limits.max_messages}")
+        most = f"give at most {service.limits.max_messages}"
+        raise ApiError(f"messages has {len(body.messages)} of them: {most}", param="messages")
     tools = Tools.of(body.tools, body.tool_choice, body.parallel_tool_calls)
-    form = form_of(body.response_format, tools)
+    schema = schema_of(body.response_format)
     messages = [message_of(message.model_dump(), number) for number, message in enumerate(body.messages)]
     ends = {name: value for name in ENDS if (value := getattr(body, name)) is not None}
     if body.top_logprobs and not body.logprobs:
         raise ApiError("top_logprobs is given without logprobs: set it to true", param="top_logprobs")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    job = await begin(service, served, body, messages, tools, "chat", ends, logprobs=num_logprobs, **form)
-    reply = Reply(body, served, job, tools)
+    job, forms = await begin(service, served, body, messages, tools, "chat", schema, ends, num_logprobs)
+    reply = Reply(body, served, job, tools, forms)
     if body.stream:
-        return service.stream(job, reply.events)
+        return service.stream(http, job, reply.events)
     return await service.respond(http, job, reply.as_json)
 
 
@@ -85,22 +109,67 @@ async def begin(
     messages: Sequence[Mapping[str, Any]],
     tools: Tools,
     label: str,
+    schema: Mapping[str, Any] | None = None,
     ends: Mapping[str, bool] | None = None,
-    **options: Any,
-) -> Job:
-    """Start the answer to a conversation; return its Job, whose text grows as the engine steps. `label` is its name in
-    the log. `ends` are the arguments of `Chat.encode` that say how the prompt ends; `options` replace fields of
-    GenerationOptions. By default an answer may fill the context."""
+    logprobs: int | None = None,
+) -> tuple[Job, Forms]:
+    """Start the answer to a conversation; return its Job, whose text grows as the engine steps, and how the answer is
+    read. `label` is its name in the log. `schema` is the JSON schema of an answer without calls, None for any text;
+    `ends` are the arguments of `Chat.encode` that say how the prompt ends; `logprobs` is the number of alternatives per
+    token, None for no log-probabilities. By default an answer may fill the context."""
     variables = variables_of(body.chat_template_kwargs, tools, served)
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
     chat = await service.compute(chat_of, served.lm.text())
-    tokens = await service.compute(lambda: chat.encode(messages, **ends or {}, **variables))
+    try:
+        tokens = await service.compute(lambda: chat.encode(messages, **ends or {}, **variables))
+    except UserError as error:
+        raise of_messages(error, "input" if label == "responses" else "messages") from None
     tokens = truncated(tokens, body, served)
+    continued = messages[-1].get("content") if (ends or {}).get("continue_final_message") else ""
+    forms = forms_of(served, tools, body.reasoning_format).after(tokens, str(continued or ""))
+    field = "text.format.schema" if label == "responses" else "response_format.json_schema.schema"
+    forms, form = await service.compute(forms.constrained, tools.required, schema, field)
+    if form:
+        check_form(form, body, "tool_choice" if tools.required else field.partition(".")[0])
     room = max(1, served.engine.length - len(tokens))
     stop = chat.stop + texts_of(body.stop)
-    given = body.options(room, stop=stop, **options)
-    return await service.submit(served, [tokens], given, label, body.edits)
+    given = body.options(room, stop=stop, logprobs=logprobs, **form)
+    return await service.submit(served, [tokens], given, label, body.edits), forms
+
+
+def forms_of(served: Served, tools: Tools, reasoning_format: str | None) -> Forms:
+    """Return the forms of calls and of reasoning in the answers of a model: those that the command names, or else those
+    of its chat template. The `reasoning_format` none of a request leaves reasoning in the content."""
+    template = template_of(served)
+    calls = call_form_of(template) if served.tool_parser == "auto" else served.tool_parser
+    reasoning = reasoning_form_of(template) if served.reasoning_parser == "auto" else served.reasoning_parser
+    if reasoning == HARMONY:
+        calls = HARMONY  # which has both
+    if reasoning_format == "none":
+        reasoning = "none"
+    return Forms(calls, reasoning, Markers(served.lm.text()), tools.callable, tools.parallel and not tools.named)
+
+
+def check_form(form: Mapping[str, Any], body: ChatFields, field: str) -> None:
+    """Raise an ApiError if the constraint that follows from a field of the request is too long, or if another field
+    constrains the answer too."""
+    if other := next((name for name in (*CONSTRAINTS, "structured_outputs") if getattr(body, name)), None):
+        raise ApiError(f"Cannot combine {field} and {other}, which both constrain the answer: choose one", param=other)
+    if len(form.get("grammar", "")) > FORM_CHARACTERS:
+        raise ApiError(
+            f"Cannot constrain the answer to schemas of more than {FORM_CHARACTERS:,} characters together: give fewer "
+            "or shorter tools",
+            param=field,
+        )
+
+
+def of_messages(error: UserError, field: str) -> ApiError:
+    """Return the error of a request for an error of its conversation, which the request has in `field`. For the field
+    messages, the message that the error names by its number is named by its index."""
+    found = re.search(r"\bmessage (\d+)\b", str(error)) if field == "messages" else None
+    place = f"messages[{int(found[1]) - 1}]" if found else field
+    return ApiError(str(error).replace(found[0], place) if found else str(error), param=place)
 
 
 def texts_of(stop: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -108,16 +177,12 @@ def texts_of(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
-def form_of(response_format: Mapping[str, Any] | None, tools: Tools) -> dict[str, Any]:
-    """Return the constraint on the answer, a JSON schema from the tools or else from `response_format`, as fields of
-    GenerationOptions, such as {"json_schema": schema}; {} for a free answer. Raises an ApiError for an unsupported
-    response_format."""
-    schema = tools.schema()
-    if schema is not None:
-        return {"json_schema": schema}
+def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the JSON schema in the field `response_format`; None for a free answer. Raises an ApiError for an
+    unsupported response_format."""
     match (response_format or {}).get("type", "text"):
         case "text":
-            return {}
+            return None
         case "json_object":
             given = (response_format or {}).get("schema") or {"type": "object"}
         case "json_schema":
@@ -125,12 +190,12 @@ def form_of(response_format: Mapping[str, Any] | None, tools: Tools) -> dict[str
             given = inner.get("schema") if isinstance(inner, Mapping) else None
         case other:
             raise ApiError(
-                f"response_format has the type {other!r:.100}: give text, json_object or json_schema",
+                f"response_format has the type {shown(other)}: give text, json_object or json_schema",
                 param="response_format",
             )
     if not isinstance(given, Mapping):
         raise ApiError("response_format has no schema: give json_schema.schema", param="response_format")
-    return {"json_schema": given}
+    return given
 
 
 def message_of(message: Mapping[str, Any], number: int, field: str = "messages") -> dict[str, Any]:
@@ -140,30 +205,35 @@ def message_of(message: Mapping[str, Any], number: int, field: str = "messages")
     result = {name: value for name, value in message.items() if value is not None}
     content = message.get("content")
     if isinstance(content, list):
-        for part in content:
-            if part.get("type") not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
-                kind = part.get("type")
-                raise ApiError(
-                    f"{field}[{number}] has content of the type {kind!r:.100}: this model reads text only", param=field
-                )
+        for index, part in enumerate(content):
+            if not isinstance(part.get("text"), str):
+                place = f"{field}[{number}].content[{index}].text"
+                raise ApiError(f"{place} is missing: give it", param=place)
         result["content"] = "".join(part["text"] for part in content)
+    for name in "audio", "function_call":
+        if message.get(name):
+            place = f"{field}[{number}].{name}"
+            raise ApiError(f"{place} is not supported by this server: use content and tool_calls", param=place)
     if isinstance(calls := message.get("tool_calls"), list):
         result["tool_calls"] = [with_table(call) for call in calls]
         result.setdefault("content", "")
+    names = "reasoning_content", "reasoning", "thinking"  # of one thing, in other programs; templates read these two:
+    if reasoning := next((message[name] for name in names if isinstance(message.get(name), str)), ""):
+        result |= {"reasoning_content": reasoning, "thinking": reasoning}
     return result
 
 
 def with_table(call: Any) -> Any:
     """Return a tool call of a message, in which the arguments are a JSON text, with this text parsed to a dict, as chat
-    templates expect; unchanged if the text is not JSON."""
+    templates expect; null and an empty text become an empty dict. Unchanged if the text is not JSON."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, Mapping) or not isinstance(given := function.get("arguments"), str | None):
         return call
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(given or "null")
     except (ValueError, RecursionError):
         return call
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
 
 
 def variables_of(given: Mapping[str, Any] | None, tools: Tools, served: Served) -> dict[str, Any]:
@@ -171,11 +241,12 @@ def variables_of(given: Mapping[str, Any] | None, tools: Tools, served: Served) 
     ApiError for a variable with the name of a field, and for tools if the template does not show tools to the model."""
     variables = dict(given or {})
     if clash := variables.keys() & {"messages", "tools", "add_generation_prompt", "continue_final_message"}:
-        raise ApiError(f"chat_template_kwargs holds {min(clash)}, which is a field of the request: give it there")
+        message = f"chat_template_kwargs holds {min(clash)}, which is a field of the request: give it there"
+        raise ApiError(message, param="chat_template_kwargs")
     if tools.choice != "none":
         if "tools" not in template_of(served):
             raise ApiError(f"the chat template of {served.name} does not show tools to the model", param="tools")
-        variables["tools"] = [{"type": "function", "function": function} for function in tools.functions]
+        variables["tools"] = [{"type": "function", "function": function.given} for function in tools.functions]
     return variables
 
 
@@ -189,11 +260,11 @@ class Reply:
     """The reply to a request of /v1/chat/completions, made from the updates of its answers (the tokens and text that
     each step of the engine adds): one JSON object (`as_json`) or, for a stream, server-sent events (`events`)."""
 
-    def __init__(self, body: ChatRequest, served: Served, job: Job, tools: Tools) -> None:
+    def __init__(self, body: ChatRequest, served: Served, job: Job, tools: Tools, forms: Forms) -> None:
         self.body, self.served, self.job, self.tools = body, served, job, tools
         self.tokenizer = served.lm.text()
         self.head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": served.name}
-        self.texts = [ToolText(tools, markers_of(template_of(served))) for _ in job.answers]
+        self.splitters = [AnswerSplitter(forms, request.prompt) for request in job.answers]
         self.num_calls = [0] * len(job.answers)
 
     def logprobs(self, update: Update) -> dict[str, Any] | None:
@@ -206,25 +277,19 @@ class Reply:
         called = self.num_calls[update.index] and not self.tools.named
         return "tool_calls" if called and update.finish_reason == "stop" else update.finish_reason or None
 
+    def usage(self) -> dict[str, Any]:
+        """Return the numbers of tokens of the prompt and of the answers."""
+        return usage_of(self.job, sum(splitter.num_reasoning for splitter in self.splitters))
+
     def as_json(self, updates: list[Update]) -> dict[str, Any]:
         """Return the whole reply as one JSON object; `updates` are all updates of its answers."""
         choices = []
-        for index, text in enumerate(self.texts):
+        for index in range(len(self.splitters)):
             update = merged([update for update in updates if update.index == index])
-            parts = [text.push(update.text), text.finish()]
-            content, calls = parts[0][0] + parts[1][0], [*parts[0][1], *parts[1][1]]
-            self.num_calls[index] = len(calls)
-            message: dict[str, Any] = {
-                "role": "assistant",
-                "content": content or (None if calls else ""),
-                "refusal": None,
-            }
-            if calls:
-                message["tool_calls"] = [call.record() for call in calls]
-            choice = {"index": index, "message": message, "logprobs": self.logprobs(update)}
+            choice = {"index": index, "message": whole(self.deltas(update)), "logprobs": self.logprobs(update)}
             choice["finish_reason"] = self.finish_reason(update)
             choices.append(choice | ({"token_ids": update.tokens} if self.body.return_token_ids else {}))
-        return {**self.head, "object": "chat.completion", "choices": choices, "usage": usage_of(self.job)}
+        return {**self.head, "object": "chat.completion", "choices": choices, "usage": self.usage()}
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
         """Return the text of a server-sent event of this reply with `choices`, the new pieces of its answers in the
@@ -234,35 +299,69 @@ class Reply:
     async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[str]:
         """Yield the reply as server-sent events while its answers grow; `batches` are the lists of their updates, each
         the tokens and text that one step of the engine adds."""
-        for index in range(len(self.texts)):
+        for index in range(len(self.splitters)):
             delta = {"role": "assistant", "content": ""}
             yield self.chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
         async for updates in batches:
-            for choice in (choice for update in updates for choice in self.deltas(update)):
+            for choice in (choice for update in updates for choice in self.choices(update)):
                 yield self.chunk([choice])  # one by one: many clients read the first choice of an event only
         if self.body.include_usage:
-            yield self.chunk([], usage=usage_of(self.job))
+            yield self.chunk([], usage=self.usage())
         yield DONE
 
-    def deltas(self, update: Update) -> list[dict[str, Any]]:
-        """Return an update as items of `choices` in events, each with the new text or tool calls; the last item of an
-        answer has an empty delta and the finish reason."""
-        text, index = self.texts[update.index], update.index
-        content, calls = text.push(update.text)
-        if update.finish_reason:
-            rest, more = text.finish()
-            content, calls = content + rest, calls + more
-        delta: dict[str, Any] = {"content": content} if content else {}
-        if calls:
-            first = self.num_calls[index]
-            delta["tool_calls"] = [{"index": first + i, **call.record()} for i, call in enumerate(calls)]
-            self.num_calls[index] += len(calls)
-        logprobs = self.logprobs(update)
-        result = []
-        if delta or (logprobs and logprobs["content"]):
-            choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-            result.append(choice | ({"token_ids": update.tokens} if self.body.return_token_ids else {}))
+    def choices(self, update: Update) -> list[dict[str, Any]]:
+        """Return an update as items of `choices` in events, each with a piece of the reply; the first one has the
+        log-probabilities, and the last one of an answer has an empty delta and the finish reason."""
+        logprobs, deltas = self.logprobs(update), self.deltas(update)
+        if not deltas and logprobs and logprobs["content"]:
+            deltas = [{}]
+        result: list[dict[str, Any]] = []
+        for number, delta in enumerate(deltas):
+            first = number == 0
+            choice = {"index": update.index, "delta": delta, "logprobs": logprobs if first else None}
+            choice["finish_reason"] = None
+            result.append(choice | ({"token_ids": update.tokens} if self.body.return_token_ids and first else {}))
         if update.finish_reason:
             reason = self.finish_reason(update)
-            result.append({"index": index, "delta": {}, "logprobs": None, "finish_reason": reason})
+            result.append({"index": update.index, "delta": {}, "logprobs": None, "finish_reason": reason})
         return result
+
+    def deltas(self, update: Update) -> list[dict[str, Any]]:
+        """Return the pieces that an update adds to the message of its answer, in the form of OpenAI's API."""
+        pieces = (self.delta(update.index, event) for event in self.splitters[update.index].push(update))
+        return [piece for piece in pieces if piece]
+
+    def delta(self, index: int, event: Event) -> dict[str, Any]:
+        """Return an event of the answer with this index as a piece of its message; {} for one that adds nothing."""
+        match event.kind:
+            case "content":
+                return {"content": event.text}
+            case "reasoning" if self.body.include_reasoning is not False:
+                return {"reasoning_content": event.text}
+            case "call":
+                self.num_calls[index] += 1
+                function = {"name": event.text, "arguments": ""}
+                call = {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+                return {"tool_calls": [{"index": self.num_calls[index] - 1, **call}]}
+            case "arguments":
+                return {"tool_calls": [{"index": self.num_calls[index] - 1, "function": {"arguments": event.text}}]}
+        return {}
+
+
+def whole(deltas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the message that consists of these pieces."""
+    message: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        for name, value in delta.items():
+            if name != "tool_calls":
+                message[name] = message.get(name, "") + value
+                continue
+            for call in value:
+                if "id" in call:
+                    calls.append({key: inner for key, inner in call.items() if key != "index"})
+                else:
+                    calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+    if calls:
+        message |= {"content": message["content"] or None, "tool_calls": calls}
+    return message

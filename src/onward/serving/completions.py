@@ -17,6 +17,7 @@ from onward.serving.fields import SamplingFields
 from onward.serving.jobs import Job, Update, merged
 from onward.serving.models import Served
 from onward.serving.service import Service, service_of
+from onward.serving.shapes import Prompts, Whole
 from onward.serving.streams import DONE, event
 from onward.serving.usage import of_completion, usage_of
 from onward.transforms.lora import use_adapter
@@ -29,10 +30,13 @@ MOST_LOGPROBS = 100
 class CompletionRequest(SamplingFields):
     """The body of a request of /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] = ""
-    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = Field(None, description="Alternatives per token.")
+    prompt: Prompts = ""
+    logprobs: Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None = Field(
+        None, description="Alternatives per token."
+    )
     echo: bool | None = Field(None, description="Begin each answer with its prompt.")
     add_special_tokens: bool | None = Field(None, description="Prepend the tokenizer's begin-of-text tokens.")
+    best_of: Whole | None = Field(None, description="The same as n: the server ranks no answers.")
     return_token_ids: bool | None = None
 
 
@@ -45,12 +49,14 @@ async def completions(body: CompletionRequest, http: Request) -> Any:
     prompts = await service.compute(tokens_of, body, served)
     room = served.engine.length - max(map(len, prompts), default=0)
     options = body.options(max(1, min(DEFAULT_TOKENS, room)), logprobs=body.logprobs)
+    if body.best_of not in (None, options.n):
+        raise ApiError(f"best_of is {body.best_of}: leave it out, or give n answers ({options.n})", param="best_of")
     job = await service.submit(served, prompts, options, "completions", body.edits)
     reply = Reply(body, served, job, [Choice(body, served, prompt) for prompt in prompts for _ in range(options.n)])
     if body.echo and body.logprobs is not None:
         await reply.read_prompts(service)
     if body.stream:
-        return service.stream(job, reply.events)
+        return service.stream(http, job, reply.events)
     return await service.respond(http, job, reply.as_json)
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from onward.arguments import Range
 from onward.config.part_types import Size
 from onward.errors import UserError
 
 KEY_VARIABLE = "ONWARD_API_KEY"  # of the environment
+ToolParser = Literal["auto", "harmony", "qwen3_coder", "hermes", "mistral_args", "mistral", "llama3_json", "json"]
+ReasoningParser = Literal["auto", "none", "think", "mistral", "harmony"]
 LOCAL = "localhost", "127.0.0.1", "::1"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How the server's engines run; the defaults are those of `onward serve`."""
+    """How the server's engines run, and how their answers are read; the defaults are those of `onward serve`."""
 
     rows: Annotated[int, Range(1, 4096)] = 16  # number of answers generated at the same time; further requests wait
     context: Size | None = None  # maximum number of tokens in a prompt and its answer; default: the model's context
@@ -25,6 +27,8 @@ class EngineOptions:
     prefill_budget: Annotated[int, Range(1, 1 << 20)] = 128  # prompt tokens per step while other requests are decoded
     draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens
     lookup: int = 0  # number of tokens to draft by copying the text after an earlier match of the last tokens; 0: none
+    tool_parser: ToolParser = "auto"  # form of tool calls in answers; auto: that of the chat template
+    reasoning_parser: ReasoningParser = "auto"  # form of reasoning in answers; auto: that of the chat template
     prompt_cache: str = ""  # folder in which the keys and values of prompts are kept for the next start
 
 

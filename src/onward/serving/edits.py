@@ -6,12 +6,13 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from onward.generation.request import Request
 from onward.model.decoder import Decoder
 from onward.serving.errors import ApiError
+from onward.serving.shapes import Whole
 from onward.tracing.calls import ROWS, Location
 from onward.tracing.edit import Change, edit
 from onward.tracing.sites import activations
@@ -23,8 +24,10 @@ class Edits(BaseModel):
     """The attention heads, as [layer, head], and the layers that are switched off for a request: what they add to the
     residual stream is 0."""
 
-    heads: list[tuple[int, int]] = Field(default_factory=list, max_length=MOST_OFF)
-    layers: list[int] = Field(default_factory=list, max_length=MOST_OFF)
+    model_config = ConfigDict(extra="allow")
+
+    heads: list[tuple[Whole, Whole]] = Field(default_factory=list, max_length=MOST_OFF)
+    layers: list[Whole] = Field(default_factory=list, max_length=MOST_OFF)
 
     def names(self, model: Decoder) -> list[str]:
         """Return the names of the activations that become 0, as `onward.edit` takes them. Raises an ApiError for a head

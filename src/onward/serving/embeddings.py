@@ -11,29 +11,27 @@ from typing import Any, Literal
 
 import torch
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from onward.device import tensor_on
 from onward.generation.prompts import prompt_tokens
 from onward.model.decoder import Decoder
-from onward.serving.errors import ApiError
-from onward.serving.fields import check_others
+from onward.serving.errors import TOO_LONG, ApiError
+from onward.serving.fields import Body, check_others
 from onward.serving.models import Served
 from onward.serving.service import PROMPTS, service_of
+from onward.serving.shapes import Prompts, Whole
 from onward.transforms.lora import use_adapter
 
 router = APIRouter(tags=["OpenAI"])
 
 
-class EmbeddingRequest(BaseModel):
+class EmbeddingRequest(Body):
     """The body of a request of /v1/embeddings."""
 
-    model_config = ConfigDict(extra="allow")
-
-    model: str | None = None
-    input: str | list[str] | list[int] | list[list[int]]
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, description="Must equal the model's d_model.")
+    input: Prompts
+    encoding_format: Literal["float", "base64"] | None = Field(None, description="By default float.")
+    dimensions: Whole | None = Field(None, description="Must equal the model's d_model.")
 
 
 @router.post("/v1/embeddings")
@@ -44,13 +42,14 @@ async def embeddings(body: EmbeddingRequest, http: Request) -> dict[str, Any]:
     served = service.model(body.model)
     check_others(body.model_extra or {})
     if body.dimensions not in (None, served.lm.config.d_model):
-        raise ApiError(f"dimensions is {body.dimensions}, and this model has {served.lm.config.d_model}: leave it out")
+        size = served.lm.config.d_model
+        raise ApiError(f"dimensions is {body.dimensions}, and this model has {size}: leave it out", param="dimensions")
     texts = await service.compute(tokens_of, body, served)
     vectors = []
     for tokens in texts:  # others decode between two texts
         vectors.append(await service.in_engine(lambda tokens=tokens: embedding(served, tokens)))  # type: ignore[misc]
     data = [
-        {"object": "embedding", "index": index, "embedding": encoded(vector, body.encoding_format)}
+        {"object": "embedding", "index": index, "embedding": encoded(vector, body.encoding_format or "float")}
         for index, vector in enumerate(vectors)
     ]
     count = sum(map(len, texts))
@@ -69,14 +68,14 @@ def tokens_of(body: EmbeddingRequest, served: Served) -> list[list[int]]:
         raise ApiError(f"input has {len(texts)} texts: give 1 to {PROMPTS:,}", param="input")
     vocab_size, length = served.lm.config.vocab_size, served.engine.length
     for index, tokens in enumerate(texts):
+        place = f"input[{index}]"
         if not tokens:
-            raise ApiError(f"input[{index}] is empty: give it at least one token", param="input")
+            raise ApiError(f"{place} is empty: give it at least one token", param=place)
         if not 0 <= min(tokens) <= max(tokens) < vocab_size:
-            raise ApiError(f"input[{index}] has a token beyond the vocabulary of {vocab_size}", param="input")
+            raise ApiError(f"{place} has a token beyond the vocabulary of {vocab_size}", param=place)
         if len(tokens) > length:
-            raise ApiError(
-                f"input[{index}] has {len(tokens)} tokens, and the context {length}: shorten it", param="input"
-            )
+            message = f"{place} has {len(tokens)} tokens, and this model's maximum context length is {length} tokens"
+            raise ApiError(f"{message}: shorten it", param=place, code=TOO_LONG)
     return texts
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Mapping
 from typing import Any
 
 from onward.errors import UserError
-from onward.generation.options import GenerationOptions
+from onward.generation.check_request import ContextOverflow, PromptError
+from onward.serving.names import CONTENTS, as_sent
 
 TYPES = {  # of an error, by its HTTP status
     401: "authentication_error",
@@ -17,7 +18,8 @@ TYPES = {  # of an error, by its HTTP status
     500: "server_error",
     503: "unavailable_error",
 }
-OPTIONS = {field.name for field in fields(GenerationOptions)}
+TOO_LONG = "context_length_exceeded"  # the code of an error: clients that find it shorten the conversation
+LONGEST = 400  # characters of a message
 RETRY_AFTER = {429: "1", 503: "5"}  # seconds until a client tries again, by status
 
 
@@ -32,17 +34,25 @@ class ApiError(UserError):
 
 def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """Return the JSON of an error response in the form of OpenAI's API, with this message, the request's field at fault
-    (`param`) and the error's `code` (None: not stated); its type follows from the HTTP status `status`."""
+    (`param`) and the error's `code` (None: not stated); its type follows from the HTTP status `status`. The middle of a
+    long message is left out."""
+    if len(message) > LONGEST:
+        message = f"{message[: LONGEST // 2]} ... {message[5 - LONGEST // 2 :]}"
     kind = TYPES.get(status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def body_of(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Return (HTTP status, JSON of the response) for an exception. The text of an exception other than a UserError,
-    which may hold what a client must not see, is replaced by the name of its class."""
+def body_of(error: Exception, sent: Mapping[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    """Return (HTTP status, JSON of the response) for an exception; `sent` is the body of the request, whose names of
+    fields the message uses. The text of an exception other than a UserError, which may hold what a client must not see,
+    is replaced by the name of its class."""
     if isinstance(error, ApiError):
         return error.status, error_body(str(error), error.status, error.param, error.code)
     if isinstance(error, UserError):
-        first = str(error).partition(" ")[0]  # "top_p is 3: ...", in messages about one option
-        return 400, error_body(str(error), 400, first if first in OPTIONS else None)
+        message, param = as_sent(str(error), sent or {})
+        if isinstance(error, PromptError) and error.index is not None:
+            message, param = f"prompt[{error.index}]: {message}", f"prompt[{error.index}]"
+        elif isinstance(error, PromptError):
+            param = next((name for name in CONTENTS if name in (sent or {})), None)
+        return 400, error_body(message, 400, param, TOO_LONG if isinstance(error, ContextOverflow) else None)
     return 500, error_body(f"the server failed on this request ({type(error).__name__}): see its log", 500)

@@ -10,13 +10,17 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from onward.errors import UserError
 from onward.generation.options import FORMS, GenerationOptions
 from onward.serving.edits import Edits
 from onward.serving.errors import ApiError
+from onward.serving.names import OTHER_NAMES
+from onward.serving.shapes import Real, Whole, declared, holds_fields, unknown
 
 LOG = logging.getLogger("onward.serving")
 SAME = (  # fields of GenerationOptions under their own names
@@ -24,16 +28,6 @@ SAME = (  # fields of GenerationOptions under their own names
     *("presence_penalty", "no_repeat_ngram_size", "logit_bias", "suppress_tokens", "forced_tokens", "stop", "seed"),
     *("stop_token_ids", "n", "regex", "json_schema", "grammar", "min_new_tokens", "max_new_tokens"),
 )
-OTHER_NAMES = {  # a field of GenerationOptions by the name that another server gives it
-    "repeat_penalty": "repetition_penalty",
-    "min_tokens": "min_new_tokens",
-    "n_predict": "max_new_tokens",
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "max_output_tokens": "max_new_tokens",
-    "n_cmpl": "n",
-    "include_stop_str_in_output": "include_stop",
-}
 HARMLESS = {  # fields that change no answer, or that only another, refused field makes use of
     *("user", "metadata", "store", "service_tier", "safety_identifier", "request_id", "session_id", "priority"),
     *("cache_prompt", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "n_cache_reuse", "id_slot"),
@@ -41,14 +35,15 @@ HARMLESS = {  # fields that change no answer, or that only another, refused fiel
     *("speculative.n_max", "speculative.n_min", "speculative.p_min", "speculative.type", "speculative.ngram_size_n"),
     *("speculative.ngram_size_m", "speculative.ngram_min_hits", "xtc_threshold", "dynatemp_exponent"),
     *("adaptive_decay", "mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
-    *("dry_sequence_breakers", "reasoning_control", "reasoning_budget_message"),
+    *("dry_sequence_breakers", "reasoning_control", "reasoning_budget_message", "prediction"),
+    "spaces_between_special_tokens",
 }
 REFUSED = {  # fields whose meaning the server lacks, unless they are null, false, 0 or empty
     *("suffix", "use_beam_search", "bad_words", "logits_processors", "allowed_token_ids", "samplers", "mirostat"),
     *("dynatemp_range", "dry_multiplier", "xtc_probability", "n_probs", "post_sampling_probs", "t_max_predict_ms"),
     *("lora", "documents", "chat_template", "chat_format", "chat_parser", "generation_prompt", "preserved_tokens"),
     *("grammar_lazy", "grammar_triggers", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *("functions", "max_tool_calls", "web_search_options", "prediction", "audio", "image", "image_data"),
+    *("functions", "max_tool_calls", "web_search_options", "audio", "image", "image_data"),
     *("previous_response_id", "conversation", "background", "background_options", "context_management", "prompt"),
     *("previous_input_messages", "enable_response_messages", "moderation", "access_programs", "echo", "top_logprobs"),
     *("reasoning_budget_start_tag", "reasoning_budget_end_tag", "reasoning_budget_end_tags", "response_fields"),
@@ -66,7 +61,6 @@ NEUTRAL: dict[str, Any] = {  # likewise, unless they are null or have this value
     "repeat_last_n": -1,
     "reasoning_budget_tokens": -1,
     "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
     "parse_tool_calls": True,
     "modalities": ["text"],
     "function_call": "none",
@@ -96,6 +90,8 @@ class Structured(BaseModel):
     """A constraint on the form of the answer, in the field structured_outputs of vLLM: one of JSON schema, regular
     expression, list of texts or grammar."""
 
+    model_config = ConfigDict(extra="allow")
+
     json_schema: dict[str, Any] | bool | str | None = Field(None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
@@ -106,41 +102,64 @@ class Structured(BaseModel):
 class StreamOptions(BaseModel):
     """The options of a stream: whether its last event holds the numbers of tokens."""
 
-    include_usage: bool = False
+    model_config = ConfigDict(extra="allow")
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = Field(None, description="Ignored: the server adds no padding.")
 
 
-class SamplingFields(BaseModel):
-    """The fields that say how answers are sampled, and their number, length, end and form."""
+class Body(BaseModel):
+    """The body of a request: the model, and further fields."""
 
     model_config = ConfigDict(extra="allow")
 
     model: str | None = Field(None, description="A name that /v1/models lists; by default the first.")
-    temperature: float | None = Field(None, description="By default 1; 0: the likeliest token.")
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = Field(None, description="Also as repeat_penalty.")
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
-    logit_bias: dict[str, float] | None = Field(None, description="Added to the logits of token ids.")
-    suppress_tokens: list[int] | None = None
-    forced_tokens: list[int] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def log_nested(cls, value: Any) -> Any:
+        """Log the fields inside the fields of a request that the server does not know; return the request."""
+        if isinstance(value, Mapping):
+            nested = ((name, kind) for name, kind in nesting(cls).items() if name in value)
+            log_unknown(path for name, kind in nested for path in unknown(kind, value[name], name))
+        return value
+
+
+@cache
+def nesting(cls: type[Body]) -> dict[str, Any]:
+    """Return the types of the fields of a request that hold fields themselves, by name."""
+    return {name: kind for name, (kind, _) in (declared(cls) or {}).items() if holds_fields(kind)}
+
+
+class SamplingFields(Body):
+    """The fields that say how answers are sampled, and their number, length, end and form."""
+
+    temperature: Real | None = Field(None, description="By default 1; 0: the likeliest token.")
+    top_k: Whole | None = None
+    top_p: Real | None = None
+    min_p: Real | None = None
+    typical_p: Real | None = None
+    repetition_penalty: Real | None = Field(None, description="Also as repeat_penalty.")
+    frequency_penalty: Real | None = None
+    presence_penalty: Real | None = None
+    no_repeat_ngram_size: Whole | None = None
+    logit_bias: dict[str, Real] | None = Field(None, description="Added to the logits of token ids.")
+    suppress_tokens: list[Whole] | None = None
+    forced_tokens: list[Whole] | None = None
     stop: str | list[str] | None = Field(None, description="Texts that end an answer and are not part of it.")
     include_stop_str_in_output: bool | None = Field(None, description="The stop text is part of the answer.")
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Whole] | None = None
     ignore_eos: bool | None = Field(None, description="Never generate a stop token.")
-    seed: int | None = Field(None, description="Equal seeds give equal answers.")
-    n: int | None = Field(None, description="Answers for each prompt. Also as n_cmpl.")
-    n_cmpl: int | None = None
-    max_tokens: int | None = Field(None, description="Also as max_completion_tokens, max_new_tokens, n_predict.")
-    max_completion_tokens: int | None = None
-    max_new_tokens: int | None = None
-    n_predict: int | None = None
-    min_tokens: int | None = Field(None, description="The fewest tokens of an answer. Also as min_new_tokens.")
-    min_new_tokens: int | None = None
-    repeat_penalty: float | None = None
+    seed: Whole | None = Field(None, description="Equal seeds give equal answers.")
+    n: Whole | None = Field(None, description="Answers for each prompt. Also as n_cmpl.")
+    n_cmpl: Whole | None = None
+    max_tokens: Whole | None = Field(None, description="Also as max_completion_tokens, max_new_tokens, n_predict.")
+    max_completion_tokens: Whole | None = None
+    max_new_tokens: Whole | None = None
+    n_predict: Whole | None = None
+    min_tokens: Whole | None = Field(None, description="The fewest tokens of an answer. Also as min_new_tokens.")
+    min_new_tokens: Whole | None = None
+    repeat_penalty: Real | None = None
     regex: str | None = None
     json_schema: dict[str, Any] | None = None
     grammar: str | None = Field(None, description="In GBNF, or in Lark's syntax as llguidance reads it.")
@@ -148,19 +167,25 @@ class SamplingFields(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     edits: Edits | None = Field(None, description="Heads and layers to switch off for this request.")
-    truncate_prompt_tokens: int | None = Field(None, description="Keep this many tokens at the end of the prompt.")
+    truncate_prompt_tokens: Whole | None = Field(None, description="Keep this many tokens at the end of the prompt.")
 
     def given(self) -> dict[str, Any]:
         """Return the fields that the request sets and that GenerationOptions has, by their names there. Raises an
         ApiError for fields that contradict each other or are refused, and for more stop texts than the limit."""
         check_others(self.model_extra or {})
-        values = {name: value for name in SAME if (value := getattr(self, name)) is not None}
-        for name, own in OTHER_NAMES.items():
-            if (value := getattr(self, name, None)) is not None and values.setdefault(own, value) != value:
-                raise ApiError(f"{name} and {own} are both given and differ: leave one out", param=name)
-        for name in "max_new_tokens", "top_k":
-            if values.get(name) == -1:  # no limit
+        values, sources = dict[str, Any](), dict[str, str]()
+        for name, own in [*zip(SAME, SAME), *OTHER_NAMES.items()]:
+            if (value := getattr(self, name, None)) is None:
+                continue
+            if own in values and values[own] != value:
+                raise ApiError(f"{sources[own]} and {name} are both given and differ: leave one out", param=name)
+            values[own], sources[own] = value, sources.get(own, name)
+        for name in "max_new_tokens", "top_k", "seed":
+            if values.get(name) == -1:  # no limit, a random seed
                 del values[name]
+        if values.get("top_p") == 0:  # of tokens that reach no probability, the likeliest is left
+            del values["top_p"]
+            values["temperature"] = 0
         if isinstance(values.get("stop"), list) and len(values["stop"]) > WORKABLE_STOPS:
             raise ApiError(f"stop has {len(values['stop'])} texts: give at most {WORKABLE_STOPS}", param="stop")
         if self.structured_outputs is not None:
@@ -172,8 +197,8 @@ class SamplingFields(BaseModel):
 
     def options(self, limit: int | None, **changes: Any) -> GenerationOptions:
         """Return the request's fields as GenerationOptions. `limit` is the most tokens of an answer if the request
-        gives no limit; `changes` replace fields. Raises an ApiError as `given` does, and for a constraint that is too
-        long."""
+        gives no limit; `changes` replace fields. Raises an ApiError as `given` does, and a UserError for a
+        constraint that is too long and for values out of range."""
         values = {"temperature": 1.0, "max_new_tokens": limit} | self.given() | changes
         if "stop" in values:
             values["stop"] = (values["stop"],) if isinstance(values["stop"], str) else tuple(values["stop"])
@@ -181,7 +206,7 @@ class SamplingFields(BaseModel):
             values[name] = tuple(values.get(name, ()))
         for name in FORMS:
             if len(json.dumps(values.get(name, ""))) > FORM_CHARACTERS:
-                raise ApiError(f"{name} has more than {FORM_CHARACTERS:,} characters: shorten it", param=name)
+                raise UserError(f"{name} has more than {FORM_CHARACTERS:,} characters: shorten it")
         options = GenerationOptions(**values)
         if self.ignore_eos:
             return GenerationOptions(**{**values, "min_new_tokens": options.max_new_tokens or 0})
@@ -200,10 +225,15 @@ def check_others(extra: Mapping[str, Any]) -> None:
         if (name in REFUSED and value) or (name in NEUTRAL and value not in (None, NEUTRAL[name])):
             instead = f"use {INSTEAD[name]}" if name in INSTEAD else "leave it out"
             raise ApiError(f"{name} is not supported by this server: {instead}", param=name)
-    unknown = {*extra} - REFUSED - {*NEUTRAL} - HARMLESS - unknown_fields
-    if unknown and len(unknown_fields) < 1000:
-        unknown_fields.update(unknown)
-        LOG.warning("unknown fields are ignored: %s", ", ".join(sorted(repr(name)[:100] for name in unknown)))
+    log_unknown({*extra} - REFUSED - {*NEUTRAL} - HARMLESS)
+
+
+def log_unknown(paths: Iterable[str]) -> None:
+    """Log the fields with these paths, which the server does not know, once each."""
+    new = {*paths} - unknown_fields
+    if new and len(unknown_fields) < 1000:
+        unknown_fields.update(new)
+        LOG.warning("unknown fields are ignored: %s", ", ".join(sorted(repr(path)[:100] for path in new)))
 
 
 def form_of(form: Structured) -> dict[str, Any]:

@@ -25,8 +25,8 @@ POLICY = (
 
 class Guard:
     """ASGI middleware that refuses requests with a foreign Host header (DNS rebinding), without a valid key, or with a
-    body beyond `max_body` bytes, and adds security headers to responses. `hosts` are accepted names in addition to IP
-    addresses, localhost and the name of this machine."""
+    body beyond `max_body` bytes, and adds security headers to responses. A path may end with a slash, and HEAD is
+    answered as GET. `hosts` are accepted names in addition to IP addresses, localhost and the name of this machine."""
 
     def __init__(self, app: ASGIApp, *, keys: Sequence[str], hosts: Sequence[str], max_body: int) -> None:
         self.app, self.keys, self.max_body = app, [key.encode() for key in keys], max_body
@@ -35,7 +35,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        headers, path = Headers(scope=scope), scope["path"]
+        headers, path = Headers(scope=scope), scope["path"].rstrip("/") or "/"
         if not self.known_host(headers.get("host", "")):
             message = (
                 f"the host {headers.get('host', '')[:200]!r} is not known here: start the server with --allow-host"
@@ -64,7 +64,8 @@ class Guard:
                 own.setdefault("Content-Security-Policy", POLICY)
             await send(message)
 
-        return await self.app(scope, bounded, with_headers)
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]  # the HTTP server leaves out the body
+        return await self.app({**scope, "method": method, "path": path}, bounded, with_headers)
 
     @property
     def too_large(self) -> str:

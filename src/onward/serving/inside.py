@@ -22,10 +22,11 @@ from onward.inspection.attribution import logit_attribution
 from onward.inspection.heads import head_roles
 from onward.inspection.lens import logit_lens
 from onward.model.decoder import without_dropout
-from onward.serving.errors import ApiError
+from onward.serving.errors import TOO_LONG, ApiError
 from onward.serving.fields import SamplingFields
 from onward.serving.models import Served
 from onward.serving.service import Service, service_of
+from onward.serving.shapes import Whole
 from onward.text.tokenizer import Tokenizer
 from onward.transforms.lora import use_adapter
 
@@ -40,10 +41,10 @@ class Inside(SamplingFields):
     """The body of a request to look inside a model: a text as token ids, and the index of the token after which the
     next token is predicted, by default the last one; its other fields are the sampling options."""
 
-    tokens: Annotated[list[int], Field(min_length=1, max_length=MOST)]
-    position: int | None = None
-    target: int | None = Field(None, description="A token id whose logit is attributed, by default the likeliest.")
-    prompt_length: int | None = Field(None, description="Tokens of the prompt; penalties count those after it.")
+    tokens: Annotated[list[Whole], Field(min_length=1, max_length=MOST)]
+    position: Whole | None = None
+    target: Whole | None = Field(None, description="A token id whose logit is attributed, by default the likeliest.")
+    prompt_length: Whole | None = Field(None, description="Tokens of the prompt; penalties count those after it.")
 
 
 def text_of(body: Inside, http: Request) -> tuple[Service, Served, list[int], int]:
@@ -56,7 +57,10 @@ def text_of(body: Inside, http: Request) -> tuple[Service, Served, list[int], in
     if not 0 <= position < len(body.tokens):
         raise ApiError(f"position is {position}, and there are {len(body.tokens)} tokens", param="position")
     if len(body.tokens) > served.engine.length:
-        raise ApiError(f"there are {len(body.tokens)} tokens, and the context has {served.engine.length}")
+        length = f"this model's maximum context length is {served.engine.length} tokens"
+        raise ApiError(
+            f"tokens has {len(body.tokens)} token ids, and {length}: shorten it", param="tokens", code=TOO_LONG
+        )
     size = served.lm.config.vocab_size
     if not 0 <= min(body.tokens) <= max(body.tokens) < size:
         raise ApiError(f"tokens holds one beyond the vocabulary of {size}", param="tokens")

@@ -35,7 +35,8 @@ GIB = 1 << 30
 @dataclass(frozen=True)
 class Served:
     """A model under the name by which clients request it, with its engine. `adapter` is the name of its LoRA adapter in
-    the engine, "" for the model without adapter."""
+    the engine, "" for the model without adapter. `tool_parser` and `reasoning_parser` are names of `calls.forms`, or
+    auto, for those of the chat template."""
 
     name: str
     root: str  # the model as named in the command
@@ -43,6 +44,8 @@ class Served:
     engine: Engine
     adapter: str = ""
     base: str = ""  # for an adapter, the name of its model
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
 
@@ -69,10 +72,13 @@ def load_served(
         own = adapter_names(lm.model)
         alone = name in own  # the model was given as an adapter's folder
         plain = lm if alone or not Path(model).is_dir() else with_tokenizer_of(lm, Path(model))
-        served.append(Served(name, model, plain, engine, name if alone else ""))
+        parsers = options.tool_parser, options.reasoning_parser
+        served.append(Served(name, model, plain, engine, name if alone else "", "", *parsers))
         folders = {Path(folder).resolve().name: Path(folder) for folder in adapters}
         served += [
-            Served(one, one, with_tokenizer_of(lm, folders[one]), engine, one, name) for one in own if one != name
+            Served(one, one, with_tokenizer_of(lm, folders[one]), engine, one, name, *parsers)
+            for one in own
+            if one != name
         ]
     names = [one.name for one in served]
     if twice := {name for name in names if names.count(name) > 1}:

@@ -7,14 +7,16 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response, StreamingResponse
 
-from onward.generation.check_request import check_request
+from onward.errors import UserError
+from onward.generation.check_request import PromptError, check_request
 from onward.generation.options import GenerationOptions
-from onward.generation.prompts import Prompt, requests_for
+from onward.generation.prompts import Prompt, requests_for, schema_note
 from onward.serving.config import Limits
 from onward.serving.edits import Edits, edited_for
 from onward.serving.errors import ApiError, body_of
@@ -115,20 +117,30 @@ class Service:
         if not prompts:
             raise ApiError("there is no prompt: give at least one", param="prompt")
         if len(prompts) > PROMPTS or options.n > ANSWERS:
-            raise ApiError(f"give at most {PROMPTS:,} prompts and n of at most {ANSWERS}")
+            many = f"prompt has {len(prompts)} texts: give at most {PROMPTS:,}"
+            raise UserError(many if len(prompts) > PROMPTS else f"n is {options.n}: give at most {ANSWERS}")
         count, most = len(prompts) * options.n, rows + self.limits.max_queue
         if count * (options.max_new_tokens or engine.length) > TOKENS:
-            raise ApiError(f"the answers would have more than {TOKENS:,} tokens: ask for fewer, or shorter ones")
+            raise UserError(
+                f"max_new_tokens is {options.max_new_tokens or engine.length}, so that {count} answers would have more "
+                f"than {TOKENS:,} tokens: ask for fewer answers, or shorter ones"
+            )
         if count > most:
-            raise ApiError(
-                f"the request asks for {count} answers, and at most {most} may be pending: ask for fewer at a time"
+            raise UserError(
+                (f"n is {options.n}" if options.n > 1 else f"prompt has {len(prompts)} texts")
+                + f", so that {count} answers are needed, and {most} may be pending: ask for fewer at a time"
             )
 
         def prepare() -> dict[Any, Any]:
             answers = requests_for(engine, served.lm.text(), prompts, options)
-            for request in answers:
+            log_note(schema_note(options))
+            for number, request in enumerate(answers):
                 request.adapter = served.adapter
-                check_request(request, engine.model.config, engine.length, None)
+                try:
+                    check_request(request, engine.model.config, engine.length, None)
+                except PromptError as error:
+                    error.index = number // options.n if len(prompts) > 1 else None
+                    raise
             return answers
 
         names = edits.names(served.lm.model) if edits else []
@@ -170,16 +182,18 @@ class Service:
                 raise update.error
         return body(updates)
 
-    def stream(self, job: Job, events: Callable[[AsyncIterator[list[Update]]], AsyncIterator[str]]) -> Response:
-        """Return a streaming response of the server-sent events that `events` makes from a job's updates. If the client
-        closes its connection, the job is cancelled."""
+    def stream(
+        self, http: HttpRequest, job: Job, events: Callable[[AsyncIterator[list[Update]]], AsyncIterator[str]]
+    ) -> Response:
+        """Return a streaming response, to the request `http`, of the server-sent events that `events` makes from a
+        job's updates. If the client closes its connection, the job is cancelled."""
 
         async def body() -> AsyncIterator[str]:
             try:
                 async for piece in events(checked(job)):
                     yield piece
             except Exception as error:  # the status is sent already
-                status, content = body_of(error)
+                status, content = body_of(error, await http.json())
                 if status == 500:
                     LOG.exception("a stream failed")
                 yield event(content)
@@ -190,6 +204,13 @@ class Service:
 
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
+
+
+@lru_cache(maxsize=1000)
+def log_note(note: str) -> None:
+    """Log a note about the JSON schema of a request, the first time; "" is no note."""
+    if note:
+        LOG.warning(note)
 
 
 async def checked(job: Job) -> AsyncIterator[list[Update]]:

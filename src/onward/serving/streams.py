@@ -1,14 +1,28 @@
-"""Server-sent events: the form in which the API streams."""
+"""Replies as JSON, whole or as server-sent events, the form in which the API streams."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from fastapi.responses import JSONResponse
+
 DONE = "data: [DONE]\n\n"
+
+
+def text_of(value: Any) -> str:
+    """Return a value as JSON in one line; half a character, which UTF-8 cannot encode, becomes a question mark."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace").decode()
+
+
+class JSONReply(JSONResponse):
+    """A response with a value as JSON, which may repeat any text of its request."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the bytes of a value as JSON."""
+        return text_of(content).encode()
 
 
 def event(value: Any, name: str = "") -> str:
     """Return the text of a server-sent event: a value as JSON, with its `name` unless that is ""."""
-    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return f"event: {name}\ndata: {data}\n\n" if name else f"data: {data}\n\n"
+    return f"event: {name}\ndata: {text_of(value)}\n\n" if name else f"data: {text_of(value)}\n\n"

@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from onward.serving.chat import ENDS, ChatMessage, message_of, variables_of
+from onward.errors import UserError
+from onward.serving.chat import ENDS, ChatMessage, message_of, of_messages, variables_of
 from onward.serving.errors import ApiError
-from onward.serving.fields import check_others
+from onward.serving.fields import Body, check_others
+from onward.serving.parts import Tool
 from onward.serving.service import service_of
+from onward.serving.shapes import Tokens
 from onward.serving.tools import Tools
 from onward.text.chat import chat_of
 
 router = APIRouter(tags=["tokens"])
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """The body of a request of /tokenize: one of prompt, content and messages."""
 
-    model_config = ConfigDict(extra="allow")
-
-    model: str | None = None
     prompt: str | None = None
     content: str | None = Field(None, description="The prompt, as llama.cpp calls it.")
     messages: list[ChatMessage] | None = None
@@ -30,17 +30,16 @@ class TokenizeRequest(BaseModel):
     add_special: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
     with_pieces: bool | None = None
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Body):
     """The body of a request of /detokenize: token ids."""
 
-    model: str | None = None
-    tokens: list[int]
+    tokens: Tokens
 
 
 @router.post("/tokenize")
@@ -63,7 +62,10 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
         chat = await service.compute(chat_of, tokenizer)
         ends = {name: value for name in ENDS if (value := getattr(body, name)) is not None}
         variables = variables_of(body.chat_template_kwargs, Tools.of(body.tools, None, None), served)
-        tokens = await service.compute(lambda: chat.encode(messages, **ends, **variables))
+        try:
+            tokens = await service.compute(lambda: chat.encode(messages, **ends, **variables))
+        except UserError as error:
+            raise of_messages(error, "messages") from None
     result: dict[str, Any] = {"count": len(tokens), "max_model_len": served.engine.length, "tokens": tokens}
     if text is None:
         result["stop"] = list(chat.stop)  # texts that end the answer
@@ -78,6 +80,7 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
 async def detokenize(body: DetokenizeRequest, http: Request) -> dict[str, str]:
     """Return as JSON the text of token ids. Raises an ApiError for an id outside the vocabulary."""
     served = service_of(http).model(body.model)
+    check_others(body.model_extra or {})
     if unknown := [token for token in body.tokens if not 0 <= token < served.lm.config.vocab_size]:
         raise ApiError(
             f"there is no token {unknown[0]}: the vocabulary has {served.lm.config.vocab_size}", param="tokens"

@@ -12,9 +12,9 @@ from onward.text.tokenizer import Tokenizer
 LEAST = -9999.0  # in place of minus infinity, which JSON lacks
 
 
-def usage_of(job: Job) -> dict[str, Any]:
+def usage_of(job: Job, num_reasoning: int = 0) -> dict[str, Any]:
     """Return the JSON object `usage` of a reply: the numbers of tokens of the job's prompts, each counted once, and of
-    all its answers."""
+    all its answers, of which `num_reasoning` belong to reasoning."""
     prompts = {id(request.prompt): len(request.prompt) for request in job.answers}
     cached = {id(request.prompt): request.num_shared for request in reversed(job.answers)}
     new = sum(len(request.tokens) for request in job.answers)
@@ -24,7 +24,19 @@ def usage_of(job: Job) -> dict[str, Any]:
         "completion_tokens": new,
         "total_tokens": read + new,
         "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
+        "completion_tokens_details": {"reasoning_tokens": num_reasoning},
     }
+
+
+def spelled(tokenizer: Tokenizer, token: int) -> str:
+    """Return a token as text; one whose bytes are not UTF-8 by its bytes, such as `bytes:\\xf0`, as OpenAI's API has
+    it."""
+    own = tokenizer.token_bytes(token)
+    try:
+        own.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
+    return tokenizer.piece(token)
 
 
 def of_completion(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob | int], offset: int, top: int) -> dict[str, Any]:
@@ -34,8 +46,7 @@ def of_completion(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob | int], of
     result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for one in tokens:
         token = one if isinstance(one, int) else one.token
-        piece = tokenizer.piece(token)
-        result["tokens"].append(piece)
+        result["tokens"].append(spelled(tokenizer, token))
         result["text_offset"].append(offset)
         offset += len(tokenizer.decode([token]))
         if isinstance(one, int):
@@ -43,8 +54,8 @@ def of_completion(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob | int], of
             result["top_logprobs"].append(None)
             continue
         result["token_logprobs"].append(max(one.logprob, LEAST))
-        best = {tokenizer.piece(i): max(value, LEAST) for i, value in one.alternatives[:top]}
-        result["top_logprobs"].append({piece: max(one.logprob, LEAST)} | best if top else None)
+        best = {spelled(tokenizer, i): max(value, LEAST) for i, value in one.alternatives[:top]}
+        result["top_logprobs"].append({spelled(tokenizer, token): max(one.logprob, LEAST)} | best if top else None)
     return result
 
 
@@ -52,8 +63,8 @@ def of_chat(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int) -> d
     """Return log-probabilities in the form of /v1/chat/completions: an object per token, with `top` alternatives."""
 
     def record(token: int, logprob: float) -> dict[str, Any]:
-        spelled = list(tokenizer.token_bytes(token))
-        return {"token": tokenizer.piece(token), "logprob": max(logprob, LEAST), "bytes": spelled}
+        own = list(tokenizer.token_bytes(token))
+        return {"token": spelled(tokenizer, token), "logprob": max(logprob, LEAST), "bytes": own}
 
     content = [
         record(one.token, one.logprob) | {"top_logprobs": [record(*other) for other in one.alternatives[:top]]}

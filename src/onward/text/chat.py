@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
-import jinja2
 import tokenizers
 
 from onward.errors import UserError
-from onward.text.masked_string import FROM_TEMPLATE, TRAINED, MaskedString, from_template, mask_of, trained
-from onward.text.template import environment, render
+from onward.text.masked_string import GENERATED, TEMPLATE, MaskedString, codes_of, mask_of
+from onward.text.messages import REASONING, Message, Messages, any_message, template_error
+from onward.text.template import compiled
 from onward.text.tokenizer import SURROGATE, UNKNOWN, Tokenizer
-
-Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}, and other keys that a template reads
 
 PLAIN = (
     "{{ bos_token }}{% for message in messages %}"
     "{{ message.role | capitalize }}: {{ message.content | trim }}\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-ROLES = ("system", "developer", "user", "assistant", "model", "tool", "function", "observation")  # of a template's text
 MARKS = {  # Unicode noncharacters that stand for a control token, by whether it strips white space (left, right)
     (False, False): "\ufdd0",
     (False, True): "\ufdd1",
@@ -32,10 +31,31 @@ MARKS = {  # Unicode noncharacters that stand for a control token, by whether it
 }
 Span = tuple[int, int, int]  # a token: its id, and where in the text it begins and ends
 ASSISTANT = ("assistant", "model")  # roles of the assistant
+TAUGHT = ("content", "tool_calls", *REASONING)  # fields of the assistant's messages that a model learns to write
 
 
 class NoTemplate(UserWarning):
     """Warning that a model has no chat template, so that messages are rendered as `User: ...` and `Assistant: ...`."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation as a training example: its token ids, whether the model is trained on each, and the text that the
+    template rendered."""
+
+    tokens: list[int]
+    trained: list[bool]
+    text: str
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An answer in a rendered text: the model writes the characters from `start` to `end`, the end of the control token
+    that closes the answer."""
+
+    text: MaskedString
+    start: int
+    end: int
 
 
 class Chat:
@@ -45,9 +65,14 @@ class Chat:
     in part, remain plain text, except tokens that the vocabulary contains as ordinary text, such as `</think>` in some.
     The usual roles count as text of the template, since some templates write `'<|' + role + '|>'`.
 
+    Messages are given to the template as they are, except for three differences between models. The reasoning of a
+    message is available under each of the names that templates use. Arguments of tool calls are tables. If the template
+    does not write a message, it is tried with the content None instead of no content, and with the role system instead
+    of developer; a message or a tool call that the template still does not write is a UserError.
+
     A tokenizer without a template gets a plain one, and a NoTemplate warning: `User: ...`, then `Assistant:` and the
     answer, which ends before the next `User:`. The attribute `stop` holds the texts that then end an answer; it is
-    empty with a template.
+    empty with a template. `source` is the template's source.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -60,8 +85,9 @@ class Chat:
                 stacklevel=1,
             )
             source, self.stop = PLAIN, ("\nUser:",)
+        self.source = SURROGATE.sub(UNKNOWN, source)
         try:
-            self.template = environment().from_string(SURROGATE.sub(UNKNOWN, source))
+            self.template = compiled(self.source)
         except Exception as error:
             raise template_error(error) from None
         self.inner = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
@@ -78,6 +104,16 @@ class Chat:
         )
         self.mark_ids = {self.plain.token_to_id(mark) for mark in MARKS.values()}
 
+    def text(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> MaskedString:
+        """Render messages by the template, with further `variables` of the template, followed by the beginning of an
+        answer if `add_generation_prompt`. Raises a UserError as `encode` does."""
+        return Messages(self.template, self.tokenizer.names, messages, variables).render(add_generation_prompt)
+
     def encode(
         self,
         messages: str | Sequence[Message],
@@ -89,77 +125,106 @@ class Chat:
         """Return the token ids of messages, or of one user message given as text. With `add_generation_prompt` the
         beginning of the assistant's answer follows; with `continue_final_message` the tokens end with the text of the
         last message instead, so that the model continues it. `variables` are passed to the template. Raises a UserError
-        as `text` does, and if the last message cannot be continued."""
+        for malformed messages, for a message that the template does not write, for errors of the template, and if the
+        last message cannot be continued."""
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        if not continue_final_message:
-            return [i for i, _, _ in self.tokens(self.text(given, add_generation_prompt, variables))]
-        text = self.text(given, False, variables)
-        last = given[-1].get("content")
-        content = last.strip() if isinstance(last, str) else ""
-        if not content or content not in text:
-            raise UserError("the last message has no text that the template writes: it cannot be continued")
-        return [i for i, _, _ in self.tokens(text[: text.rindex(content) + len(content)])]
+        talk = Messages(self.template, self.tokenizer.names, given, variables)
+        text = talk.render(add_generation_prompt and not continue_final_message)
+        if continue_final_message:
+            text = text[: talk.end_of(text, len(given) - 1, "content")]
+            if not text:
+                raise UserError("the last message has no text that the template writes: it cannot be continued")
+        return [i for i, _, _ in self.tokens(text)]
 
-    def conversation(
-        self, messages: Sequence[Message], given: int = 0, **variables: Any
-    ) -> tuple[list[int], list[bool], str]:
-        """Return a conversation as a training example: (token ids, for each token whether it is trained on, the text
-        rendered by the template).
+    def conversations(
+        self, messages: Sequence[Message], given: int = 0, trained: Sequence[bool] | None = None, **variables: Any
+    ) -> list[Conversation]:
+        """Return a conversation as training examples, mostly one.
 
-        The assistant's messages after the first `given` messages are trained on, each with the control token that ends
-        it; the first `given` messages are context. Raises a UserError if no control token ends the assistant's
-        messages.
+        The model is trained on the assistant's messages after the first `given` messages, or on those for which
+        `trained`, with an item for each message, is True; the other messages are context. Of such a message, everything
+        is trained that follows the beginning of an answer as the template writes it (`add_generation_prompt`), up to
+        and with the control token that ends the answer; but in a template with `{% generation %}`, only the text in
+        these blocks and that control token. A message that the template writes differently once other messages follow,
+        for example without its reasoning, becomes an example that ends with it.
+
+        Raises a UserError as `encode` does, if no control token ends an answer, if the template leaves out a part of a
+        message that is trained, and if no message is trained.
         """
-        text = self.text([*messages[:given], *map(trained_message, messages[given:])], False, variables)
-        ids, mask = list[int](), list[bool]()
-        waiting = closed = False  # in the assistant's turn; after its end, in a block that the template marks
-        for i, start, end in self.tokens(text):
-            bits = mask_of(text)[start:end]
-            of_template, marked = all(bit & FROM_TEMPLATE for bit in bits), any(bit & TRAINED for bit in bits)
-            if waiting and not marked and not of_template:
-                break
-            closed = closed and marked and of_template
-            ids.append(i)
-            mask.append(waiting or (marked and not closed))
-            waiting, closed = mask[-1] and i not in self.marks, closed or (mask[-1] and i in self.marks)
-        if waiting:
-            raise UserError("the chat template never closes the assistant's turn with a control token: use another")
-        return ids, mask, str.__getitem__(text, slice(None))
+        talk = Messages(self.template, self.tokenizer.names, messages, variables)
+        talk.render(False)
+        result, turns = list[Conversation](), list[Turn]()
+        for i, message in enumerate(talk.messages):
+            if i < given or message["role"] not in ASSISTANT or (trained and not trained[i]) or not taught(message):
+                continue
+            new = self.turn(talk, i)
+            kept = [turn for turn in turns if turn.text[: turn.end] == new.text[: turn.end]]
+            if own := [turn for turn in turns if turn not in kept]:
+                result.append(self.example(own))
+            turns = [*kept, new]
+        if not turns:
+            raise UserError("no token is trained, since the assistant says nothing: add an answer")
+        return [*result, self.example(turns)]
 
-    def text(self, given: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]) -> MaskedString:
-        """Render the messages `given` by the template, with further `variables` of the template, followed by the
-        beginning of an answer if `add_generation_prompt`. The result marks the characters that the template wrote.
-        Raises a UserError for malformed messages and for errors of the template."""
-        if not isinstance(given, Sequence):
-            raise UserError(f"messages are {given!r}: give a text or a list of messages")
-        if not given:
-            raise UserError("there are no messages: give at least one")
-        for message in given:
-            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-                raise UserError(f"a message is {message!r}: write it as {{'role': 'user', 'content': 'text'}}")
-        messages = [{name: value for name, value in message.items() if value is not None} for message in given]
-        try:
-            values = plain_copy({"tools": None, "documents": None} | dict(variables) | {"messages": messages})
-        except RecursionError:
-            raise UserError("the messages contain themselves or nest too deep: give plain lists and tables") from None
-        for message in values["messages"]:
-            if message["role"] in ROLES:
-                message["role"] = from_template(message["role"])
-        names = {name: from_template(token) for name, token in self.tokenizer.names.items()}
-        try:
-            text = render(self.template, names | values | {"add_generation_prompt": add_generation_prompt})
-        except Exception as error:  # a template may raise anything
-            raise template_error(error) from None
-        return MaskedString(SURROGATE.sub(UNKNOWN, text), mask_of(text))
+    def turn(self, talk: Messages, index: int) -> Turn:
+        """Return the answer that is the message with this index, in the text of the messages up to it."""
+        messages = talk.messages[: index + 1]
+        text = talk.rendered(messages, False)
+        for name in TAUGHT:
+            if messages[index].get(name):
+                talk.check_field(text, messages, index, name)
+        talk.check_content(text, messages, index)
+        start = self.start(talk, text, index)
+        closing = [end for _, _, end in self.controls(text) if end > start and not text[end:].strip()]
+        if closing:
+            return Turn(text, start, closing[-1])
+        # some templates end an answer by the token that begins the next message
+        written = len(text.rstrip())
+        follow = [any_message("tool")] if messages[index].get("tool_calls") else []
+        for after in [*talk.messages[index + 1 : index + 2], *follow, any_message("user")]:
+            try:
+                longer = talk.rendered([*messages, after], False)
+            except UserError:
+                continue
+            next_at, end = next(((at, end) for _, at, end in self.controls(longer) if at >= written), (0, 0))
+            if longer[:written] == text[:written] and end and not longer[written:next_at].strip():
+                return Turn(longer[:end], start, end)
+        raise UserError("the chat template never closes the assistant's turn with a control token: use another")
+
+    def start(self, talk: Messages, text: MaskedString, index: int) -> int:
+        """Return the position in a rendered text at which the model begins to write the message with this index: after
+        the beginning of an answer that the template writes for the messages before it."""
+        if index == 0:  # a template may need a message before: the beginning of an answer is what it adds to one
+            asked = [any_message("user")]
+            beginning = talk.rendered(asked, True)[len(talk.rendered(asked, False)) :]
+            return text.find(beginning) + len(beginning) if beginning in text else 0
+        before = talk.rendered(talk.messages[:index], True)
+        same = shared_length(before, text)
+        if same < len(before):  # a finished answer begins differently, for example without an open <think>
+            if same < shared_length(before, talk.rendered(talk.messages[:index], False)):
+                raise UserError(
+                    f"the chat template writes the messages before message {index + 1} differently once it is there: "
+                    "name another template"
+                )
+            same = next((at for _, at, end in self.controls(text) if at < same < end), same)
+        return same
+
+    def example(self, turns: Sequence[Turn]) -> Conversation:
+        """Return the training example of turns that the last one's text has in common."""
+        text = turns[-1].text
+        own, trained, blocks = self.controls(text), list[bool](), any(ord(code) & GENERATED for code in mask_of(text))
+        closing = {(start, end) for _, start, end in own if any(end == turn.end for turn in turns)}
+        tokens = self.cut_tokens(text, [turn.start for turn in turns])
+        for _, start, end in tokens:
+            inside = any(turn.start <= start and end <= turn.end and start < end for turn in turns)
+            block = any(ord(code) & GENERATED for code in mask_of(text)[start:end])
+            trained.append(inside and (not blocks or block or (start, end) in closing))
+        return Conversation([i for i, _, _ in tokens], trained, str.__getitem__(text, slice(None)))
 
     def tokens(self, text: MaskedString) -> list[Span]:
         """Encode a rendered text: return (token id, start, end) for each token, where start and end are its positions
         in the text. Only control tokens whose characters were all written by the template become control tokens."""
-        runs = [
-            (run.start(), self.inner.encode(text[slice(*run.span())], add_special_tokens=False))
-            for run in re.finditer(b"[\1\3]+", mask_of(text))
-        ]
-        own = [(i, a + start, b + start) for start, run in runs for i, a, b in self.spans(text[start:], run)]
+        own = self.controls(text)
         encoded = self.inner.encode(text, add_special_tokens=False)
         if self.spans(text, encoded) == own:
             return [(i, start, end) for i, (start, end) in zip(encoded.ids, encoded.offsets)]
@@ -191,6 +256,27 @@ class Chat:
             result += [(one, *place) for one in ids]
         return result
 
+    def cut_tokens(self, text: MaskedString, starts: Sequence[int]) -> list[Span]:
+        """Encode a rendered text as `tokens` does, except that at each position in `starts`, where the model begins to
+        write, the tokens before it are those of the text before it."""
+        tokens = self.tokens(text)
+        for start in starts:
+            before = self.tokens(text[:start])
+            if tokens[: len(before)] == before:
+                continue
+            control = next((at for _, at, _ in self.controls(text) if at >= start), len(text))
+            own = self.tokenizer.encode_inside(text[start:control])
+            rest = [(i, a + control, b + control) for i, a, b in self.tokens(text[control:])]
+            tokens = [*before, *((i, start, control) for i in own), *rest]
+        return tokens
+
+    def controls(self, text: MaskedString) -> list[Span]:
+        """Return (token id, start, end) for each control token in a rendered text that the template wrote."""
+        runs = re.finditer(f"[{codes_of(TEMPLATE)}]+", mask_of(text))
+        pieces = [(run.start(), text[slice(*run.span())]) for run in runs]
+        encoded = [(at, piece, self.inner.encode(piece, add_special_tokens=False)) for at, piece in pieces]
+        return [(i, a + at, b + at) for at, piece, one in encoded for i, a, b in self.spans(piece, one)]
+
     def spell(self, text: str) -> list[int]:
         """Return the token ids of a text encoded without any control tokens: if its encoding contains a control token,
         the text is encoded in two halves."""
@@ -212,21 +298,16 @@ class Chat:
         return result
 
 
-def trained_message(message: Message) -> Message:
-    """Return a message of the assistant in which all texts but the role are marked as text to train on (MaskedString);
-    any other message unchanged."""
-    if not isinstance(message, Mapping) or message.get("role") not in ASSISTANT:
-        return message
-    return {name: value if name == "role" else with_texts(value, trained) for name, value in message.items()}
+def taught(message: Message) -> bool:
+    """Return whether a message holds something that a model can learn to write."""
+    content = message.get("content")
+    return bool(content.strip() if isinstance(content, str) else content) or any(message.get(n) for n in TAUGHT[1:])
 
 
-def with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a copy of a value, such as nested lists and dicts, in which each text is replaced by `change(text)`."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {name: with_texts(inner, change) for name, inner in value.items()}
-    return [with_texts(inner, change) for inner in value] if isinstance(value, list | tuple) else value
+def shared_length(one: str, other: str) -> int:
+    """Return the length of the common prefix of two texts."""
+    pairs = enumerate(zip(str.__iter__(one), str.__iter__(other)))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
@@ -236,27 +317,8 @@ def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
     return start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())
 
 
-def plain_copy(value: Any) -> Any:
-    """Return a deep copy of a value that consists of strings, numbers, booleans, None, lists and dicts. Raises a
-    UserError if it contains any other value."""
-    if isinstance(value, Mapping):
-        return {str(name): plain_copy(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_copy(inner) for inner in value]
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    raise UserError(f"a message holds {type(value).__name__}: only texts, numbers, lists and tables can be used")
-
-
 @lru_cache(maxsize=2)
 def chat_of(tokenizer: Tokenizer) -> Chat:
     """Return the Chat of a tokenizer, which renders and encodes messages; those of the last two tokenizers are
     cached."""
     return Chat(tokenizer)
-
-
-def template_error(error: Exception) -> UserError:
-    """Return the UserError for an exception that a chat template raised, with the exception's message."""
-    line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return UserError(f"the chat template cannot be used for this{line}: {reason}")

@@ -1,5 +1,5 @@
-"""Strings with a mask: for each character, whether a template or a variable supplied it, and whether a model is trained
-on it. Does not import torch."""
+"""Strings that know where each of their characters comes from: the template, a message's field, or another value. Does
+not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, SupportsIndex
 MAX_LENGTH = 10_000_000  # characters of a text that a template makes
 ITEM = 20  # characters that an item of a list counts as
 MAX_WIDTH = 9_999  # characters to which a template pads a field
-FROM_TEMPLATE, TRAINED = 1, 2  # bits of a mask: the template wrote the character; a model is trained to write it
+OTHER, TEMPLATE, FIELDS = 0, 1, 2  # sources of characters: a value or an operation, the template, fields of messages
+GENERATED = 1  # bit of a mask's code: the character is in a block that the template marks as generated
 DIRECTIVE = re.compile(r"%(?:\((?P<name>.*?)\))?[-#0 +]*(?P<width>\*|\d*)(?:\.(?P<digits>\*|\d*))?[hlL]?.", re.DOTALL)
 
 
@@ -23,18 +24,18 @@ class TooLarge(ValueError):
 
 
 class MaskedString(str):
-    """A string with a mask: for each character, whether the chat template wrote it or a variable supplied it, and
-    whether a model is trained to generate it.
+    """A string with a mask: for each character its source, which is the chat template (TEMPLATE), a field of a message
+    (FIELDS and above), or anything else (OTHER), and whether the template marks it as generated.
 
-    Operations that select or join characters keep their mask. The result of any other operation counts as supplied by a
-    variable and not trained on.
+    The mask is a string of the same length, whose characters have the code `2 * source + generated`. Operations that
+    select or join characters keep their mask. The result of any other operation has the source OTHER.
     """
 
-    _mask: bytes  # one byte per character, FROM_TEMPLATE and TRAINED; templates cannot read private attributes
+    _mask: str  # templates cannot read private attributes
 
-    def __new__(cls, text: str, mask: bytes | None = None) -> MaskedString:
+    def __new__(cls, text: str, mask: str | None = None) -> MaskedString:
         self = super().__new__(cls, text)
-        self._mask = bytes(len(text)) if mask is None else mask
+        self._mask = "\0" * len(text) if mask is None else mask
         return self
 
     def __str__(self) -> str:
@@ -65,7 +66,11 @@ class MaskedString(str):
         return percent(self, values)
 
     def join(self, parts: Iterable[str], /) -> str:
-        separated = [piece for part in parts for piece in (self, part)]
+        separated = list[str]()
+        for number, part in enumerate(parts):
+            if not isinstance(part, str):
+                raise TypeError(f"sequence item {number}: expected str instance, {type(part).__name__} found")
+            separated += (self, part)
         return concat(separated[1:])
 
     def lstrip(self, chars: str | None = None, /) -> MaskedString:
@@ -113,7 +118,16 @@ class MaskedString(str):
         return result
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:  # type: ignore[override]
-        return replace(self, old, new, int(count))
+        text = str.__getitem__(self, slice(None))
+        times = text.count(old) if (count := int(count)) < 0 else min(count, text.count(old))
+        check_length(len(self) + times * len(new))
+        parts = self.located(text.split(old, count), old) if old else self.spread(times)
+        return MaskedString(new, mask_of(new)).join(parts)
+
+    def spread(self, times: int) -> list[str]:
+        """Return the parts between which `replace("", new, times)` inserts `new`: before each of the first characters
+        and at the end, `times` places in all."""
+        return ["", *self[: times - 1], self[times - 1 :]] if times else [self]
 
     def lower(self) -> str:
         return self.cased(super().lower())
@@ -130,38 +144,34 @@ class MaskedString(str):
     def cased(self, text: str) -> str:
         """Return `text`, this string in upper or lower case, with the mask of this string; without a mask if the
         lengths differ."""
-        return MaskedString(text, self._mask) if len(text) == len(self) else text
+        return MaskedString(text, self._mask) if len(text) == len(self) else MaskedString(text)
 
 
-def from_template(text: str) -> MaskedString:
-    """Return a text whose characters are all marked as written by the chat template."""
-    return MaskedString(text, bytes([FROM_TEMPLATE]) * len(text))
+def sourced(text: str, source: int) -> MaskedString:
+    """Return a text whose characters all have this source."""
+    return MaskedString(text, chr(2 * source) * len(text))
 
 
-def trained(text: str) -> MaskedString:
-    """Return a text whose characters are all marked as text to train on; marks as written by the template are kept."""
-    return MaskedString(text, bytes(byte | TRAINED for byte in mask_of(text)))
+def generated(text: str) -> MaskedString:
+    """Return a text whose characters are all marked as generated; their sources are kept."""
+    return MaskedString(text, "".join(chr(ord(code) | GENERATED) for code in mask_of(text)))
 
 
-def is_trained(value: Any) -> bool:
-    """Return whether any character of a text, or of the texts in a list or table, is marked as text to train on."""
-    if isinstance(value, str):
-        return any(byte & TRAINED for byte in mask_of(value))
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return any(map(is_trained, inner))
+def mask_of(text: str) -> str:
+    """Return the mask of a string, one code per character (see MaskedString); zeros for a plain string."""
+    return text._mask if isinstance(text, MaskedString) else "\0" * len(text)
 
 
-def mask_of(text: str) -> bytes:
-    """Return the mask of a string: a byte per character, of the bits FROM_TEMPLATE and TRAINED; zeros for a plain
-    string."""
-    return text._mask if isinstance(text, MaskedString) else bytes(len(text))
+def codes_of(source: int) -> str:
+    """Return the codes that characters of this source have in a mask."""
+    return chr(2 * source) + chr(2 * source + GENERATED)
 
 
 def concat(parts: Iterable[Any]) -> str:
     """Convert values to text and join them; values with a mask keep it. Raises TooLarge if the result is too long."""
     texts = [as_text(part) for part in parts]
     check_length(sum(map(len, texts)))
-    return MaskedString("".join(texts), b"".join(map(mask_of, texts)))
+    return MaskedString("".join(texts), "".join(map(mask_of, texts)))
 
 
 def as_text(value: Any) -> str:
@@ -192,34 +202,18 @@ def check_size(value: Any) -> None:
         check_length(total + ITEM * len(waiting))
 
 
-def replace(text: str, old: str, new: str, count: int = -1) -> str:
-    """Return `text.replace(old, new, count)`, in which the characters of `text` and `new` keep their masks; a `count`
-    of -1 replaces all."""
-    times = text.count(old) if count < 0 else min(count, text.count(old))
-    check_length(len(text) + times * len(new))
-    kept = MaskedString(text, mask_of(text))
-    parts = kept.located(str.split(kept, old, count), old) if old else spread(kept, times)
-    return MaskedString(new, mask_of(new)).join(parts)
-
-
-def spread(text: MaskedString, times: int) -> list[str]:
-    """Cut a text into the parts between which `text.replace("", new, times)` inserts `new`: before each of the first
-    characters and at the end, `times` places in all."""
-    return ["", *text[: times - 1], text[times - 1 :]] if times else [text]
-
-
-def percent(text: str, values: Any) -> str:
+def percent(text: MaskedString, values: Any) -> str:
     """Return `text % values`, in which the characters of `text`, and of values inserted by a plain `%s`, keep their
     masks. Raises TooLarge if a value is too large to print or a field too wide."""
-    form, pieces, position = MaskedString(text, mask_of(text)), list[str](), 0
+    pieces, position = list[str](), 0
     waiting = list(values) if isinstance(values, tuple) else [values]
-    for match in DIRECTIVE.finditer(form):
-        pieces.append(form[position : match.start()])
-        position, directive, name = match.end(), str.__getitem__(form, slice(*match.span())), match["name"]
+    for match in DIRECTIVE.finditer(text):
+        pieces.append(text[position : match.start()])
+        position, directive, name = match.end(), str.__getitem__(text, slice(*match.span())), match["name"]
         if any(number == "*" or (number and int(number) > MAX_WIDTH) for number in match.group("width", "digits")):
             raise TooLarge
         if directive == "%%":
-            pieces.append(form[position - 1 : position])
+            pieces.append(text[position - 1 : position])
             continue
         if name is None and not waiting:
             raise TypeError("not enough arguments for format string")
@@ -228,4 +222,4 @@ def percent(text: str, values: Any) -> str:
         pieces.append(as_text(value) if plain == "%s" else plain % (value,))
     if waiting and not isinstance(values, Mapping):
         raise TypeError("not all arguments converted during string formatting")
-    return concat([*pieces, form[position:]])
+    return concat([*pieces, text[position:]])

@@ -31,6 +31,21 @@ TEMPLATES = {
         ("<|im_start|>", "<|im_end|>"),
         "<|im_end|>",
     ),
+    "hermes": Template(  # ChatML with tools
+        "{% set first = messages[0].content | trim if messages[0].role == 'system' else '' %}"
+        "{% if first or tools %}<|im_start|>system\n{{ first }}"
+        "{% if tools %}{{ '\n\n' if first else '' }}You can call these tools:\n<tools>\n"
+        "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}</tools>\n"
+        'Write each call as <tool_call>\n{"name": name, "arguments": arguments}\n</tool_call>{% endif %}<|im_end|>\n'
+        "{% endif %}{% for message in messages %}{% if not (loop.first and message.role == 'system') %}"
+        "<|im_start|>{{ message.role }}\n{{ message.content | default('') | trim }}"
+        "{% for call in message.tool_calls or [] %}{{ '\n' if message.content or not loop.first else '' }}"
+        '<tool_call>\n{"name": {{ (call.function or call).name | tojson }}, '
+        '"arguments": {{ (call.function or call).arguments | tojson }}}\n</tool_call>{% endfor %}'
+        "<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+        ("<|im_start|>", "<|im_end|>"),
+        "<|im_end|>",
+    ),
     "llama3": Template(
         "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n"
         "{{ message.content | trim }}<|eot_id|>{% endfor %}"

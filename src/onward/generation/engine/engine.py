@@ -237,7 +237,7 @@ class Engine:
             else:
                 try:
                     new += receive(request, proposal, tokens, logits[row:end])
-                except Exception as error:  # of a stop function or a constraint
+                except Exception as error:  # of a stop function, a constraint or a check
                     self.scheduler.fail(request, error)
             row = end
         return new
@@ -254,9 +254,11 @@ def receive(
 ) -> Iterator[tuple[Request, int]]:
     """Append tokens, sampled from logits (T, V), to a request up to the end of its answer; yields (request, token) for
     each appended token. `proposal` are the draft tokens that were verified, which are counted in the request's
-    `num_drafted` and `num_accepted`. Raises a UserError if a forced token breaks the constraint."""
+    `num_drafted` and `num_accepted`. Raises a UserError if a forced token breaks the constraint, and the
+    exception of `request.check`."""
     if request.num_logprobs is not None:
         logprobs = token_logprobs(logits[: len(tokens)], tokens, request.num_logprobs)
+    complete = False  # whether the answer ends by itself, rather than by a stop text or its length
     request.steps += 1
     request.num_accepted += len(tokens) - 1
     request.num_drafted += min(len(tokens), len(proposal.tokens))
@@ -267,16 +269,19 @@ def receive(
             )
         request.num_cached += 1
         if token in request.stop_token_ids:
-            request.finish_reason = "stop"
-            return
+            request.finish_reason, complete = "stop", True
+            break
         request.tokens.append(token)
         if request.num_logprobs is not None:
             request.logprobs.append(logprobs[index])
         yield request, token
-        stopped = bool(request.stop and request.stop(token))
-        if stopped or (request.constraint is not None and not request.constraint.accept(token)):
+        if request.stop and request.stop(token):
             request.finish_reason = "stop"
+        elif request.constraint is not None and not request.constraint.accept(token):
+            request.finish_reason, complete = "stop", True
         elif not request.remaining:
             request.finish_reason = "length"
         if request.done:
-            return
+            break
+    if complete and request.check is not None:
+        request.check(request.tokens)

@@ -82,10 +82,11 @@ def chat_template(s: Subject) -> Outcome:
     question, answer = {"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Good day."}
     try:
         chat = chat_of(s.tokenizer)
-        tokens, mask, _ = chat.conversation([question, answer])
+        (trained,) = chat.conversations([question, answer])
         prompt = chat.encode([question])
     except UserError as error:
         return "failed", str(error), "the chat template"
+    tokens, mask = trained.tokens, trained.trained
     first = mask.index(True) if True in mask else len(mask)
     last = max((i for i, trained in enumerate(mask) if trained), default=-1)
     before = tokens[:first]

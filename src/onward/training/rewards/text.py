@@ -141,12 +141,10 @@ class JsonSchema(Reward, kind="json_schema"):
     file: str  # file that contains the JSON schema (draft 2020-12)
 
     def open(self, tokenizer: Tokenizer | None = None, device: str = "auto") -> Scorer:
-        try:
-            import jsonschema
-            import jsonschema_specifications
-            import referencing.exceptions
-        except ImportError:
-            raise UserError("the reward json_schema needs the package jsonschema: pip install jsonschema") from None
+        import jsonschema
+        import jsonschema_specifications
+        import referencing.exceptions
+
         from onward.files import read_json
 
         if not Path(self.file).is_file():

@@ -1,0 +1,146 @@
+"""The forms of calls and of reasoning, and the choice among them by a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onward.generation.schemas import prepared
+from onward.serving.calls import json_calls
+from onward.serving.calls.harmony import harmony_grammar, harmony_rules, read_harmony
+from onward.serving.calls.markers import Markers
+from onward.serving.calls.reasoning import BLOCKS, Block
+from onward.serving.calls.schemas import Function, json_rule, moved, rule
+from onward.serving.calls.source import Parser, Source
+from onward.serving.calls.xml_calls import read_xml, xml_grammar
+
+Reader = Callable[[Source, Sequence[Function], Markers], Parser[None]]
+Grammar = Callable[[Sequence[Function], bool, Markers], str | None]
+Schema = Callable[[Sequence[Function], bool], dict[str, Any]]
+HARMONY = "harmony"
+LOOK_BACK = 32  # tokens at the end of a prompt that may open a block of reasoning
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form in which models write calls: how an answer is read; texts of which a chat template in this form has one;
+    and how calls are constrained, by the schema of calls that are bare JSON, or by a grammar (rules in Lark's syntax,
+    the first one named `calls`; None if it cannot express the functions' arguments)."""
+
+    read: Reader
+    signs: tuple[str, ...]
+    grammar: Grammar | None = None
+    schema: Schema | None = None
+
+
+FORMS = {  # by name; the first one with a sign in the chat template is used, or else json
+    HARMONY: Form(read_harmony, ("<|channel|>",), harmony_grammar),
+    "qwen3_coder": Form(read_xml, ("<function=",), xml_grammar),
+    "hermes": Form(json_calls.read_hermes, ("<tool_call>",), json_calls.hermes_grammar),
+    "mistral_args": Form(json_calls.read_mistral, ("[ARGS]",), json_calls.named_grammar),
+    "mistral": Form(json_calls.read_mistral, ("[TOOL_CALLS]",), json_calls.mistral_grammar),
+    "llama3_json": Form(
+        json_calls.read_llama, ("<|python_tag|>", '"parameters": dictionary of'), schema=json_calls.llama_schema
+    ),
+    "json": Form(json_calls.read_json, (), schema=json_calls.json_schema),
+}
+
+
+def call_form_of(template: str) -> str:
+    """Return the name of the form of calls in a chat template, given by its source."""
+    return next((name for name, form in FORMS.items() if any(sign in template for sign in form.signs)), "json")
+
+
+def reasoning_form_of(template: str) -> str:
+    """Return the name of the form of reasoning in a chat template, given by its source: harmony, one of BLOCKS, or
+    none."""
+    if any(sign in template for sign in FORMS[HARMONY].signs):
+        return HARMONY
+    return next((name for name, block in BLOCKS.items() if block.begin in template or block.end in template), "none")
+
+
+@dataclass(frozen=True)
+class Forms:
+    """How the answers to a request are read: the names of the forms of calls and of reasoning, the functions that may
+    be called, and whether an answer may have several calls. `opened` and `closed` say whether the prompt ends with the
+    beginning of a block of reasoning, or with a whole block."""
+
+    calls: str
+    reasoning: str
+    markers: Markers
+    functions: Sequence[Function] = ()
+    parallel: bool = True
+    opened: bool = False
+    closed: bool = False
+
+    @property
+    def block(self) -> Block | None:
+        """The block of reasoning with which an answer may begin."""
+        return BLOCKS.get(self.reasoning)
+
+    def after(self, prompt: Sequence[int], continued: str = "") -> Forms:
+        """Return how an answer after the prompt with these tokens is read. `continued` is the text of the assistant
+        that the answer continues."""
+        if not self.block:
+            return self
+        end = self.markers.marked(prompt[-LOOK_BACK:]).rstrip()
+        inside = continued.lstrip().startswith(self.block.begin) and self.block.end not in continued
+        opened = inside or end.endswith(self.markers.text(self.block.begin))
+        return replace(self, opened=opened, closed=end.endswith(self.markers.text(self.block.end)))
+
+    def reader(self, source: Source) -> Parser[None]:
+        """Return a parser of an answer."""
+        if self.calls == HARMONY:
+            return read_harmony(source, self.functions, self.markers)
+        read = FORMS[self.calls].read if self.functions else read_content
+        rest = read(source, self.functions, self.markers)
+        return self.block.read(source, self.markers, self.opened, rest) if self.block else rest
+
+    def constrained(self, required: bool, schema: Any = None, field: str = "") -> tuple[Forms, dict[str, Any]]:
+        """Return how a constrained answer is read, and the constraint as fields of GenerationOptions: the answer is
+        calls if they are `required`, else calls or JSON of the schema; `field` names the schema in errors. Without
+        either, the answer is free.
+
+        A model that reasons does so first, if it wants to: it was trained to, and an answer without its reasoning is
+        worse. The constraint holds for the rest.
+        """
+        if not required and schema is None:
+            return self, {}
+        form = FORMS[self.calls]
+        if not self.functions and not self.block and self.calls != HARMONY:
+            return self, {"json_schema": schema}
+        final = "final" if self.calls == HARMONY else ""
+        content = "" if required else f"content: {final} form\n{json_rule('form', schema, field)}"
+        if not self.functions:
+            return self, self.grammar("content", content)
+        if form.grammar and (calls := form.grammar(self.functions, self.parallel, self.markers)):
+            return self, self.grammar("calls" if required else "(calls | content)", calls + content)
+        forms = self if form.schema else replace(self, calls="json")
+        return forms, forms.grammar("answer", forms.bare_rule(None if required else prepared(schema, field).schema))
+
+    def grammar(self, answer: str, rules: str) -> dict[str, Any]:
+        """Return the grammar of an answer, a symbol of these rules, and of the reasoning before it, as a field of
+        GenerationOptions."""
+        if self.calls == HARMONY:
+            answer, rules = f"reasoning? {answer}", rules + harmony_rules(self.markers)
+        elif self.block and not self.closed:
+            answer = f"reasoning{'' if self.opened else '?'} {answer}"
+            rules += self.block.grammar(self.markers, self.opened)
+        return {"grammar": f"start: {answer}\n{rules}"}
+
+    def bare_rule(self, schema: Any) -> str:
+        """Return a grammar rule of an answer that is bare JSON: calls or, unless it is None, JSON of the schema. One
+        schema holds both, since a grammar could not tell them apart by their first characters."""
+        describe = FORMS[self.calls].schema
+        assert describe is not None
+        calls = describe(self.functions, self.parallel)
+        if schema is None:
+            return rule("answer", calls)
+        definitions = {**calls.pop("$defs"), "answer": moved(schema, "answer")}
+        return rule("answer", {"anyOf": [calls, {"$ref": "#/$defs/answer"}], "$defs": definitions})
+
+
+def read_content(source: Source, functions: Sequence[Function], markers: Markers) -> Parser[None]:
+    """Read an answer that is content alone."""
+    yield from source.until([], "content")

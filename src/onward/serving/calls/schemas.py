@@ -1,0 +1,103 @@
+"""The functions of tools, and the JSON schemas of their arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onward.generation.constraint import SPACE
+from onward.generation.schemas import prepared
+
+TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function that the model may call: its name, description and parameters, as the request gives them and as chat
+    templates read them. `field` names the tool in errors."""
+
+    given: Mapping[str, Any]
+    field: str = "tools"
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        name: str = self.given["name"]
+        return name
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The JSON schema of the arguments, which are always an object."""
+        return {**(self.given.get("parameters") or {}), "type": "object"}
+
+
+def json_rule(name: str, schema: Any, field: str) -> str:
+    """Return a grammar rule for the JSON of a schema, whose references refer to the schema itself. `field` names the
+    schema in errors."""
+    return rule(name, prepared(schema, field).schema)
+
+
+def rule(name: str, schema: Any) -> str:
+    """Return a grammar rule for the JSON of a schema that is prepared for the grammar."""
+    if isinstance(schema, Mapping):
+        schema = {"x-guidance": {"whitespace_pattern": SPACE}, **schema}
+    return f"{name}: %json {json.dumps(schema)}\n"
+
+
+def arguments_rule(function: Function, number: int) -> str:
+    """Return a grammar rule for the arguments of the function with this number."""
+    return json_rule(f"arguments_{number}", function.parameters, f"{function.field}.parameters")
+
+
+def calls_schema(functions: Sequence[Function], key: str) -> dict[str, Any]:
+    """Return the JSON schema of a call as an object with a name and, under `key`, arguments. The schema of each
+    function's arguments is a definition, in which it is its own root."""
+    calls, definitions = [], {}
+    for number, function in enumerate(functions):
+        schema = prepared(function.parameters, f"{function.field}.parameters").schema
+        definitions[f"arguments_{number}"] = moved(schema, f"arguments_{number}")
+        properties = {"name": {"const": function.name}, key: {"$ref": f"#/$defs/arguments_{number}"}}
+        calls.append(
+            {"type": "object", "properties": properties, "required": ["name", key], "additionalProperties": False}
+        )
+    return {"anyOf": calls, "$defs": definitions}
+
+
+def moved(value: Any, name: str) -> Any:
+    """Return a schema in which the references to the root refer to the definition with this name."""
+    if isinstance(value, Mapping):
+        return {
+            key: f"#/$defs/{name}{inner[1:]}" if key == "$ref" and str(inner).startswith("#") else moved(inner, name)
+            for key, inner in value.items()
+        }
+    return [moved(inner, name) for inner in value] if isinstance(value, list) else value
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema, or the one in `root` to which its `$ref` points; {} if it is no schema."""
+    for _ in range(8):  # references to references
+        if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+            break
+        found: Any = root
+        for part in schema["$ref"].removeprefix("#").split("/")[1:]:
+            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        schema = found
+    return dict(schema) if isinstance(schema, Mapping) else {}
+
+
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 8) -> set[str]:
+    """Return the types of the values that a schema allows, as far as it says; an empty set if it does not. `root` is
+    the schema that contains it."""
+    schema = resolved(schema, root)
+    if isinstance(kind := schema.get("type"), str | list):
+        return {kind} if isinstance(kind, str) else {one for one in kind if isinstance(one, str)}
+    values = (
+        schema["enum"] if isinstance(schema.get("enum"), list) else [schema[one] for one in ("const",) if one in schema]
+    )
+    if values:
+        return {TYPES.get(type(value), "null") for value in values}
+    options = [one for name in ("anyOf", "oneOf", "allOf") for one in schema.get(name) or () if depth]
+    kinds = [types_of(one, root, depth - 1) for one in options]
+    return set[str]().union(*kinds) if all(kinds) else set()

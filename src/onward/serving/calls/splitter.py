@@ -1,0 +1,112 @@
+"""The split of an answer into reasoning, content and calls, while it grows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import groupby
+
+from onward.serving.calls.forms import Forms
+from onward.serving.calls.markers import MarkedStream, unmarked
+from onward.serving.calls.source import Event, Kind, Source
+from onward.serving.jobs import Update
+
+
+class Splitter:
+    """Splits the marked text of an answer into events, whose texts, joined, are the same for all pieces in which the
+    text arrives. White space around reasoning and calls is left out; so are calls after the first if the request takes
+    only one."""
+
+    def __init__(self, forms: Forms) -> None:
+        self.forms, self.source = forms, Source()
+        self.parser = forms.reader(self.source)
+        self.kind: Kind | None = None  # of the last event
+        self.held, self.begun = "", False  # white space that more text must follow; whether reasoning was passed on
+        self.num_calls, self.reasons = 0, False  # `reasons`: whether the text is inside reasoning
+
+    def push(self, text: str) -> list[Event]:
+        """Add marked text; return the new events."""
+        self.source.text += text
+        result = list[Event]()
+        for event in self.parser:
+            if event is None:
+                break
+            self.reasons = event.kind == "reasoning"
+            as_written = event.kind == "reasoning" and self.forms.reasoning == "none"
+            text = self.forms.markers.spelled(event.text) if event.kind == "arguments" else unmarked(event.text)
+            result += self.trimmed("content" if as_written else event.kind, text)
+        return result
+
+    def finish(self, cut: bool = False) -> list[Event]:
+        """End the answer, which was `cut` at the limit of its length or not; return the last events."""
+        self.source.ended, self.source.cut = True, cut
+        result = self.push("")
+        return result if self.kind or not self.held else [Event("content", self.held)]  # nothing but white space
+
+    def trimmed(self, kind: Kind, text: str) -> list[Event]:
+        """Return an event of this kind and text, or none, without white space at the borders of reasoning and calls."""
+        if kind == "reasoning":
+            if self.kind != kind:
+                self.kind, self.held, self.begun = kind, "", False
+            text = self.held + text if self.begun else text.lstrip()
+            kept = text.rstrip()
+            self.held, self.begun, text = text[len(kept) :], self.begun or bool(kept), kept
+        elif kind == "content":
+            if self.kind != kind:
+                text = self.held + text if self.kind is None else text.lstrip()
+                if not text.strip():  # a call may follow
+                    self.held = text
+                    return []
+                self.kind, self.held = kind, ""
+        else:
+            self.kind, self.held = kind, ""
+            self.num_calls += kind == "call"
+            if self.num_calls > 1 and not self.forms.parallel:
+                return []
+        return [Event(kind, text)] if text or kind == "end" else []
+
+
+class AnswerSplitter:
+    """Splits an answer, which follows the tokens `prompt`, into events by its updates.
+
+    The tokens are decoded once more, to text that marks control tokens, and read as far as the text of the updates
+    goes, which may be delayed and ends before a stop text. `num_reasoning` counts the tokens of the reasoning.
+    """
+
+    def __init__(self, forms: Forms, prompt: Sequence[int]) -> None:
+        self.splitter, self.stream = Splitter(forms), MarkedStream(forms.markers, prompt)
+        self.pending = deque[str]()  # marked text of tokens that is not read yet
+        self.room = 0  # number of characters that may be read
+        self.num_reasoning = 0
+
+    @property
+    def kind(self) -> Kind | None:
+        """The kind of the last event; None before the first."""
+        return self.splitter.kind
+
+    def push(self, update: Update) -> list[Event]:
+        """Add an update of the answer; return the new events, joined so that neighbors differ in kind."""
+        self.pending += map(self.stream.push, update.tokens)
+        self.room += len(update.text)
+        events = list[Event]()
+        while self.pending:
+            piece = self.pending.popleft()
+            size = len(unmarked(piece))
+            if size > self.room:
+                self.pending.appendleft(piece[self.room :])
+                piece = piece[: self.room]
+            self.room -= min(size, self.room)
+            events += self.splitter.push(piece)
+            if size > len(piece):
+                break
+            self.num_reasoning += self.splitter.reasons
+        if update.finish_reason:
+            events += self.splitter.push(self.stream.finish()[: self.room])
+            events += self.splitter.finish(update.finish_reason == "length")
+        return joined(events)
+
+
+def joined(events: Sequence[Event]) -> list[Event]:
+    """Join neighbors of the same kind, whose texts continue each other."""
+    groups = ((kind, [event.text for event in group]) for kind, group in groupby(events, lambda event: event.kind))
+    return [Event(kind, "".join(texts)) for kind, texts in groups]

@@ -1,0 +1,155 @@
+"""The objects inside a request: messages' contents, calls, tools and formats, with the fields that the server knows.
+
+Further fields are kept, for chat templates, and named once in the log.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, ConfigDict, with_config
+from typing_extensions import TypedDict
+
+from onward.serving.shapes import Words
+
+OPEN = ConfigDict(extra="allow")
+TEXTS = "text", "input_text", "output_text"  # types of parts
+
+
+def is_text(kind: str) -> str:
+    """Return the type of a content part. Raises a ValueError unless it is text."""
+    if kind not in TEXTS:
+        raise ValueError("this model reads text only")
+    return kind
+
+
+def hold_table(arguments: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    """Return the arguments of a call. Raises a ValueError for a text that is not the JSON of an object."""
+    if isinstance(arguments, str) and not isinstance(json.loads(arguments or "null"), dict | None):
+        raise ValueError("not an object")
+    return arguments
+
+
+TextType = Annotated[str, AfterValidator(is_text), Words('"text", because this model reads text only')]
+Arguments = Annotated[
+    str | dict[str, Any] | None, AfterValidator(hold_table), Words("an object, or a text that is its JSON")
+]
+
+
+@with_config(OPEN)
+class Part(TypedDict, total=False):
+    """A part of a message's content."""
+
+    type: TextType
+    text: str | None
+    annotations: list[Any] | None
+    logprobs: list[Any] | None
+    prompt_cache_breakpoint: dict[str, Any] | None
+
+
+class Named(TypedDict):
+    """An object with a name."""
+
+    name: str
+
+
+@with_config(OPEN)
+class Called(Named, total=False):
+    """The function of a call, and its arguments as JSON."""
+
+    arguments: Arguments
+
+
+class Calling(TypedDict):
+    """An object with the function of a call."""
+
+    function: Called
+
+
+@with_config(OPEN)
+class Call(Calling, total=False):
+    """A call of a tool in a message of the assistant."""
+
+    id: str | None
+    type: str | None
+    index: int | None
+
+
+@with_config(OPEN)
+class Function(TypedDict, total=False):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None
+    parameters: dict[str, Any] | None
+    strict: bool | None
+
+
+@with_config(OPEN)
+class Tool(Function, total=False):
+    """A tool: its function, or the fields of the function as /v1/responses has them."""
+
+    type: str
+    function: Function
+
+
+@with_config(OPEN)
+class Schema(TypedDict, total=False):
+    """The JSON schema of an answer, with its name."""
+
+    name: str | None
+    description: str | None
+    schema: dict[str, Any] | None
+    strict: bool | None
+
+
+@with_config(OPEN)
+class ResponseFormat(TypedDict, total=False):
+    """The form of an answer in chat completions; `schema` is that of json_object, as llama.cpp has it."""
+
+    type: str
+    json_schema: Schema | None
+    schema: dict[str, Any] | None
+
+
+@with_config(OPEN)
+class TextFormat(Schema, total=False):
+    """The form of an answer in responses."""
+
+    type: str
+
+
+@with_config(OPEN)
+class Text(TypedDict, total=False):
+    """The field text of responses."""
+
+    format: TextFormat | None
+    verbosity: str | None
+
+
+@with_config(OPEN)
+class Reasoning(TypedDict, total=False):
+    """The field reasoning of responses."""
+
+    effort: str | None
+    summary: str | None
+    generate_summary: str | None
+
+
+@with_config(OPEN)
+class Item(TypedDict, total=False):
+    """An item of the input of responses: a message, a call, its output, or reasoning."""
+
+    type: str | None
+    role: str
+    content: str | list[Part] | None
+    id: str | None
+    status: str | None
+    phase: str | None
+    call_id: str | None
+    name: str | None
+    arguments: Arguments
+    output: str | list[Part] | None
+    summary: list[Any] | None
+    encrypted_content: str | None

@@ -1,0 +1,19 @@
+"""The tools of an agent that travels in three steps, for the clients in this folder."""
+
+from typing import Any
+
+ASK: list[dict[str, Any]] = [{"role": "user", "content": "Where shall I go?"}]
+
+
+def called(name: str, arguments: dict[str, Any]) -> str:
+    """What a tool answers."""
+    return f"{name}: {', '.join(f'{key}={value}' for key, value in sorted(arguments.items()))}"
+
+
+def tool(name: str, **properties: str) -> dict[str, Any]:
+    """A tool whose arguments are all required, as chat completions describe it."""
+    schema = {"type": "object", "properties": {key: {"type": kind} for key, kind in properties.items()}}
+    return {"type": "function", "function": {"name": name, "parameters": schema | {"required": [*properties]}}}
+
+
+TOOLS = [tool("cities", country="string"), tool("weather", city="string", days="integer"), tool("book", city="string")]

@@ -1,0 +1,56 @@
+"""The server checks what no grammar enforces of a JSON schema, and says so."""
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+import onward
+from onward.generation.schemas import prepared
+from onward.language_model import LanguageModel
+from onward.model.decoder import Decoder
+from onward.text.tokenizer import train_tokenizer
+
+from support.server import Running, serving
+
+BROKEN = {"enum": [True], "not": {"const": True}}  # the grammar allows one answer, which breaks `not`
+KEPT = {"enum": [True], "not": {"const": 1}, "format": "password"}
+MESSAGE = "json_schema is not met by the answer: # breaks #/not"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("models") / "model"
+    tokenizer = train_tokenizer("byte", ["a"])
+    tokenizer.templates["default"] = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    config = onward.DecoderConfig(tokenizer.vocab_size, d_model=8, n_layers=1, n_heads=1, context_length=64)
+    torch.manual_seed(0)
+    onward.save(LanguageModel(Decoder(config).eval(), tokenizer), folder)
+    with serving(folder, rows=2) as running:
+        yield running
+        assert running.idle()
+
+
+def ask(server: Running, schema: Any, **more: Any) -> httpx.Response:
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    messages = [{"role": "user", "content": "a"}]
+    return server.post("/v1/chat/completions", messages=messages, response_format=form, **more)
+
+
+def test_answer_that_breaks_its_schema_is_an_error(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "onward.serving"):
+        for _ in range(2):
+            reply = ask(server, BROKEN)
+            assert reply.status_code == 400
+            assert reply.json()["error"]["message"].startswith(MESSAGE)
+    assert caplog.messages.count(prepared(BROKEN).note) == 1
+    assert ask(server, KEPT).json()["choices"][0]["message"]["content"] == "true"
+
+
+def test_stream_of_an_answer_that_breaks_its_schema_ends_with_an_error(server: Running) -> None:
+    events = [json.loads(line[6:]) for line in ask(server, BROKEN, stream=True).text.splitlines() if line[6:7] == "{"]
+    assert events[-1]["error"]["message"].startswith(MESSAGE)

@@ -1,0 +1,53 @@
+"""Answers with reasoning and calls, as text, and what is read from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from onward.serving.calls.forms import Forms
+from onward.serving.calls.markers import MARKERS, Markers
+from onward.serving.calls.source import Event
+from onward.serving.calls.splitter import Splitter, joined
+from onward.serving.tools import Tools
+from onward.text.tokenizer import Tokenizer, train_tokenizer
+
+ANY_MARKER = re.compile("|".join(f"({re.escape(marker)})" for marker in MARKERS))
+
+
+def tokenizer_of(spec: str, texts: Sequence[str] = (), controls: Sequence[str] = ()) -> Tokenizer:
+    """A tokenizer, by its specification and the texts from which it learns, with these control tokens."""
+    inner = train_tokenizer(spec, texts).inner
+    inner.add_special_tokens([*controls])
+    return Tokenizer(inner)
+
+
+PLAIN, CONTROL = Markers(tokenizer_of("byte")), Markers(tokenizer_of("byte", controls=MARKERS))
+
+
+def written(text: str, markers: Markers) -> str:
+    """A text as a model writes it, in which the markers that are control tokens stand as such."""
+    return ANY_MARKER.sub(lambda found: markers.text(found[0]), text)
+
+
+def encoded(text: str, markers: Markers) -> list[int]:
+    """A text as the tokens of a model, in which the markers that are control tokens stand as such."""
+    parts = filter(None, ANY_MARKER.split(text))
+    return [
+        i for part in parts for i in ([markers.ids[part]] if part in markers.ids else markers.tokenizer.encode(part))
+    ]
+
+
+def forms_for(
+    tools: Sequence[Any], calls: str, reasoning: str = "none", markers: Markers = PLAIN, **more: Any
+) -> Forms:
+    """How answers with these tools, in these forms, are read."""
+    return Forms(calls, reasoning, markers, Tools.of(tools, None, None).callable, **more)
+
+
+def read(forms: Forms, pieces: Iterable[str], cut: bool = False) -> list[tuple[str, str]]:
+    """The events of an answer that arrives in these pieces, as pairs (kind, text)."""
+    splitter = Splitter(forms)
+    events: list[Event] = [event for piece in pieces for event in splitter.push(piece)]
+    return [(event.kind, event.text) for event in joined([*events, *splitter.finish(cut)])]

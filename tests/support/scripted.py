@@ -1,0 +1,72 @@
+"""A server whose model answers by a script: the next answer is chosen by the results of tools in the conversation."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import onward
+from onward.generation.options import GenerationOptions
+from onward.language_model import LanguageModel
+from onward.model.decoder import Decoder
+from onward.serving.service import Service
+from onward.text.tokenizer import train_tokenizer
+
+from support.server import Running, serving
+
+TEMPLATE = (
+    "{% if tools %}[tools]{% for t in tools %}{{ t.function.name }} {% endfor %}Call as <tool_call>.{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("cities", {"country": "Italy"}),
+    ("weather", {"city": "Rome", "days": 3}),
+    ("book", {"city": "Rome"}),
+]
+FINAL = "Rome, by train. É bella!"
+HELLO = "Hello, traveler."
+
+
+def call_text(name: str, arguments: dict[str, Any]) -> str:
+    """A call as the template writes it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def scripted(prompt: str) -> str | None:
+    """The answer to a conversation: a call for each result that is still to come; None if the model is free."""
+    if "Where shall I go?" in prompt:
+        done = prompt.count("[tool]")
+        return call_text(*CALLS[done]) if done < len(CALLS) else FINAL
+    return HELLO if "Hello" in prompt else None
+
+
+@contextmanager
+def scripted_server(folder: Path) -> Iterator[Running]:
+    """Serve a tiny model of random weights under the name `caller`; an answer that `scripted` gives is the only one
+    that a constraint allows."""
+    torch.manual_seed(0)
+    tokenizer = train_tokenizer("byte", ["a"])
+    tokenizer.templates["default"] = TEMPLATE
+    config = onward.DecoderConfig(tokenizer.vocab_size, d_model=32, n_layers=1, n_heads=2, context_length=2048)
+    onward.save(LanguageModel(Decoder(config).eval(), tokenizer), folder / "caller")
+    submit = Service.submit
+
+    def scripted_submit(self: Service, served: Any, prompts: Any, options: GenerationOptions, *rest: Any) -> Any:
+        answer = scripted(served.lm.text().decode(prompts[0]))
+        if answer is not None:
+            options = replace(options, regex=re.escape(answer), json_schema="", grammar="")
+        return submit(self, served, prompts, options, *rest)
+
+    with pytest.MonkeyPatch.context() as patch, serving(folder / "caller", rows=4) as running:
+        patch.setattr(Service, "submit", scripted_submit)
+        yield running
