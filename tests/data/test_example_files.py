@@ -75,9 +75,9 @@ def test_calls_of_tools_are_trained() -> None:
         "{% endfor %}{{ eos_token }}{% endfor %}"
     )
     names = Tokenizer(tokenizer().inner, templates={"default": source})
-    call = {"name": "sum", "numbers": [2, 3], "note": "brief"}
+    call = {"name": "sum", "arguments": {"numbers": [2, 3], "note": "brief"}}
     got = Encoder(names).conversation([USER, {**ANSWER, "tool_calls": [call]}])
-    assert trained_text(names, got).endswith('"note": "brief"} done<|endoftext|>')
+    assert trained_text(names, got).endswith('"note": "brief"}} done<|endoftext|>')
 
 
 @pytest.mark.parametrize("completion", [" It is 5.", "It is 5.", "\n5", ""])
