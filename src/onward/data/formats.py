@@ -201,6 +201,20 @@ def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iter
             parts, size, line, begins = [], len(rest), line + content.count(b"\n"), False
 
 
+def is_blank_file(path: Path) -> bool:
+    """Return whether a file, which may be compressed, holds nothing but white space; False if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            stream = decompressed(path.name, file)
+            while block := stream.read(SIZES.block_bytes):
+                text = block.decode(errors="replace").removeprefix("\ufeff")
+                if text and not text.isspace():
+                    return False
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, UserError):  # an error of the reader names the file
+        return False
+    return True
+
+
 class NotText(UserError):
     """Raised for bytes that an encoding cannot decode. `what` names the file and the position; the message of the
     exception adds the advice to give --encoding."""
