@@ -1,5 +1,6 @@
 """Messages under the names of other tools, in any order, and columns within columns."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from onward.data.messages import ROLES
 from onward.data.records import Record
 from onward.data.shapes import Records, converted
 from onward.errors import UserError
-from onward.text.templates import with_template
+from onward.text.templates import TEMPLATES, with_template
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 user, answer, system, tool = (
@@ -108,3 +109,32 @@ def test_a_column_may_be_a_path(tmp_path: Path) -> None:
     for row in {"text": None}, {"messages": None, "text": None}:
         with pytest.raises(UserError, match=r"it has no value in .*'text', and needs messages, .*: remove the record"):
             list(supervised(Encoder(train_tokenizer("byte", [])), [Record(row, "")]))
+
+
+ARGUMENTS: list[Any] = [{}, {"n": 3}, {"b": True}, {"x": [1, 2]}, {"x": None}, "", None, {"city": "Rome"}, '{"n": 3}']
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
+def test_calls_of_tools_are_trained_with_and_without_text(arguments: Any) -> None:
+    names = with_template(train_tokenizer("byte", []), "hermes")
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    talk = [user, {"role": "assistant", "content": None, "tool_calls": [call]}, tool, answer]
+    (example,) = supervised(Encoder(names), [converted(Record({"messages": talk}, ""))])
+    kept = [i for i, own in zip(example.sequences[0].tokens, example.sequences[0].trained) if own]
+    read = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
+    called = json.dumps({"name": "f", "arguments": read})
+    text = f"<tool_call>\n{called}\n</tool_call><|im_end|>3<|im_end|>"
+    assert names.inner.decode(kept, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "hermes"])
+def test_calls_and_tools_that_a_template_does_not_write_are_refused(name: str) -> None:
+    encoder = Encoder(with_template(train_tokenizer("byte", []), name))
+    call = {"type": "function", "function": {"name": "f", "arguments": {"n": 3}}}
+    old = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    for made in {"role": "assistant", "content": None, "tool_calls": [call]}, old:
+        for talk in [user, made], [user, made, {**tool, "role": "tool"}, answer]:
+            with pytest.raises(UserError, match=r"^a row: message 2 has tool_calls, .* such as --template hermes"):
+                list(supervised(encoder, [converted(Record({"messages": talk}, "a row"))]))
+    with pytest.raises(UserError, match=r"^a row: it has tools, and the chat template does not write them"):
+        list(supervised(encoder, [converted(Record({"messages": [user, answer], "tools": [call]}, "a row"))]))
