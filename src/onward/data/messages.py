@@ -33,7 +33,7 @@ def message(value: Any, role: str = "") -> dict[str, Any]:
     speaker = own.pop("role" if "role" in own else "from", None)
     known = speaker if isinstance(speaker, str) else ""
     if "role" not in value and known not in ROLES:
-        raise UserError(f"a turn is from {shown(speaker)}: {nearest(known, ROLES)}")
+        raise UserError(f"a turn is from {shown(speaker)}: {nearest(str(speaker), ROLES)}")
     if own.get("content") is None and "value" in own:
         own["content"] = own.pop("value")
     name = known if "role" in value and known in OF_TEMPLATES else ROLES.get(known, speaker)
