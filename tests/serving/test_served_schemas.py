@@ -19,7 +19,7 @@ from support.server import Running, serving
 
 BROKEN = {"enum": [True], "not": {"const": True}}  # the grammar allows one answer, which breaks `not`
 KEPT = {"enum": [True], "not": {"const": 1}, "format": "password"}
-MESSAGE = "json_schema is not met by the answer: # breaks #/not"
+MESSAGE = "response_format is not met by the answer: # breaks #/not"
 
 
 @pytest.fixture(scope="module")

@@ -67,8 +67,8 @@ class Chat:
 
     Messages are given to the template as they are, except for three differences between models. The reasoning of a
     message is available under each of the names that templates use. Arguments of tool calls are tables. If the template
-    does not write a message, it is tried with the content None instead of no content, and with the role system instead
-    of developer; a message or a tool call that the template still does not write is a UserError.
+    does not write a message, it is tried with the content None instead of an empty one, and with the role system
+    instead of developer; a message or a tool call that the template still does not write is a UserError.
 
     A tokenizer without a template gets a plain one, and a NoTemplate warning: `User: ...`, then `Assistant:` and the
     answer, which ends before the next `User:`. The attribute `stop` holds the texts that then end an answer; it is
