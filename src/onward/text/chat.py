@@ -31,6 +31,7 @@ MARKS = {  # Unicode noncharacters that stand for a control token, by whether it
 }
 Span = tuple[int, int, int]  # a token: its id, and where in the text it begins and ends
 ASSISTANT = ("assistant", "model")  # roles of the assistant
+SHOWN = 20  # characters of a text in a message
 TAUGHT = ("content", "tool_calls", *REASONING)  # fields of the assistant's messages that a model learns to write
 
 
@@ -207,6 +208,12 @@ class Chat:
                     "name another template"
                 )
             same = next((at for _, at, end in self.controls(text) if at < same < end), same)
+            other = text[same : same + SHOWN]
+            if other.strip() and mask_of(other)[0] in codes_of(TEMPLATE):
+                raise UserError(
+                    f"the chat template begins an answer with {before[same:]!r:.99}, but writes {other!r} in a finished "
+                    "one: name another template"
+                )
         return same
 
     def example(self, turns: Sequence[Turn]) -> Conversation:
