@@ -219,13 +219,12 @@ class Chat:
     def example(self, turns: Sequence[Turn]) -> Conversation:
         """Return the training example of turns that the last one's text has in common."""
         text = turns[-1].text
-        own, trained, blocks = self.controls(text), list[bool](), any(ord(code) & GENERATED for code in mask_of(text))
+        own, trained, blocks = self.controls(text), list[bool](), in_block(text)
         closing = {(start, end) for _, start, end in own if any(end == turn.end for turn in turns)}
         tokens = self.cut_tokens(text, [turn.start for turn in turns])
         for _, start, end in tokens:
             inside = any(turn.start <= start and end <= turn.end and start < end for turn in turns)
-            block = any(ord(code) & GENERATED for code in mask_of(text)[start:end])
-            trained.append(inside and (not blocks or block or (start, end) in closing))
+            trained.append(inside and (not blocks or in_block(text[start:end]) or (start, end) in closing))
         return Conversation([i for i, _, _ in tokens], trained, str.__getitem__(text, slice(None)))
 
     def tokens(self, text: MaskedString) -> list[Span]:
@@ -303,6 +302,11 @@ class Chat:
             if i in self.marks and not unknown:
                 result.append((i, start, end))
         return result
+
+
+def in_block(text: MaskedString) -> bool:
+    """Return whether a template marks any character of a text as generated."""
+    return any(ord(code) & GENERATED for code in {*mask_of(text)})
 
 
 def taught(message: Message) -> bool:
