@@ -34,7 +34,11 @@ DATA: dict[str, Case] = {
         "data.jsonl is not utf-8 at byte offset 10 (line 1): JSON is written in UTF-8",
     ),
     "a text of another type": ({"text": 5}, "", "line 1: text is 5: give a text"),
-    "no text": ({"text": None}, "", "line 1: it has no fields, and needs messages, prompt and completion, or text"),
+    "no text": (
+        {"text": None},
+        "",
+        "line 1: it has no value in 'text', and needs messages, prompt and completion, or text",
+    ),
     "an empty text": ([TEXT, {"text": ""}], "", "data.jsonl line 2: the text is empty"),
     "too long": ([LONG], "", "1 of 1 examples are longer than 96 tokens, data.jsonl line 1 with"),
     "all too long": (LONG, "--too-long drop", "there is no example to train on, as all are too long"),

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onward.data.examples import Encoder, Example, Examples, TokenSequence, held_out, tabulated
+from onward.data.examples import Encoder, Example, Examples, TokenSequence
 from onward.data.forms import prompted, supervised
 from onward.data.packing import PackedExamples, batch_of, best_fit, columns_of
 from onward.data.records import Record, read_records
+from onward.data.tables import held_out, tabulated
 from onward.data.windows import IGNORE_INDEX
 from onward.errors import UserError
 from onward.text.chat import Chat
@@ -74,9 +75,9 @@ def test_calls_of_tools_are_trained() -> None:
         "{% endfor %}{{ eos_token }}{% endfor %}"
     )
     names = Tokenizer(tokenizer().inner, templates={"default": source})
-    call = {"name": "sum", "numbers": [2, 3], "note": "brief"}
+    call = {"name": "sum", "arguments": {"numbers": [2, 3], "note": "brief"}}
     got = Encoder(names).conversation([USER, {**ANSWER, "tool_calls": [call]}])
-    assert trained_text(names, got).endswith('"note": "brief"} done<|endoftext|>')
+    assert trained_text(names, got).endswith('"note": "brief"}} done<|endoftext|>')
 
 
 @pytest.mark.parametrize("completion", [" It is 5.", "It is 5.", "\n5", ""])
@@ -101,10 +102,7 @@ BAD: dict[str, tuple[Tokenizer, dict[str, Any], str]] = {
     "no template": (tokenizer(), {"messages": [USER, ANSWER]}, "no chat template .* --template chatml"),
     "never closed": (NO_END, {"messages": [USER, ANSWER]}, "never closes the assistant's turn"),
     "never closed before the user": (NO_END, {"messages": [USER, ANSWER, USER, ANSWER]}, "never closes"),
-    "no answer": (CHATML, {"messages": [USER]}, r"no token is trained, .* in '<\|im_start\|>user\\n2 \+ 3\?"),
-    "roles": (CHATML, {"messages": [USER, USER, ANSWER]}, "message 2 is of role 'user' after 'user'"),
-    "late system": (CHATML, {"messages": [USER, SYSTEM, ANSWER]}, "message 2 is of role 'system' after 'user'"),
-    "answer first": (CHATML, {"messages": [ANSWER]}, "message 1 is of role 'assistant' after 'nothing'"),
+    "no answer": (CHATML, {"messages": [USER]}, "no token is trained, since the assistant says nothing"),
     "no messages": (CHATML, {"messages": "Hello"}, "messages are not a list"),
     "half a form": (CHATML, {"prompt": "Hello"}, "it has 'prompt', and needs messages, prompt and completion, or text"),
     "both forms": (CHATML, {"prompt": "Hello", "completion": [ANSWER]}, "prompt and answer are str and list: "),

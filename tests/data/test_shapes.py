@@ -16,8 +16,9 @@ from onward.cli import main
 from onward.data.columns import renaming
 from onward.data.examples import Encoder
 from onward.data.forms import judged, preferred, prompted, supervised
+from onward.data.messages import ROLES
 from onward.data.records import Record, read_records
-from onward.data.shapes import ROLES, SHAPES, Records, converted, shape_of
+from onward.data.shapes import SHAPES, Records, converted, shape_of
 from onward.errors import UserError
 from onward.text.templates import with_template
 from onward.text.tokenizer import train_tokenizer
@@ -84,6 +85,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # the shape, a
         "preferences",
         {"prompt": [user], "chosen": [answer], "rejected": [tool]},
         {"prompt": [user], "chosen": [answer], "rejected": [tool]},
+    ),
+    "pairs after a question": (
+        "preferences after questions",
+        {"system": "Be!", "question": "2?", "chosen": "3", "rejected": "5"},
+        {"prompt": [system, user], "chosen": [answer], "rejected": [NO]},
     ),
     "pairs that share a prompt": (
         "preferences without prompts",
@@ -242,7 +248,7 @@ WRONG: dict[str, tuple[str, str, str]] = {  # a file, its content, and the sente
         '{"conversations": [{"from": "humn", "value": "2?"}]}',
         "line 1: a turn is from 'humn': did you mean human",
     ),
-    "a turn of text": ("a.jsonl", '{"conversations": ["2?"]}', "line 1: a turn is '2?': write it as {'from'"),
+    "a turn of text": ("a.jsonl", '{"conversations": ["2?"]}', "line 1: a turn is '2?': write it as {'role'"),
     "conversations of text": ("a.jsonl", '{"conversations": "2?"}', "line 1: conversations are '2?': write a list"),
     "an image": (
         "a.jsonl",
@@ -303,8 +309,8 @@ def test_data_show_prints_the_shape_and_the_trained_texts(tmp_path: Path, capsys
     path.write_text(json.dumps([CASES["sharegpt"][1]] * 5))
     assert main(["data", "show", str(path), "--count", "2"]) == 0
     out = capsys.readouterr().err
-    assert f"{path} row 2\n<|endoftext|>System: Be!User: 2?Assistant: " in out
-    assert "[3" in out
+    assert f"{path} row 2\n<|endoftext|>System: Be!User: 2?Assistant:" in out
+    assert "[ 3" in out
     assert "row 3" not in out
     assert f"{path}: ShareGPT conversations" in out
     assert main(["data", "show", str(path), "--json", "--count", "1"]) == 0

@@ -236,7 +236,15 @@ def test_format_without_its_library_says_what_to_install(name: str, tmp_path: Pa
 
 
 def test_what_a_folder_skips_is_listed_by_reason(folder: Path) -> None:
-    for path, text in {"empty.txt": "", "B.ZIP": "PK", "run/run.json": "{}", "run/tokenizer.json": "{}"}.items():
+    (folder / "blank.txt.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf \r\n"))
+    for path, text in {
+        "empty.txt": "",
+        "line.jsonl": "\n",
+        "space.txt": " \u3000\n\t" * 9,
+        "B.ZIP": "PK",
+        "run/run.json": "{}",
+        "run/tokenizer.json": "{}",
+    }.items():
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text)
     (folder / "out.unfinished").mkdir()
@@ -249,7 +257,7 @@ def test_what_a_folder_skips_is_listed_by_reason(folder: Path) -> None:
         "hidden": [".git"],
         ".png": ["picture.png"],
         ".zip": ["B.ZIP"],
-        "empty": ["empty.txt"],
+        "empty": ["blank.txt.gz", "empty.txt", "line.jsonl", "space.txt"],
         "links to folders": ["loop"],
         "neither files nor folders": ["broken.txt", "pipe.txt"],
         "folders of runs or tokens": ["out.unfinished", "run"],
@@ -361,3 +369,25 @@ def test_aliases_of_wide_encodings_are_known(encoding: str, tmp_path: Path) -> N
 def test_names_in_capitals_are_read_as_in_lower_case(tmp_path: Path) -> None:
     (tmp_path / "A.TXT.GZ").write_bytes(gzip.compress(b"word"))
     assert list(documents([str(tmp_path)])) == ["word"]
+
+
+NESTED: list[dict[str, object]] = [{"data": {"text": "one", "n": 1}}, {"data": None}, {"data": {"text": None}}]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_field_may_be_a_path_and_null_is_an_empty_document(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"t.{kind}"
+    if kind == "parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(NESTED), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in NESTED))
+    assert list(documents([str(path)], field="data.text")) == ["one", "", ""]
+    for field, sentence in {"data.txt": r"no (column|text under) 'data\.txt'", "data.n": "holds int"}.items():
+        with pytest.raises(UserError, match=f"t.{kind} .*{sentence}"):
+            list(documents([str(path)], field=field))
+    flat = tmp_path / "flat.jsonl"
+    flat.write_text('{"data.text": "flat", "data": {"text": "nested"}}')
+    assert list(documents([str(flat)], field="data.text")) == ["flat"]

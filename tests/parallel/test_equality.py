@@ -15,9 +15,10 @@ from torch._dynamo.utils import counters
 from onward.config.decoder import DecoderConfig, Experts
 from onward.config.lora import LoRA
 from onward.config.mesh import Mesh, undivided
-from onward.data.examples import Encoder, tabulated
+from onward.data.examples import Encoder
 from onward.data.packing import batch_of
 from onward.data.records import Record
+from onward.data.tables import tabulated
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder
 from onward.parallel.parts import gathered

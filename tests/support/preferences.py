@@ -8,9 +8,10 @@ import torch
 
 import onward
 from onward import fields
-from onward.data.examples import Encoder, tabulated
+from onward.data.examples import Encoder
 from onward.data.packing import ExampleBatch, batch_of
 from onward.data.records import Record
+from onward.data.tables import tabulated
 from onward.model.decoder import Decoder
 from onward.training.methods import Method
 

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import normalizers, pre_tokenizers
 
 from onward.data.examples import Encoder
-from onward.data.forms import judged, one_sequence, preferred
+from onward.data.forms import judged, own_sequences, preferred
 from onward.data.records import Record
 from onward.data.shapes import converted
 from onward.text.boundaries import continuing
@@ -73,7 +73,7 @@ def test_every_method_trains_the_text_of_the_data(kind: str, tmp_path: Path) -> 
     assert pairs[0].sequences[1].tokens == encoder.answer(before, other).tokens
     both = [[names.decode(one.tokens) for one in example.sequences] for example in judged(encoder, records[2:])]
     assert both[0] == [whole, names.decode(names.encode(before + other))]
-    assert names.decode(one_sequence(encoder, {"prompt": before, "completion": after}).tokens) == whole
+    assert names.decode(own_sequences(encoder, {"prompt": before, "completion": after})[0].tokens) == whole
 
 
 @pytest.mark.parametrize("kind", ["marked everywhere", "unigram", "byte-level with a prefix", "byte-level"])

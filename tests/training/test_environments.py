@@ -73,8 +73,8 @@ def test_replies_with_a_role_continue_the_conversation() -> None:
     names = with_template(tokenizer(), "chatml")
     chat = Chat(names)
     talk = [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "calc"}]
-    ids, trained, _ = chat.conversation(talk)
-    turn = ids[: len(trained) - trained[::-1].index(True)]
+    [made] = chat.conversations(talk)
+    turn = made.tokens[: len(made.trained) - made.trained[::-1].index(True)]
     assert turn[-1] in names.end_ids
     assert turn + reply_tokens(names, "tool", "5") == chat.encode([*talk, {"role": "tool", "content": "5"}])
     with pytest.raises(UserError, match=r"environment\.role is 'tool', and the model has no chat template"):

@@ -1,4 +1,7 @@
-"""Columns of tables under our names. Imports nothing heavy."""
+"""Columns of tables under our names, also within columns. Imports nothing heavy."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from onward.errors import UserError
 
@@ -15,3 +18,23 @@ def renaming(columns: str) -> dict[str, str]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"columns has {twice[0]} twice: name one column for it")
     return {name.strip(): theirs.strip() for name, _, theirs in pairs}
+
+
+def value_at(values: Mapping[str, Any], path: str) -> Any:
+    """Return the value of a column or, by a path such as data.text, of a key within a column; None if the path leads
+    into a value that is None. Raises a KeyError if there is none."""
+    if path in values:
+        return values[path]
+    name, _, rest = path.partition(".")
+    inner = values[name]
+    if inner is not None and not isinstance(inner, Mapping):
+        raise KeyError(path)
+    return None if inner is None else value_at(inner, rest)
+
+
+def without(values: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return a row without the column or the key within a column that `value_at` returns."""
+    name, _, rest = path.partition(".")
+    if path in values or not isinstance(values.get(name), Mapping):
+        return {key: value for key, value in values.items() if key != path}
+    return {**values, name: without(values[name], rest)}

@@ -6,24 +6,29 @@ examples is one .safetensors file.
 Shapes: N tokens of all sequences, S sequences, M examples of S / M sequences each.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from onward.arguments import shown
+from onward.data.messages import trained_messages
 from onward.data.tokens import Tokens
+from onward.data.unread import WEIGHTS, texts_in
 from onward.errors import UserError
 from onward.files import atomic_write
 from onward.text.chat import Chat, Message
 from onward.text.tokenizer import Tokenizer
 
-TooLong = Literal["error", "cut", "drop"]
-SHOWN = 300  # characters of a text in a message
+Variables = Mapping[str, Any]  # of a chat template, such as tools
+NONE: Variables = MappingProxyType({})
+SPOKEN = "tool_calls", "reasoning_content", "reasoning", "thinking"  # fields that a message may have without content
 NO_TEMPLATE = "the model has no chat template for messages: name one, such as --template chatml"
 
 
@@ -46,12 +51,14 @@ class TokenSequence:
 @dataclass(frozen=True)
 class Example:
     """An example for fine-tuning: sequences that belong together, such as a chosen and a rejected answer; its numbers
-    (such as a margin); the location of its record, for messages; and the other fields of the record as JSON."""
+    (such as a margin); the location of its record, for messages; the other fields of the record as JSON; and the source
+    of its record."""
 
     sequences: Sequence[TokenSequence]
     place: str
     numbers: Mapping[str, float] = field(default_factory=dict)
     columns: str = ""  # JSON object with the fields for rewards; "": no fields
+    source: str = ""  # as it was named: a file, a folder, a glob or a dataset
 
 
 class Encoder:
@@ -83,58 +90,112 @@ class Encoder:
             tokens = tokens + (self.end or self.tokenizer.encode_inside("\n"))
         return TokenSequence(tokens, [True] * len(tokens))
 
-    def answer(
-        self, prompt: str | Sequence[Message], completion: str | Sequence[Message], tools: Any = None
-    ) -> TokenSequence:
-        """Return a prompt and its completion as one sequence, of which only the completion is trained. Both are texts,
-        or both lists of messages; a completion that is a text ends with the end token. `tools` are JSON schemas for the
-        chat template. Raises a UserError for other types."""
+    def answers(
+        self, prompt: str | Sequence[Message], completion: str | Sequence[Message], variables: Variables = NONE
+    ) -> list[TokenSequence]:
+        """Return a prompt and its completion as sequences, of which only the completion is trained: as one sequence, or
+        several as for `conversations`. Both are texts, or both lists of messages; a completion that is a text ends with
+        the end token. `variables` are as for `conversations`. Raises a UserError for other types."""
         if isinstance(prompt, str) and isinstance(completion, str):
+            check_no_variables(variables)
             before = self.tokenizer.encode(prompt) or self.tokenizer.begin([])  # as for generation
             after = self.tokenizer.continuation(prompt, completion) + self.end
-            return TokenSequence(before + after, [False] * len(before) + [True] * len(after))
+            return [TokenSequence(before + after, [False] * len(before) + [True] * len(after))]
         if not isinstance(prompt, list | tuple) or not isinstance(completion, list | tuple):
             types = " and ".join(type(value).__name__ for value in (prompt, completion))
             raise UserError(f"prompt and answer are {types}: give both as texts, or both as lists of messages")
-        return self.conversation([*prompt, *completion], len(prompt), tools)
+        return self.conversations([*prompt, *completion], len(prompt), variables)
 
-    def prompt(self, prompt: str | Sequence[Message], tools: Any = None) -> list[int]:
+    def answer(
+        self, prompt: str | Sequence[Message], completion: str | Sequence[Message], variables: Variables = NONE
+    ) -> TokenSequence:
+        """Return a prompt and its completion as `answers` does, as one sequence. Raises a UserError if they are
+        several."""
+        return only(self.answers(prompt, completion, variables))
+
+    def prompt(self, prompt: str | Sequence[Message], variables: Variables = NONE) -> list[int]:
         """Return the tokens of a prompt, a text or messages, encoded as for generation, where the model is to answer;
-        `tools` are JSON schemas for the chat template. Raises a UserError for messages if there is no chat template,
-        and for a value that is neither text nor messages."""
+        `variables` are as for `conversations`. Raises a UserError for messages if there is no chat template, and for a
+        value that is neither text nor messages."""
         if isinstance(prompt, str):
             check_text(prompt, "prompt")
+            check_no_variables(variables)
             return self.tokenizer.encode(prompt)
         if not isinstance(prompt, list | tuple):
             raise UserError(f"prompt is {shown(prompt)}: give a text, or a list of messages")
+        chat = self.chat_for(prompt, variables)
+        return chat.encode(prompt, **variables)
+
+    def conversations(
+        self, messages: Sequence[Message], given: int = 0, variables: Variables = NONE
+    ) -> list[TokenSequence]:
+        """Return the messages of a conversation as sequences, of which the assistant's messages after the first `given`
+        messages are trained, except those whose `weight` is 0: as one sequence or, where the chat template writes
+        earlier turns differently once others follow, as one for each such turn. `variables` are those of the chat
+        template, such as `tools`. Raises a UserError if no token is trained."""
+        chat = self.chat_for(messages, variables)
+        trained = trained_messages(messages, given)
+        made = chat.conversations(messages, given, trained, **variables)
+        return [TokenSequence(one.tokens, one.trained, one.text) for one in made]
+
+    def conversation(self, messages: Sequence[Message], given: int = 0, variables: Variables = NONE) -> TokenSequence:
+        """Return the messages of a conversation as `conversations` does, as one sequence. Raises a UserError if they
+        are several."""
+        return only(self.conversations(messages, given, variables))
+
+    def chat_for(self, messages: Any, variables: Variables) -> Chat:
+        """Return the Chat that renders messages. Raises a UserError if there is no chat template, and for malformed
+        messages and values that the template does not write."""
         if self.chat is None:
             raise UserError(NO_TEMPLATE)
-        check_roles(prompt)
-        check_tools(self.tokenizer, tools)
-        return self.chat.encode(prompt, tools=tools or None)
-
-    def conversation(self, messages: Sequence[Message], given: int = 0, tools: Any = None) -> TokenSequence:
-        """Return the messages of a conversation as one sequence, of which the assistant's messages after the first
-        `given` messages are trained; `tools` are JSON schemas for the chat template. Raises a UserError if no token is
-        trained."""
-        if self.chat is None:
-            raise UserError(NO_TEMPLATE)
-        check_roles(messages)
-        check_tools(self.tokenizer, tools)
-        tokens, trained, text = self.chat.conversation(messages, given, tools=tools or None)
-        if not any(trained):
-            raise UserError(f"no token is trained, since the assistant says nothing in {text[:SHOWN]!r}")
-        return TokenSequence(tokens, trained, text)
+        check_messages(messages, self.chat.source)
+        check_variables(variables, self.chat.source)
+        return self.chat
 
 
-def check_tools(tokenizer: Tokenizer, tools: Any) -> None:
-    """Raise a UserError if tools, a list of JSON schemas, are malformed or not written by the chat template."""
-    if not tools:
-        return
-    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+def only(sequences: Sequence[TokenSequence]) -> TokenSequence:
+    """Return the only sequence of a conversation. Raises a UserError if there are several."""
+    if len(sequences) > 1:
+        raise UserError(
+            f"the conversation becomes {len(sequences)} examples, because the chat template writes answers differently "
+            "once others follow: train one answer, and give the others as the prompt"
+        )
+    return sequences[0]
+
+
+def check_variables(variables: Variables, source: str) -> None:
+    """Raise a UserError if variables of a chat template are malformed, or if they hold a text and do not occur in
+    `source`, the template's source."""
+    tools = variables.get("tools")
+    if tools and (not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools)):
         raise UserError(f"tools are {shown(tools)}: give a list of JSON schemas, as the chat template reads them")
-    if not any("tools" in template for template in tokenizer.templates.values()):
-        raise UserError("it has tools, and the chat template does not write them: name another, or remove the field")
+    if tools and not occurs("tools", source):
+        raise UserError(
+            "it has tools, and the chat template does not write them: name another, such as --template hermes, or "
+            "leave them out with --ignore tools"
+        )
+    for name, value in variables.items():
+        if any(texts_in([value])) and not occurs(name, source):
+            raise UserError(
+                f"chat_template_kwargs has {name}, and the chat template has no such variable: name another template, "
+                "or leave the column out with --ignore chat_template_kwargs"
+            )
+
+
+def check_no_variables(variables: Variables) -> None:
+    """Raise a UserError if there are values for a chat template, beside texts without messages."""
+    for name, value in variables.items():
+        if name == "tools" or any(texts_in([value])):
+            column = name if name == "tools" else "chat_template_kwargs"
+            raise UserError(
+                f"it has {column} for a chat template, and its prompt is a text: write the prompt as a list of "
+                f"messages, or leave the column out with --ignore {column}"
+            )
+
+
+def occurs(name: str, source: str) -> bool:
+    """Return whether a chat template with this source reads a variable or a field called `name`."""
+    return re.search(rf"\b{re.escape(name)}\b", source) is not None
 
 
 def check_text(text: str, name: str) -> None:
@@ -145,25 +206,24 @@ def check_text(text: str, name: str) -> None:
         raise UserError(f"the {name} is empty: give it words, or remove the example")
 
 
-def check_roles(messages: Any) -> None:
-    """Raise a UserError unless user and assistant messages alternate; system messages may come first, and tool messages
-    between others."""
-    if not isinstance(messages, list | tuple) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
+def check_messages(messages: Any, source: str) -> None:
+    """Raise a UserError unless `messages` are a list of messages with text, and for fields with a text that do not
+    occur in `source`, the source of the chat template."""
+    if not isinstance(messages, list | tuple) or not all(
+        isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages
+    ):
         raise UserError("messages are not a list of {'role': ..., 'content': ...}: write them so")
     for i, message in enumerate(messages, 1):
         content = message.get("content")
-        if not isinstance(content, str) and (content is not None or not message.get("tool_calls")):
+        if not isinstance(content, str) and (content is not None or not any(message.get(name) for name in SPOKEN)):
             raise UserError(f"message {i} has the content {shown(content)}: give a text, or remove the record")
-    roles = [message["role"] for message in messages]
-    for i, (before, role) in enumerate(zip(["", *roles], roles)):
-        wrong = role in ("system", "developer") and before not in ("", "system", "developer")
-        wrong |= role == before and role in ("user", "assistant", "model")
-        wrong |= role in ("assistant", "model") and before in ("", "system", "developer")
-        if wrong:
-            raise UserError(
-                f"message {i + 1} is of role {role!r} after {before or 'nothing'!r}: system comes first, and user and "
-                "assistant take turns"
-            )
+        for name, value in message.items():
+            if name not in ("role", "content", *SPOKEN, *WEIGHTS) and not occurs(name, source):
+                for path, text in texts_in(value, name):
+                    raise UserError(
+                        f"message {i} has {shown(text)} in {path}, which the chat template does not write: name "
+                        "another template, or remove the field"
+                    )
 
 
 @dataclass(frozen=True)
@@ -239,75 +299,3 @@ class Examples:
             return cls(arrays["tokens"], arrays["trained"], arrays["ends"], count, numbers, columns)
         except (OSError, KeyError, ValueError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read as examples ({error}): start another run") from None
-
-
-@dataclass(frozen=True)
-class Left:
-    """The number of examples that were longer than allowed and so were cut or dropped, and the length of the longest
-    example, in tokens."""
-
-    count: int = 0
-    longest: int = 0
-
-
-def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tuple[Examples, Left]:
-    """Collect examples in a table, in which no sequence has more than `length` tokens that the model reads. Returns the
-    table, and the number of longer examples.
-
-    For a longer sequence, `too_long` "cut" keeps its first tokens, "drop" leaves out the example, and "error" raises a
-    UserError. An example whose trained tokens are all cut is left out too; an example without trained tokens is a
-    UserError. Numbers, such as a margin, that some examples lack are 0 there.
-    """
-    tokens, trained, ends = list[np.ndarray](), list[np.ndarray](), [0]
-    numbers: dict[str, list[float]] = {}
-    columns: list[str] = []
-    per_example, count, longest, total = 0, 0, 0, 0
-    place = ""
-    for example in examples:
-        total += 1
-        most = max(len(sequence.tokens) - sequence.unread for sequence in example.sequences)
-        if most > longest:
-            longest, place = most, example.place
-        rows = [cut(sequence, length) for sequence in example.sequences]
-        learns = all(any(mask[1:]) for _, mask in rows)
-        count += most > length
-        if most > length and (too_long == "drop" or not learns):
-            continue
-        if not learns:
-            raise UserError(f"{example.place}: it has no token that is trained after another one: make it longer")
-        per_example = len(rows)
-        for ids, mask in rows:
-            tokens.append(np.array(ids, np.uint32))
-            trained.append(np.array(mask, bool))
-            ends.append(ends[-1] + len(ids))
-        columns.append(example.columns)
-        before = (len(ends) - 1) // per_example - 1
-        for name, value in example.numbers.items():
-            column = numbers.setdefault(name, [])
-            column += [0.0] * (before - len(column)) + [value]
-    if count and too_long == "error":
-        raise UserError(
-            f"{count:,} of {total:,} examples are longer than {length:,} tokens, {place} with {longest:,} the longest: "
-            "--too-long drop leaves them out, --too-long cut keeps their first tokens, and --length allows more"
-        )
-    if not per_example:
-        raise UserError("there is no example to train on" + (", as all are too long" if count else ""))
-    size = (len(ends) - 1) // per_example
-    arrays = {name: np.array(values + [0.0] * (size - len(values))) for name, values in numbers.items()}
-    flat = np.concatenate(tokens), np.concatenate(trained), np.array(ends[1:])
-    return Examples(*flat, per_example, arrays, columns if any(columns) else ()), Left(count, longest)
-
-
-def cut(sequence: TokenSequence, length: int) -> tuple[Sequence[int], Sequence[bool]]:
-    """Shorten a sequence to its first `length` tokens that the model reads, followed by all of its final tokens that
-    only a reward uses. Returns (token ids, whether each is trained)."""
-    read = len(sequence.tokens) - sequence.unread
-    tokens, trained = ([*x[: min(read, length)], *x[read:]] for x in (sequence.tokens, sequence.trained))
-    return tokens, trained  # type: ignore[return-value]
-
-
-def held_out(count: int, share: float) -> np.ndarray:
-    """Select the fraction `share` of `count` examples for validation, evenly spread: (count,) bool, True for the
-    selected."""
-    steps = np.floor(np.arange(count + 1) * share)
-    return steps[1:] > steps[:-1]

@@ -18,6 +18,7 @@ from itertools import product
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
+from onward.data.columns import value_at
 from onward.errors import UserError
 from onward.text.tokenizer import SURROGATE, UNKNOWN
 
@@ -200,6 +201,20 @@ def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iter
             parts, size, line, begins = [], len(rest), line + content.count(b"\n"), False
 
 
+def is_blank_file(path: Path) -> bool:
+    """Return whether a file, which may be compressed, holds nothing but white space; False if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            stream = decompressed(path.name, file)
+            while block := stream.read(SIZES.block_bytes):
+                text = block.decode(errors="replace").removeprefix("\ufeff")
+                if text and not text.isspace():
+                    return False
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, UserError):  # an error of the reader names the file
+        return False
+    return True
+
+
 class NotText(UserError):
     """Raised for bytes that an encoding cannot decode. `what` names the file and the position; the message of the
     exception adds the advice to give --encoding."""
@@ -239,19 +254,24 @@ def decode_blocks(name: str, stream: BinaryIO, encoding: str, block_bytes: int) 
 
 
 def record_text(name: str, number: int, line: str, field: str) -> str:
-    """Return the text in line `number` of the .jsonl file `name`: the `field` of the JSON object `line`. Raises a
-    UserError if it has none."""
+    """Return the text in line `number` of the .jsonl file `name`: the `field` of the JSON object `line`, which may be a
+    path such as data.text; "" for null. Raises a UserError if it has none."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name} line {number} is not JSON ({error}): correct or remove the line") from None
-    if isinstance(value, dict) and field in value and not isinstance(value[field], str):
-        kind = type(value[field]).__name__
-        raise UserError(f"{name} line {number} holds {kind}, not text, under {field!r}: name another --field")
-    if not isinstance(value, dict) or field not in value:
+    try:
+        text = value_at(value if isinstance(value, dict) else {}, field)
+    except KeyError:
         keys = ", ".join(map(ascii, value)) if isinstance(value, dict) else type(value).__name__
-        raise UserError(f"{name} line {number} has no text under {field!r} (it has {keys}): name it with --field")
-    return SURROGATE.sub(UNKNOWN, value[field])
+        raise UserError(
+            f"{name} line {number} has no text under {field!r} (it has {keys}): name it with --field"
+        ) from None
+    if not isinstance(text, str | None):
+        raise UserError(
+            f"{name} line {number} holds {type(text).__name__}, not text, under {field!r}: name another --field"
+        )
+    return SURROGATE.sub(UNKNOWN, text or "")
 
 
 def pyarrow(name: str) -> Any:
@@ -285,19 +305,32 @@ def table_pieces(
     name: str, schema: "Schema", batches: Iterable[Any], rows: int, size: int, field: str
 ) -> Iterator[Piece]:
     """Yield the pieces of a table of `rows` rows and `size` bytes, read as `batches` of rows; the texts are in the
-    column `field`. A row without a text is an empty document. Raises a UserError if the table has no such column."""
+    column `field`, or in a field of a column, as in data.text. A row without a text is an empty document. Raises a
+    UserError if the table has no such column."""
     columns = ", ".join(map(ascii, schema.names))
-    if schema.names.count(field) != 1:
-        count = "two columns" if field in schema.names else "no column"
+    name_in_table = field if field in schema.names else field.partition(".")[0]
+    kind = type_at(schema, field)
+    if kind is None or schema.names.count(name_in_table) != 1:
+        count = "two columns" if kind is not None else "no column"
         raise UserError(f"{name} has {count} {field!r} (it has {columns}): name one with --field")
-    kind = schema.field(field).type
     if str(kind.value_type if str(kind).startswith("dictionary<") else kind) not in STRINGS:
         raise UserError(f"{name} holds {kind}, not text, under {field!r} (it has {columns}): name another --field")
     if not rows:
         raise UserError(f"{name} is empty: name a table with rows")
     for batch in batches:
-        if texts := [text or "" for text in batch[field].to_pylist()]:
+        values = batch[name_in_table].to_pylist()
+        if texts := [value_at({name_in_table: value}, field) or "" for value in values]:
             yield Piece(name, records=texts, size=size * len(texts) // rows)
+
+
+def type_at(schema: Any, path: str) -> Any:
+    """Return pyarrow's type of a column or, by a path such as data.text, of a field within a column; None if there is
+    none. `schema` is a schema or the type of a column."""
+    names = [field.name for field in schema] if hasattr(schema, "__iter__") else []
+    if path in names:
+        return schema.field(names.index(path)).type
+    name, _, rest = path.partition(".")
+    return type_at(schema.field(names.index(name)).type, rest) if name in names and rest else None
 
 
 def one_line(error: Exception) -> str:

@@ -9,19 +9,24 @@ from typing import Any
 from onward.arguments import shown
 from onward.data.examples import Encoder, Example, TokenSequence, check_text
 from onward.data.records import Record
+from onward.data.unread import check_unread
 from onward.errors import UserError
 from onward.suggestions import nearest
 
 MOST_COLUMNS = 1 << 16  # bytes of JSON that are kept of a record for its reward
+FOR_TEMPLATES = "tools", "chat_template_kwargs"  # variables of the chat template
+OF_PAIRS = "chosen", "rejected", "margin"  # of preferences, beside messages for supervised fine-tuning
 Form = Callable[[Encoder, Iterable[Record]], Iterator[Example]]
 
 
 def supervised(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Yield an example for supervised fine-tuning from each record, of one sequence: a conversation (`messages`), a
-    `prompt` and its `completion`, or a `text`."""
+    """Yield examples for supervised fine-tuning from each record, of one sequence each: from a conversation
+    (`messages`), a `prompt` and its `completion`, or a `text`."""
     for record in records:
         with placed(record):
-            yield Example([one_sequence(encoder, record.values)], record.place)
+            sequences = own_sequences(encoder, record.values)
+        for sequence in sequences:
+            yield Example([sequence], record.place, source=record.source)
 
 
 def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
@@ -33,11 +38,11 @@ def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
         with placed(record):
             if record.values.get("prompt") is None:
                 raise missing(record.values, "prompt, and answer where the reward compares with one")
-            before = encoder.prompt(record.values["prompt"], record.values.get("tools"))
+            before = encoder.prompt(record.values["prompt"], variables(record.values))
             after = encoder.tokenizer.encode(answer_text(record.values.get("answer")), special=False) + end
             trained = [False] * len(before) + [True] * len(after)
             sequence = TokenSequence(before + after, trained, unread=len(after))
-            yield Example([sequence], record.place, columns=columns(record.values))
+            yield Example([sequence], record.place, columns=columns(record.values), source=record.source)
 
 
 def columns(values: Mapping[str, Any]) -> str:
@@ -79,23 +84,46 @@ def with_fields(records: Iterable[Record], names: Collection[str], reward: str) 
         yield record
 
 
-def answer_sequence(encoder: Encoder, prompt: Any, answer: Any, tools: Any = None) -> TokenSequence:
+def variables(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of the chat template in a record (`values`): its `tools`, and those in
+    `chat_template_kwargs`. Raises a UserError if these are malformed."""
+    more = values.get("chat_template_kwargs") or {}
+    if not isinstance(more, Mapping) or {"messages", "tools", "add_generation_prompt"} & more.keys():
+        raise UserError(
+            f"chat_template_kwargs is {shown(more)}: give an object with other variables of the chat template than "
+            "messages, tools and add_generation_prompt"
+        )
+    given = {str(name): value for name, value in more.items() if value is not None}
+    return given | ({"tools": values["tools"]} if values.get("tools") else {})
+
+
+def answer_sequence(encoder: Encoder, prompt: Any, answer: Any, given: Mapping[str, Any]) -> TokenSequence:
     """Return a prompt and its answer, which must not be empty, as one sequence of which only the answer is trained.
-    Both are texts or lists of messages; `tools` are JSON schemas for the chat template."""
+    Both are texts or lists of messages; `given` are variables of the chat template."""
     if isinstance(answer, str):
         check_text(answer, "answer")
-    return encoder.answer(prompt, answer, tools)
+    return encoder.answer(prompt, answer, given)
 
 
-def one_sequence(encoder: Encoder, values: Mapping[str, Any]) -> TokenSequence:
-    """Return the sequence of a record (`values`) for `supervised`, from its messages, its prompt and completion, or its
-    text. Raises a UserError if it has none of them."""
+def own_sequences(encoder: Encoder, values: Mapping[str, Any]) -> list[TokenSequence]:
+    """Return the sequences of a record (`values`) for `supervised`, from its messages, its prompt and completion, or
+    its text. Raises a UserError if it has none of them."""
     if has(values, "messages"):
-        return encoder.conversation(values["messages"], tools=values.get("tools"))
+        check_unread(values, ("messages", *FOR_TEMPLATES, *OF_PAIRS, "label"))
+        return encoder.conversations(values["messages"], variables=variables(values))
     if has(values, "prompt", "completion"):
-        return answer_sequence(encoder, values["prompt"], values["completion"], values.get("tools"))
+        check_unread(values, ("prompt", "completion", *FOR_TEMPLATES, *OF_PAIRS, "label"))
+        if values.get("label") in (0, False):
+            raise UserError(
+                f"it has the label {values['label']!r}, an unwanted answer, which this method would train: use kto, or "
+                "remove the record"
+            )
+        if isinstance(completion := values["completion"], str):
+            check_text(completion, "answer")
+        return encoder.answers(values["prompt"], completion, variables(values))
     if has(values, "text"):
-        return encoder.document(values["text"])
+        check_unread(values, ("text", "label"))
+        return [encoder.document(values["text"])]
     raise missing(values, "messages, prompt and completion, or text")
 
 
@@ -106,8 +134,9 @@ def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
     for record in records:
         with placed(record):
             prompt, *answers = pair(record.values)
-            sequences = [answer_sequence(encoder, prompt, answer, record.values.get("tools")) for answer in answers]
-            yield Example(sequences, record.place, margin(record.values))
+            given = variables(record.values)
+            sequences = [answer_sequence(encoder, prompt, answer, given) for answer in answers]
+            yield Example(sequences, record.place, margin(record.values), source=record.source)
 
 
 def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
@@ -116,9 +145,11 @@ def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     if not has(values, "chosen", "rejected"):
         raise missing(values, "chosen and rejected, with a prompt")
     prompt, chosen, rejected = values.get("prompt"), values["chosen"], values["rejected"]
+    whole = isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list)
+    check_unread(values, ("chosen", "rejected", "margin", "label", *FOR_TEMPLATES, *([] if whole else ["prompt"])))
     if chosen == rejected:
         raise UserError("chosen and rejected are equal: remove this record")
-    if isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):
+    if whole:
         same = [one == other for one, other in zip(chosen, rejected)]
         first = (*same, False).index(False)
         prompt, chosen, rejected = chosen[:first], chosen[first:], rejected[first:]
@@ -150,7 +181,7 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
     prompt, wrapping around at the start of the table. Raises a UserError for a record without these fields, and if all
     prompts are the same.
     """
-    rows: list[tuple[Any, Any, TokenSequence, float, str]] = []
+    rows: list[tuple[Any, Any, TokenSequence, float, Record]] = []
     for record in records:
         with placed(record):
             values = record.values
@@ -158,20 +189,24 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
                 prompt, chosen, rejected = pair(values)
                 answers = [(chosen, 1.0), (rejected, 0.0)]
             elif has(values, "completion", "label"):
+                check_unread(values, ("prompt", "completion", "label", *FOR_TEMPLATES))
                 prompt = "" if values.get("prompt") is None else values["prompt"]
                 answers = [(values["completion"], wanted(values["label"]))]
             else:
                 raise missing(values, "completion and label, or chosen and rejected, with a prompt")
+            given = variables(values)
+            own = Record(given, record.place, record.source)
             for answer, label in answers:
-                rows.append((prompt, answer, answer_sequence(encoder, prompt, answer), label, record.place))
+                rows.append((prompt, answer, answer_sequence(encoder, prompt, answer, given), label, own))
     partners = other_prompts([prompt for prompt, *_ in rows])
-    for (prompt, _, sequence, label, place), partner in zip(rows, partners):
-        with placed(Record({}, place)):
+    for (prompt, _, sequence, label, record), partner in zip(rows, partners):
+        with placed(record):
             if partner is None:
                 raise UserError(
                     "all examples have the same prompt, and answers to other prompts estimate the divergence: add some"
                 )
-            yield Example([sequence, encoder.answer(prompt, rows[partner][1])], place, {"label": label})
+            other = encoder.answer(prompt, rows[partner][1], record.values)
+            yield Example([sequence, other], record.place, {"label": label}, source=record.source)
 
 
 def wanted(label: Any) -> float:
@@ -201,20 +236,24 @@ def classified(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]
     with the index of its `label` (a text or a whole number) among the classes `encoder.labels`. If these are empty, as
     before the training data is read, they become all labels of `records`, sorted. Raises a UserError for a record
     without text and label, and for a label that is not a class."""
-    rows: list[tuple[TokenSequence, Any, str]] = []
+    rows: list[tuple[TokenSequence, Any, Record]] = []
     for record in records:
         with placed(record):
             text, pair, label = (record.values.get(name) for name in ("text", "pair", "label"))
             if not isinstance(text, str) or not isinstance(pair, str | None) or type(label) not in (str, int, bool):
                 raise missing(record.values, "text and label, and perhaps pair: texts, and a text or a whole number")
-            rows.append((encoder.texts(text, *([] if pair is None else [pair])), label, record.place))
+            check_unread(record.values, ("text", "pair", "label"))
+            sequence = encoder.texts(text, *([] if pair is None else [pair]))
+            rows.append((sequence, label, Record({}, record.place, record.source)))
     named = {str(label): label for _, label, _ in rows}
     encoder.labels = encoder.labels or tuple(sorted(named, key=lambda name: order_of(named[name])))
-    for sequence, label, place in rows:
-        with placed(Record({}, place)):
+    for sequence, label, record in rows:
+        with placed(record):
             if str(label) not in encoder.labels:
                 raise UserError(f"label is {label!r}: {nearest(str(label), encoder.labels)}")
-        yield Example([sequence], place, {"label": float(encoder.labels.index(str(label)))})
+        yield Example(
+            [sequence], record.place, {"label": float(encoder.labels.index(str(label)))}, source=record.source
+        )
 
 
 def order_of(label: str | int) -> tuple[bool, str | int]:
@@ -240,5 +279,8 @@ def has(values: Mapping[str, Any], *names: str) -> bool:
 def missing(values: Mapping[str, Any], wanted: str) -> UserError:
     """Return the UserError for a record with the fields `values` that lacks a field which the training method needs;
     `wanted` names the needed fields in words."""
-    given = [repr(name) for name, value in values.items() if value is not None]
-    return UserError(f"it has {', '.join(given) or 'no fields'}, and needs {wanted}")
+    given = ", ".join(repr(name) for name, value in values.items() if value is not None)
+    empty = ", ".join(repr(name) for name, value in values.items() if value is None)
+    has = given or (f"no value in {empty}" if empty else "no fields")
+    way = "" if not given else ": rename columns, such as --columns prompt=question,completion=answer"
+    return UserError(f"it has {has}, and needs {wanted}{way or ': remove the record, or fill it in'}")

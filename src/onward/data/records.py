@@ -31,10 +31,12 @@ csv.field_size_limit(1 << 26)
 
 @dataclass(frozen=True)
 class Record:
-    """A row of a table: its values by column, and its location for messages, such as "data.jsonl line 3"."""
+    """A row of a table: its values by column, its location for messages, such as "data.jsonl line 3", and its
+    source."""
 
     values: Mapping[str, Any]
     place: str  # location for messages: data.jsonl line 3
+    source: str = ""  # as it was named: a file, a folder, a glob or a dataset
 
 
 def read_records(source: str) -> Iterator[Record]:
@@ -45,7 +47,7 @@ def read_records(source: str) -> Iterator[Record]:
     """
     if source.startswith(HUB):
         for i, row in enumerate(dataset(source), 1):
-            yield Record(row, f"{source} row {i}")
+            yield Record({name: without_nulls(value) for name, value in row.items()}, f"{source} row {i}")
         return
     for path in source_files(source):
         kind, _ = suffixes(path.name)
@@ -88,13 +90,21 @@ def parquet_records(path: Path) -> Iterator[Record]:
             for batch in opened.iter_batches(BATCH_ROWS):
                 for row in batch.to_pylist():
                     number += 1
-                    yield Record(row, f"{path} row {number}")
+                    yield Record({name: without_nulls(value) for name, value in row.items()}, f"{path} row {number}")
         except (arrow.ArrowException, UnicodeDecodeError) as error:
             raise UserError(
                 f"{path} cannot be read as .parquet ({one_line(error)}): copy or download it again"
             ) from None
     if not number:
         raise UserError(f"{path} is empty: name a table with rows")
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value of an Arrow table without the keys of nested tables whose values are null: Arrow fills nested
+    tables with nulls until all have the same keys."""
+    if isinstance(value, Mapping):
+        return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def json_records(path: Path) -> Iterator[Record]:

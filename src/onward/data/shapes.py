@@ -6,24 +6,19 @@ Messages are lists of {"role": ..., "content": ...} with texts as contents. Fiel
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onward.arguments import shown
-from onward.data.columns import renaming
+from onward.data.columns import renaming, value_at, without
+from onward.data.messages import TALKS, message, read_messages, with_system
 from onward.data.records import Record, read_records
 from onward.errors import UserError
 from onward.suggestions import nearest
 
 Values = Mapping[str, Any]
-ROLES = {  # of ShareGPT and its relatives
-    **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "model", "chatgpt", "bing", "bard", "function_call"), "assistant"),
-    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
-    **dict.fromkeys(("system", "developer"), "system"),
-}
 MEDIA = "images", "image", "audio", "audios", "videos", "video"  # columns that are refused unless they are empty
-TALKS = "messages", "prompt", "completion", "chosen", "rejected"  # fields that may hold messages
+QUESTIONS = "instruction", "question", "query", "input"  # columns with a question, whose texts are joined
 
 
 @dataclass(frozen=True)
@@ -36,32 +31,13 @@ class Shape:
     convert: Callable[[dict[str, Any]], Values] = lambda values: values  # converts the fields of a row in this shape
 
 
-def message(value: Any, role: str = "") -> dict[str, Any]:
-    """Make a message {"role", "content"} from a table {from, value} or {role, content}, or from a text with a role.
-    Raises a UserError for any other value, and for an unknown role."""
-    if isinstance(value, str) and role:
-        return {"role": role, "content": value}
-    if not isinstance(value, Mapping) or not ({"from", "value"} <= value.keys() or "role" in value):
-        raise UserError(f"a turn is {shown(value)}: write it as {{'from': 'human', 'value': 'text'}}")
-    if "from" not in value:
-        return dict(value)
-    if not isinstance(value["from"], str) or value["from"] not in ROLES:
-        raise UserError(f"a turn is from {shown(value['from'])}: {nearest(str(value['from']), ROLES)}")
-    return {"role": ROLES[value["from"]], "content": value["value"]}
-
-
-def system_message(text: Any) -> list[dict[str, Any]]:
-    """Return a system prompt as a list of one message; the list is empty if there is no text."""
-    return [message(text, "system")] if text else []
-
-
 def sharegpt(values: dict[str, Any]) -> Values:
-    """Convert a ShareGPT row (`values`) with `conversations`, perhaps with `system`, with `chosen` and `rejected`, or
-    with a `kto_tag`, to the fields of a record. Raises a UserError for malformed turns."""
-    turns, system = values.pop("conversations"), values.pop("system", None)
+    """Convert a ShareGPT row (`values`) with `conversations`, perhaps with `chosen` and `rejected`, or with a
+    `kto_tag`, to the fields of a record. Raises a UserError for malformed turns."""
+    turns = values.pop("conversations")
     if not isinstance(turns, list | tuple) or not turns:
         raise UserError(f"conversations are {shown(turns)}: write a list of {{'from': 'human', 'value': 'text'}}")
-    talk = [*system_message(system), *map(message, turns)]
+    talk = [*map(message, turns)]
     if {"chosen", "rejected"} <= values.keys():
         answers = {name: [message(values[name], "assistant")] for name in ("chosen", "rejected")}
         return {**values, "prompt": talk, **answers}
@@ -71,24 +47,53 @@ def sharegpt(values: dict[str, Any]) -> Values:
     return {**values, "messages": talk}
 
 
-def alpaca(values: dict[str, Any]) -> Values:
-    """Convert an Alpaca row (`values`) with `instruction` and `input`, with `output` or with `chosen` and `rejected`,
-    perhaps with `system` and `history`, a list of earlier (instruction, answer), to the fields of a record. Raises a
-    UserError for a malformed history."""
-    system, earlier = values.pop("system", None), values.pop("history", None) or []
-    parts = [values.pop(name, None) for name in ("instruction", "input")]
-    if wrong := next((part for part in parts if not isinstance(part, str | None)), None):
-        raise UserError(f"instruction or input is {shown(wrong)}: give a text")
-    talk = system_message(system)
-    for pair in earlier:
+def asked(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Take the columns of QUESTIONS and `history`, a list of earlier (instruction, answer), from an Alpaca row
+    (`values`); return them as messages. Raises a UserError for values of other types."""
+    parts = {name: values.pop(name, None) for name in QUESTIONS}
+    if wrong := [name for name, part in parts.items() if not isinstance(part, str | None)]:
+        raise UserError(f"{wrong[0]} is {shown(parts[wrong[0]])}: give a text")
+    talk = list[dict[str, Any]]()
+    for pair in values.pop("history", None) or []:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise UserError(f"history has {shown(pair)}: write pairs of an instruction and its answer")
         talk += [message(pair[0], "user"), message(pair[1], "assistant")]
-    talk.append(message("\n\n".join(part for part in parts if part), "user"))
-    if "output" in values:
-        talk.append(message(values.pop("output"), "assistant"))
-        return {**values, "messages": talk}
-    return {**values, "prompt": talk, **{n: [message(values[n], "assistant")] for n in ("chosen", "rejected")}}
+    return [*talk, message("\n\n".join(part for part in parts.values() if part), "user")]
+
+
+def alpaca(values: dict[str, Any]) -> Values:
+    """Convert an Alpaca row (`values`) with `output` to the fields of a record; see `asked`."""
+    talk = [*asked(values), message(values.pop("output"), "assistant")]
+    return {**values, "messages": talk}
+
+
+def asked_pair(values: dict[str, Any]) -> Values:
+    """Convert a row (`values`) with a question, such as Alpaca's `instruction`, and the answers `chosen` and `rejected`
+    to the fields of a record; see `asked`."""
+    if isinstance(values["chosen"], list) and shared_start(values["chosen"], values["rejected"]):
+        return values  # whole conversations, of which the question is a part
+    talk = asked(values)
+    return {**values, "prompt": talk, **{name: answer_messages(values[name]) for name in ("chosen", "rejected")}}
+
+
+def prompted_pair(values: dict[str, Any]) -> Values:
+    """Convert a row (`values`) with `prompt`, `chosen` and `rejected` to the fields of a record: if the prompt is a
+    text and the answers are messages without a common beginning, the prompt becomes a message."""
+    prompt, chosen, rejected = (values[name] for name in ("prompt", "chosen", "rejected"))
+    messages = isinstance(chosen, list) and isinstance(rejected, list)
+    if isinstance(prompt, str) and prompt and messages and not shared_start(chosen, rejected):
+        return {**values, "prompt": [message(prompt, "user")]}
+    return values
+
+
+def answer_messages(value: Any) -> list[Any]:
+    """Return an answer, a text, a message or a list of messages, as a list of messages."""
+    return list(value) if isinstance(value, list | tuple) else [message(value, "assistant")]
+
+
+def shared_start(one: Any, other: Any) -> bool:
+    """Return whether two lists of messages begin with the same message."""
+    return bool(one) and isinstance(other, list) and one[:1] == other[:1]
 
 
 def implicit(values: dict[str, Any]) -> Values:
@@ -106,10 +111,11 @@ def implicit(values: dict[str, Any]) -> Values:
 SHAPES = (  # the first whose fields a row has
     Shape("ShareGPT preferences", ("conversations", "chosen", "rejected"), sharegpt),
     Shape("ShareGPT conversations", ("conversations",), sharegpt),
-    Shape("Alpaca preferences", ("instruction", "chosen", "rejected"), alpaca),
     Shape("Alpaca instructions", ("instruction", "output"), alpaca),
     Shape("messages", ("messages",)),
-    Shape("preferences", ("prompt", "chosen", "rejected")),
+    Shape("preferences", ("prompt", "chosen", "rejected"), prompted_pair),
+    Shape("Alpaca preferences", ("instruction", "chosen", "rejected"), asked_pair),
+    *(Shape("preferences after questions", (name, "chosen", "rejected"), asked_pair) for name in QUESTIONS[1:]),
     Shape("preferences without prompts", ("chosen", "rejected"), implicit),
     Shape("labeled completions", ("completion", "label")),
     Shape("prompts and completions", ("prompt", "completion")),
@@ -136,53 +142,43 @@ def converted(record: Record) -> Record:
         if isinstance(values.get("tools"), str):
             with suppress(ValueError, RecursionError):  # as in ShareGPT; another text is refused where it is read
                 values["tools"] = json.loads(values["tools"] or "null")
+        if isinstance(values.get("functions"), list | tuple) and not values.get("tools"):  # OpenAI's older name
+            values["tools"] = [{"type": "function", "function": one} for one in values.pop("functions")]
         for name in MEDIA:
             if values.get(name):
                 raise UserError(f"it has {name}, and Onward trains on text: remove the field, or the record")
         for name in TALKS:
             if isinstance(values.get(name), list | tuple):
-                values[name] = [text_message(one, i) for i, one in enumerate(values[name], 1)]
+                values[name] = read_messages(values[name])
+        values = with_system(values)
     except UserError as error:
         raise UserError(f"{record.place}: {error}") from None
-    return Record(values, record.place)
-
-
-def text_message(value: Any, number: int) -> Any:
-    """Return a message whose content, if it is a list of parts, is joined to one text. Raises a UserError for a part
-    that is not text, such as an image; `number` is the number of the message, for errors."""
-    content = value.get("content") if isinstance(value, Mapping) else None
-    if not isinstance(content, list | tuple):
-        return value
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise UserError(
-                f"message {number} has a part of type {shown(kind)}, and Onward trains on text: remove the record"
-            )
-        texts.append(part["text"])
-    return {**value, "content": "".join(texts)}
+    return replace(record, values=values)
 
 
 def renamed(record: Record, columns: Mapping[str, str]) -> Record:
-    """Return a row with its columns renamed, by {Onward's name: name in the data}. Raises a UserError if a column is
-    missing."""
-    for theirs in columns.values():
-        if theirs not in record.values:
-            raise UserError(f"{record.place}: it has no column {theirs!r}: {nearest(theirs, record.values)}")
-    kept = {name: value for name, value in record.values.items() if name not in columns.values()}
-    return Record({**kept, **{name: record.values[theirs] for name, theirs in columns.items()}}, record.place)
+    """Return a row with its columns renamed, by {Onward's name: name in the data}; a name in the data may be a path
+    such as data.text. Raises a UserError if a column is missing."""
+    kept, named = dict(record.values), dict[str, Any]()
+    for ours, theirs in columns.items():
+        try:
+            named[ours] = value_at(record.values, theirs)
+        except KeyError:
+            raise UserError(f"{record.place}: it has no column {theirs!r}: {nearest(theirs, record.values)}") from None
+        kept = without(kept, theirs)
+    return replace(record, values={**kept, **named})
 
 
 class Records:
     """The records of data sources for fine-tuning, converted from known layouts such as ShareGPT; `columns` renames
-    fields as `renaming` parses it.
+    fields as `renaming` parses it, and `ignore` names columns to leave out, separated by commas.
 
     After reading, `counts` has for each source the names of the layouts and the number of their rows.
     """
 
-    def __init__(self, sources: Sequence[str], columns: str = "") -> None:
+    def __init__(self, sources: Sequence[str], columns: str = "", ignore: str = "") -> None:
         self.sources, self.columns = sources, renaming(columns)
+        self.ignore = {name.strip() for name in ignore.split(",") if name.strip()}
         self.counts: dict[str, dict[str, int]] = {}
 
     def __iter__(self) -> Iterator[Record]:
@@ -190,6 +186,8 @@ class Records:
             counts = self.counts[source] = {}
             for row in read_records(source):
                 record = renamed(row, self.columns) if self.columns else row
+                kept = {name: value for name, value in record.values.items() if name not in self.ignore}
+                record = Record(kept, record.place, source)
                 shape = shape_of(record.values)
                 name = shape.name if shape else "rows of an unknown shape"
                 counts[name] = counts.get(name, 0) + 1

@@ -24,6 +24,7 @@ from onward.data.formats import (
     TEXT,
     Piece,
     Sizes,
+    is_blank_file,
     one_line,
     read,
     read_file,
@@ -290,7 +291,7 @@ def skip_reason(path: Path) -> str:
     kind, compression = suffixes(path.name)
     if kind not in TEXT | {".parquet"}:
         return kind + compression
-    return "" if path.stat().st_size else "empty"
+    return "empty" if is_blank_file(path) else ""
 
 
 @lru_cache(maxsize=8)

@@ -76,6 +76,7 @@ class FinetuneKeywords(CommonKeywords, total=False):
 
     method: str | Method
     columns: str
+    ignore: str
     weights: Sequence[float | MovingWeight]
     template: str
     length: int

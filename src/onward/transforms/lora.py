@@ -99,8 +99,7 @@ def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
         ranks |= dict.fromkeys(matching(list(chosen), target, "ranks"), rank)
     if not any(ranks.values()):
         raise UserError("ranks is 0 for all targets: give one of them a rank")
-    modules = [one for one, module in model.named_modules() if one and list(module.parameters())]
-    full = [one for target in lora.full for one in matching(modules, target, "full")]
+    full = fully_trained(model, lora)
     check_tokens(model, lora, {*chosen, *full})
     for one, rank in ranks.items():
         if lora.dora and targets[one].weight.ndim > 2:
@@ -123,6 +122,12 @@ def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
         if one in biases or (lora.bias == "all" and one.endswith(".bias")):
             parameter.requires_grad_(True)
     selection(model).name = name
+
+
+def fully_trained(model: Decoder, lora: LoRA) -> list[str]:
+    """Return the names of the modules that `lora.full` names. Raises a UserError for a name that does not exist."""
+    modules = [one for one, module in model.named_modules() if one and list(module.parameters())]
+    return [one for target in lora.full for one in matching(modules, target, "full")]
 
 
 def check_tokens(model: Decoder, lora: LoRA, trained: Set[str]) -> None:
@@ -177,6 +182,16 @@ def untie(model: Decoder) -> None:
     model.head.weight = nn.Parameter(shared.detach().clone(), requires_grad=False)
     if read := read_of(shared):
         defer(model.head.weight, read)
+
+
+def resize_vocabulary(model: Decoder, size: int) -> None:
+    """Give a model, in place, an embedding and an output head of `size` tokens, with parameters of their own, whose
+    values are undefined."""
+    model.config = replace(model.config, tied=False, vocab_size=size)
+    for module in (model.embed, model.head):
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(parameter.new_empty(size, *parameter.shape[1:]), requires_grad=False))
+    model.embed.num_embeddings = model.head.out_features = size
 
 
 def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | TokenRows) -> None:

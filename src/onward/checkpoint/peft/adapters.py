@@ -58,6 +58,7 @@ from onward.transforms.lora import (
     add_token_rows,
     check_adapter,
     joined_adapters,
+    resize_vocabulary,
     selection,
     token_rows,
     untie,
@@ -66,6 +67,7 @@ from onward.transforms.lora import (
 
 TENSORS = "adapter_model.safetensors"
 ADAPTER_FILES = TENSORS, BASE, CONFIG
+VOCABULARY = "embed.weight", "head.weight"  # parameters with a row for each token
 PREFIX = "base_model.model."
 ROWS = "token_adapter.trainable_tokens_delta"
 
@@ -381,9 +383,16 @@ def by_our_names(
 
 def load_full(model: Decoder, kind: Family, full: dict[str, Tensor], folder: Path) -> None:
     """Copy the tensors of fully trained modules, `full` by the family's names, into a model, and make these parameters
-    trainable. Raises a UserError, which names `folder`, if the model lacks one of them."""
+    trainable. If they are the embedding and the head of a larger vocabulary, the model gets this vocabulary. Raises a
+    UserError, which names `folder`, if the model lacks one of them."""
+    names = {our: their for their, our, *_ in kind.names(replace(model.config, tied=False)) if isinstance(our, str)}
+    sizes = {len(full[name]) for our in VOCABULARY if (name := names.get(our, our)) in full}
+    own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    both = all(names.get(our, our) in full and our in own for our in VOCABULARY)
+    if both and len(sizes) == 1 and (size := sizes.pop()) > model.config.vocab_size:
+        resize_vocabulary(model, size)
     for _, our, part in by_our_names(model, kind, full, folder):
-        if model.config.tied and our in ("embed.weight", "head.weight"):
+        if model.config.tied and our in VOCABULARY:
             untie(model)
         parameter = model.get_parameter(our)
         assign(parameter, part)

@@ -48,6 +48,7 @@ class Options(Cleaning):
     method: str = "sft"  # fine-tuning method for which the examples are prepared
     template: str = ""  # chat template; default: the model's own, or a plain one
     columns: str = ""  # columns to rename, such as prompt=question,completion=answer: Onward's name = the file's name
+    ignore: str = ""  # columns to leave out, such as notes,critique: those with texts that are not read are refused
     count: int = 3  # number of examples to show
     tokenizer: str = "bpe:4096"  # char, byte, bpe:VOCABULARY_SIZE, or the path of a tokenizer
     out: str = ""  # folder for the shards
@@ -63,7 +64,7 @@ class Options(Cleaning):
         ),
         "join": ("sources", "workers", "json"),
         "get": ("sources",),
-        "show": ("sources", "model", "method", "template", "columns", "count", "json"),
+        "show": ("sources", "model", "method", "template", "columns", "ignore", "count", "json"),
         "list": ("json",),
     }
 
@@ -211,13 +212,13 @@ def show(options: Options) -> None:
     if not options.sources:
         raise UserError("no examples to show: name a .jsonl, .json, .csv or .parquet")
     method = part(Method, options.method, "method")
-    given = {"base": options.model or "none", "template": options.template, "columns": options.columns}
-    config = FinetuneConfig.of(sources=options.sources, **given)
+    chosen = {name: getattr(options, name) for name in ("template", "columns", "ignore")}
+    config = FinetuneConfig.of(sources=options.sources, base=options.model or "none", **chosen)
     object.__setattr__(config, "method", method)  # without fields that only a run needs, such as a reward
     (show_examples if options.model else show_without_model)(config, options.count, options.json)
     if not options.json:
-        chosen = {name: getattr(options, name) for name in ("method", "template", "columns")}
-        flags = [f"--{name} {quote(value)}" for name, value in chosen.items() if value not in ("", SFT.kind)]
+        flags = [f"--{name} {quote(value)}" for name, value in chosen.items() if value]
+        flags += [f"--method {quote(options.method)}"] if options.method != SFT.kind else []
         model = quote(options.model) if options.model else "MODEL"
         print_next(" ".join(["onward finetune", model, *map(quote, options.sources), *flags]))
 

@@ -61,6 +61,7 @@ TASKS = """\
 """
 ASKED = "examples", "limit", "against", "chat", "run_code", "keep"  # options that say how questions are asked
 OF_TEXT = "stride", "field", "encoding"  # options that say how texts are read
+OF_EXAMPLES = "columns", "ignore"  # options that say how examples are read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class Options(Loading):
 
     positional: ClassVar[tuple[str, ...]] = ("model", "sources")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "sources": ("field", "encoding"),
+        "sources": ("field", "encoding", "columns", "ignore"),
         "tasks": ASKED,
         "choices": ASKED,
         "answers": (*ASKED, "match", "judge"),
@@ -92,6 +93,8 @@ class Options(Loading):
     stride: int = 0  # tokens by which the window moves; 0: the context length, without overlap
     field: str = "text"  # field that contains the text in each .jsonl line
     encoding: str = "utf-8"  # encoding of the text files
+    columns: str = ""  # columns of examples to rename, such as prompt=question: Onward's name = the file's name
+    ignore: str = ""  # columns of examples to leave out, such as notes,critique
     mesh: str = ""  # processes by axis: "replicate=2 tensor=4"; "": replicas, divided by a tensor axis if needed
     json: bool = False  # print the result as JSON
 
@@ -217,6 +220,7 @@ def of_text(options: Options, lm: "LanguageModel", replicas: "Replicas") -> Meas
     from onward.data.sources import documents
     from onward.evaluation.text import evaluate_texts, evaluate_tokens
 
+    check_not_given(options, OF_EXAMPLES, f"{options.model} is evaluated on texts")
     if options.sources:
         announce(options.sources)
         texts = list(documents(options.sources, field=options.field, encoding=options.encoding))
@@ -249,8 +253,7 @@ def of_tasks(options: Options, replicas: "Replicas") -> None:
             raise UserError(f"{word}{unknown} (lm-evaluation-harness, with its tasks: pip install 'onward[eval]')")
         return True
 
-    if given := [name for name in OF_TEXT if getattr(options, name) != getattr(Options, name)]:
-        raise UserError(f"{given[0]} applies to texts, and --tasks asks questions: leave it out")
+    check_not_given(options, (*OF_TEXT, *OF_EXAMPLES), "--tasks asks questions")
     words = [word.strip() for word in COMMAS.split(options.tasks)] if options.tasks else []
     foreign = [word for word in words if is_foreign(word)]
     ours = ", ".join(word for word in words if word not in foreign)
@@ -259,6 +262,13 @@ def of_tasks(options: Options, replicas: "Replicas") -> None:
     tasks = [*(with_text(tasks_of(ours), text) if ours else []), *own_questions(options)]
     exam = Exam(tasks, foreign, **{name: getattr(options, name) for name in ASKED})
     evaluate_tasks([options.model, *options.sources], options, exam, options.json, replicas)
+
+
+def check_not_given(options: Options, names: Sequence[str], reason: str) -> None:
+    """Raise a UserError if one of the options `names`, which do not apply because of `reason`, is given."""
+    if given := [name for name in names if getattr(options, name) != getattr(Options, name)]:
+        kind = "texts" if given[0] in OF_TEXT else "examples"
+        raise UserError(f"{given[0]} applies to {kind}, and {reason}: leave it out")
 
 
 def own_questions(options: Options) -> "Iterator[Task]":
@@ -284,10 +294,9 @@ def of_examples(options: Options, lm: "LanguageModel", replicas: "Replicas") -> 
     from onward.data.shapes import Records
     from onward.evaluation.heads import evaluate_head, examples_of
 
-    if given := [name for name in OF_TEXT if getattr(options, name) != getattr(Options, name)]:
-        raise UserError(f"{given[0]} applies to texts, and {options.model} is evaluated on examples: leave it out")
+    check_not_given(options, OF_TEXT, f"{options.model} is evaluated on examples")
     if options.sources:
-        examples = examples_of(lm.model, lm.text(), Records(options.sources))
+        examples = examples_of(lm.model, lm.text(), Records(options.sources, options.columns, options.ignore))
         return lambda lm: evaluate_head(lm.model, examples, replicas)
     if (held_out := getattr(inputs_of(options), "held_out", None)) is None:
         raise UserError(f"{options.model} has no examples of its own that were held out: name some, as a .jsonl")

@@ -37,7 +37,7 @@ def show(config: FinetuneConfig, tokenizer: Tokenizer, count: int, as_json: bool
     the exit status. Raises a UserError if `count` is below 1."""
     if count < 1:
         raise UserError(f"the number of examples is {count}: give at least 1")
-    records, rows = Records(config.sources, config.columns), list[dict[str, Any]]()
+    records, rows = Records(config.sources, config.columns, config.ignore), list[dict[str, Any]]()
     for example in islice(config.method.examples(Encoder(tokenizer), records), count):
         sequences = [spans(sequence, tokenizer, tokens) for sequence in example.sequences]
         texts = [[{"text": text, "trained": trained} for text, trained in parts] for parts in sequences]

@@ -40,7 +40,7 @@ COMMON = {  # the options that `--help` shows, first and in this order; of the o
     "onward chat": ("system", "max_new_tokens", "temperature", "top_k", "top_p", "stop", "seed", "device", "json"),
     "onward data": (
         *("out", "tokenizer", "field", "gopher", "near", "min_words", "workers", "json"),
-        *("model", "method", "template", "columns", "count"),
+        *("model", "method", "template", "columns", "ignore", "count"),
     ),
 }
 

@@ -94,6 +94,12 @@ class Record(Shown):
         except UserError:
             return ""
 
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on the examples of a fine-tuning run: their shapes, and how many were cut or left out."""
+        known = read_table(self.folder / "inputs.json").get("notes")
+        return [str(note) for note in known] if isinstance(known, list) else []
+
     @cached_property
     def scores(self) -> list[TaskScore]:
         """The stored scores of the model at benchmark tasks, measured after its last training step."""

@@ -106,6 +106,7 @@ def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tok
         **dict(describe_parts(config)),
         "tokenizer": ", ".join([*([options["tokenizer"]] if options.get("tokenizer") else []), vocabulary]),
         "text": source_line(record.data.get("sources") or options.get("sources")),
+        "examples": "; ".join(record.notes),
         "quantized base": record.quantization,
         "computation": computation(record, config),
         "written": record.when,

@@ -64,6 +64,6 @@ def reply_tokens(tokenizer: Tokenizer, role: str, reply: str) -> list[int]:
 
     chat = Chat(tokenizer)
     talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
-    _, trained, _ = chat.conversation(talk)
+    trained = chat.conversations(talk)[-1].trained
     turn_end = len(trained) - trained[::-1].index(True)
     return chat.encode([*talk, {"role": role, "content": reply}])[turn_end:]

@@ -27,7 +27,7 @@ from onward.training.finetuning.config import FinetuneConfig
 from onward.training.losses.answers import FIRST, START
 from onward.training.methods.method import Base
 from onward.transforms.heads import add_head, head_labels
-from onward.transforms.lora import adapter_names, add_adapters, merge_lora, on_top
+from onward.transforms.lora import adapter_names, add_adapters, fully_trained, merge_lora, on_top
 from onward.transforms.quantize import is_quantized
 
 MERGED = "base"  # the folder in that of a run for the model with its first adapter merged
@@ -41,7 +41,7 @@ def load_base(config: RunConfig, *, lazy: bool = False) -> tuple[Decoder, dict[s
 
     If the base is itself an adapter, the run trains this adapter, with a frozen copy of it as the reference model; or,
     if the configuration has new adapters, it trains these on top of it. Raises a UserError if the run would train
-    quantized weights, or if the chat template adds tokens, whose embeddings adapters do not train.
+    quantized weights, or if the chat template adds tokens and not both embedding and head are trained.
     """
     c = config if isinstance(config, FinetuneConfig) else None
     adapters, first = (c.adapters, locate(c.base)) if c else (None, None)
@@ -55,10 +55,13 @@ def load_base(config: RunConfig, *, lazy: bool = False) -> tuple[Decoder, dict[s
         )
     new = base_tokenizer(config).vocab_size - model.config.vocab_size
     if new > 0 and c and (adapters or first):
-        raise UserError(
-            f"template {c.template} adds {new} tokens to the vocabulary, which adapters do not train: choose one "
-            "without new tokens, such as plain, or leave out lora"
-        )
+        full = fully_trained(model, adapters) if adapters and not first and not is_quantized(model) else []
+        if not {"embed", "head"} <= {*full}:
+            raise UserError(
+                f"template {c.template} adds {new} tokens to the vocabulary, which adapters do not train: choose one "
+                "without new tokens, such as plain, leave out lora, or train the embedding and the head of a model "
+                'that is neither quantized nor an adapter: --lora "lora(rank=16, full=(embed, head))"'
+            )
     if new > 0:
         model = with_vocabulary(model, model.config.vocab_size + new)
     torch.manual_seed(config.seed)

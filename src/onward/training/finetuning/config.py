@@ -27,6 +27,7 @@ class ExampleOptions:
 
     method: Method = SFT()  # how the model learns from the examples
     columns: str = ""  # columns to rename, such as prompt=question,completion=answer: Onward's name = the file's name
+    ignore: str = ""  # columns to leave out, such as notes,critique: those with texts that are not read are refused
     template: str = ""  # chat template: chatml, llama3, mistral, gemma, plain or a file; default: the model's own
     length: SizeOrZero = 0  # maximum number of tokens in an example; 0: the model's context length, at most 4096
     too_long: Literal["error", "cut", "drop"] = "error"  # how to treat longer examples; cut: keep only the first tokens

@@ -4,7 +4,7 @@ RUN/inputs.json records the checksums of these files.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,13 +15,14 @@ from onward import fields
 from onward.checkpoint.load import open_source
 from onward.config.mixtures import MovingWeight
 from onward.data.curricula import interleaving
-from onward.data.examples import Encoder, Examples, held_out, tabulated
+from onward.data.examples import Encoder, Examples
 from onward.data.forms import with_fields
 from onward.data.mixtures import SET, MixedRows, joined, one_set, weighted
 from onward.data.packing import PackedExamples, batch_of
 from onward.data.progress import Progress, silent
 from onward.data.records import Record
 from onward.data.shapes import Records
+from onward.data.tables import held_out, tabulated
 from onward.data.windows import TrainingWindows
 from onward.device import choose_device
 from onward.errors import UserError
@@ -131,15 +132,18 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         length = min(length, context_length - 1)  # leaves room for one token of the completion
 
     notes: list[str] = []
+    too_long: dict[str, dict[str, dict[str, int]]] = {}  # counts by part, "train" or "validation", and source
 
-    def table(sources: Sequence[str]) -> Examples:
+    def table(sources: Sequence[str], part: str = "train") -> Examples:
         progress("reading examples", 0, 0)
-        rows = Records(sources, config.columns)
+        rows = Records(sources, config.columns, config.ignore)
         records: Iterable[Record] = rows
         if isinstance(method, PolicyMethod) and method.reward:
             records = with_fields(records, method.reward.needs, fields.notation(method.reward))
-        examples = tabulated(method.examples(encoder, records), length, config.too_long)[0]
+        examples, left = tabulated(method.examples(encoder, records), length, config.too_long)
         notes.extend(rows.sentences())
+        notes.extend(filter(None, (counts.sentence(source, length) for source, counts in left.sources.items())))
+        too_long.setdefault(part, {}).update({source: asdict(counts) for source, counts in left.sources.items()})
         return examples
 
     by_source = len(config.sources) > 1 and method.by_record
@@ -151,7 +155,7 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         if mask.any() and not mask.all():
             files = {TRAIN: train.select(np.flatnonzero(~mask)), VALIDATION: train.select(np.flatnonzero(mask))}
     elif config.validation != "none":
-        files[VALIDATION] = table([config.validation])
+        files[VALIDATION] = table([config.validation], "validation")
     if config.curriculum:
         check_sets(files[TRAIN], config)
     elif config.weights:
@@ -170,6 +174,7 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         "base": base_checksum(config) if method.reference and not isinstance(method.reference, Kept) else "",
         "labels": encoder.labels or method.labels,
         "notes": notes,
+        "too_long": too_long,
     }
     write_json(folder / "inputs.json", record)
     return tokenizer

@@ -1,0 +1,120 @@
+"""Examples are collected in tables; those that are too long are cut or left out, and counted."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from onward.data.examples import Example, Examples, TokenSequence
+from onward.errors import UserError
+
+TooLong = Literal["error", "cut", "drop"]
+
+
+@dataclass
+class TooLongCounts:
+    """The number of examples of a source, of those longer than allowed, and how these were treated."""
+
+    examples: int = 0
+    longer: int = 0
+    cut: int = 0  # kept, without their last tokens
+    lost: int = 0  # left out, because all tokens to train would be cut off
+    equal: int = 0  # left out, because a pair's answers would be equal once cut
+    dropped: int = 0  # left out by --too-long drop
+
+    def sentence(self, source: str, length: int) -> str:
+        """Return a sentence on the examples of `source` that are longer than `length` tokens; "" if there are none."""
+        ways = {
+            "cut to it": self.cut,
+            "left out, since their answers would be cut off": self.lost,
+            "left out, since both answers would be equal once cut": self.equal,
+            "left out": self.dropped,
+        }
+        listed = ", ".join(f"{count:,} {way}" for way, count in ways.items() if count)
+        examples = f"{self.longer:,} of {self.examples:,} examples exceed the length of {length:,} tokens"
+        return f"{source}: {examples}: {listed}" if listed else ""
+
+
+@dataclass(frozen=True)
+class Left:
+    """The examples that were longer than allowed: their number, the length of the longest example in tokens, and counts
+    by source."""
+
+    count: int
+    longest: int
+    sources: Mapping[str, TooLongCounts]
+
+
+def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tuple[Examples, Left]:
+    """Collect examples in a table, in which no sequence has more than `length` tokens that the model reads. Returns the
+    table, and counts of longer examples.
+
+    For a longer sequence, `too_long` "cut" keeps its first tokens, "drop" leaves out the example, and "error" raises a
+    UserError. An example whose trained tokens are all cut is left out too, and so is a pair whose sequences become
+    equal; an example without trained tokens is a UserError. Numbers, such as a margin, that some examples lack are 0
+    there.
+    """
+    tokens, trained, ends = list[np.ndarray](), list[np.ndarray](), [0]
+    numbers: dict[str, list[float]] = {}
+    columns: list[str] = []
+    sources: dict[str, TooLongCounts] = {}
+    per_example, longest, place = 0, 0, ""
+    for example in examples:
+        counts = sources.setdefault(example.source, TooLongCounts())
+        counts.examples += 1
+        most = max(len(sequence.tokens) - sequence.unread for sequence in example.sequences)
+        if most > longest:
+            longest, place = most, example.place
+        rows = [cut(sequence, length) for sequence in example.sequences]
+        learns = all(any(mask[1:]) for _, mask in rows)
+        if most > length:
+            counts.longer += 1
+            equal = "label" not in example.numbers and len(rows) > 1 and rows[0][0] == rows[1][0]
+            way = "dropped" if too_long == "drop" else "lost" if not learns else "equal" if equal else "cut"
+            setattr(counts, way, getattr(counts, way) + 1)
+            if way != "cut":
+                continue
+        if not learns:
+            raise UserError(f"{example.place}: it has no token that is trained after another one: make it longer")
+        per_example = len(rows)
+        for ids, mask in rows:
+            tokens.append(np.array(ids, np.uint32))
+            trained.append(np.array(mask, bool))
+            ends.append(ends[-1] + len(ids))
+        columns.append(example.columns)
+        before = (len(ends) - 1) // per_example - 1
+        for name, value in example.numbers.items():
+            column = numbers.setdefault(name, [])
+            column += [0.0] * (before - len(column)) + [value]
+    left = Left(sum(one.longer for one in sources.values()), longest, sources)
+    if left.count and too_long == "error":
+        total = sum(one.examples for one in sources.values())
+        raise UserError(
+            f"{left.count:,} of {total:,} examples are longer than {length:,} tokens, {place} with {longest:,} the "
+            "longest: --too-long drop leaves them out, --too-long cut keeps their first tokens, and --length allows "
+            "more"
+        )
+    if not per_example:
+        sentences = "; ".join(one.sentence(name, length) for name, one in sources.items())
+        reason = f", as all are too long ({sentences})" if left.count else ""
+        raise UserError(f"there is no example to train on{reason}")
+    size = (len(ends) - 1) // per_example
+    arrays = {name: np.array(values + [0.0] * (size - len(values))) for name, values in numbers.items()}
+    flat = np.concatenate(tokens), np.concatenate(trained), np.array(ends[1:])
+    return Examples(*flat, per_example, arrays, columns if any(columns) else ()), left
+
+
+def cut(sequence: TokenSequence, length: int) -> tuple[Sequence[int], Sequence[bool]]:
+    """Shorten a sequence to its first `length` tokens that the model reads, followed by all of its final tokens that
+    only a reward uses. Returns (token ids, whether each is trained)."""
+    read = len(sequence.tokens) - sequence.unread
+    tokens, trained = ([*x[: min(read, length)], *x[read:]] for x in (sequence.tokens, sequence.trained))
+    return tokens, trained  # type: ignore[return-value]
+
+
+def held_out(count: int, share: float) -> np.ndarray:
+    """Select the fraction `share` of `count` examples for validation, evenly spread: (count,) bool, True for the
+    selected."""
+    steps = np.floor(np.arange(count + 1) * share)
+    return steps[1:] > steps[:-1]
