@@ -22,7 +22,7 @@ TEMPLATE = (
 )
 TEMPLATES = {  # a template, and what is found
     "right": (TEMPLATE, ""),
-    "another prompt": (TEMPLATE.replace("%}<|assistant|>{% endif", "%}Assistant:{% endif"), "in training"),
+    "another prompt": (TEMPLATE.replace("%}<|assistant|>{% endif", "%}Assistant:{% endif"), "in a finished one"),
     "no end": (TEMPLATE.replace("{{ eos_token }}", ""), "never closes the assistant's turn"),
 }
 

@@ -13,6 +13,7 @@ import pytest
 
 from onward.generation.constraint import TextConstraint, constraint
 from onward.generation.options import GenerationOptions
+from onward.generation.schemas import prepared
 from onward.serving.calls.forms import FORMS, Forms
 from onward.serving.calls.markers import Markers
 
@@ -53,7 +54,7 @@ THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 
 
 def constrained(forms: Forms, required: bool, schema: Any = None) -> tuple[Forms, TextConstraint]:
-    forms, form = forms.constrained(required, schema, "response_format")
+    forms, form = forms.constrained(required, schema and prepared(schema, "response_format"))
     tokenizer = forms.markers.tokenizer
     first = constraint(tokenizer, tokenizer.vocab_size, tokenizer.end_ids, GenerationOptions(**form))
     assert first is not None

@@ -225,7 +225,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "nothing to continue": (
         "chat/completions",
-        {"messages": [{"role": "assistant", "content": " "}], "continue_final_message": True},
+        {"messages": [{"role": "assistant", "content": ""}], "continue_final_message": True},
         "the last message has no text",
     ),
 }
@@ -269,16 +269,3 @@ def test_successive_items_of_the_assistant_are_one_message() -> None:
         "assistant",
         "tool",
     ] * 2
-
-
-@pytest.mark.parametrize("given", ["", None, "null", "{}"])
-def test_arguments_of_an_earlier_call_may_be_empty(given: str | None) -> None:
-    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": given}}
-    message = message_of({"role": "assistant", "content": None, "tool_calls": [call]}, 0)
-    assert (message["content"], message["tool_calls"][0]["function"]["arguments"]) == ("", {})
-
-
-@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
-def test_earlier_reasoning_has_the_names_that_templates_read(name: str) -> None:
-    message = message_of({"role": "assistant", "content": "Hi", name: "Hm"}, 0)
-    assert (message["reasoning_content"], message["thinking"]) == ("Hm", "Hm")

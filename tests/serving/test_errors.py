@@ -118,14 +118,14 @@ NAMED: dict[str, tuple[str, dict[str, Any], str, str]] = {  # path, body, param,
     "a schema": (
         "/v1/chat/completions",
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "colour"}}}},
-        "response_format",
-        "response_format ",
+        "response_format.json_schema.schema",
+        "response_format.json_schema.schema ",
     ),
     "a schema in responses": (
         "/v1/responses",
         {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "colour"}}}},
-        "text.format",
-        "text.format ",
+        "text.format.schema",
+        "text.format.schema ",
     ),
     "the third message": (
         "/v1/chat/completions",

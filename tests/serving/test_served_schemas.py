@@ -19,15 +19,17 @@ from support.server import Running, serving
 
 BROKEN = {"enum": [True], "not": {"const": True}}  # the grammar allows one answer, which breaks `not`
 KEPT = {"enum": [True], "not": {"const": 1}, "format": "password"}
-MESSAGE = "json_schema is not met by the answer: # breaks #/not"
+MESSAGE = "response_format is not met by the answer: # breaks #/not"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("models") / "model"
     tokenizer = train_tokenizer("byte", ["a"])
-    tokenizer.templates["default"] = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    config = onward.DecoderConfig(tokenizer.vocab_size, d_model=8, n_layers=1, n_heads=1, context_length=64)
+    tokenizer.templates["default"] = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}<tool_call>{% endif %}"
+    )
+    config = onward.DecoderConfig(tokenizer.vocab_size, d_model=8, n_layers=1, n_heads=1, context_length=256)
     torch.manual_seed(0)
     onward.save(LanguageModel(Decoder(config).eval(), tokenizer), folder)
     with serving(folder, rows=2) as running:
@@ -49,6 +51,22 @@ def test_answer_that_breaks_its_schema_is_an_error(server: Running, caplog: pyte
             assert reply.json()["error"]["message"].startswith(MESSAGE)
     assert caplog.messages.count(prepared(BROKEN).note) == 1
     assert ask(server, KEPT).json()["choices"][0]["message"]["content"] == "true"
+
+
+def test_arguments_of_a_call_that_break_their_schema_are_an_error(server: Running) -> None:
+    for answer, status in (BROKEN, 400), (KEPT, 200):
+        parameters = {"properties": {"a": answer}, "required": ["a"], "additionalProperties": False}
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        messages = [{"role": "user", "content": "a"}]
+        how = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+        reply = server.post("/v1/chat/completions", messages=messages, **how)
+        assert reply.status_code == status
+        if status == 400:
+            expected = "tools[0].parameters is not met by the answer: #/a breaks #/properties/a/not"
+            assert reply.json()["error"]["message"].startswith(expected)
+        else:
+            (call,) = reply.json()["choices"][0]["message"]["tool_calls"]
+            assert json.loads(call["function"]["arguments"]) == {"a": True}
 
 
 def test_stream_of_an_answer_that_breaks_its_schema_ends_with_an_error(server: Running) -> None:

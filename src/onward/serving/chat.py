@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import time
@@ -14,17 +13,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from onward.errors import UserError
 from onward.generation.options import FORMS as CONSTRAINTS
+from onward.generation.schemas import prepared
 from onward.serving.calls.forms import HARMONY, Forms, call_form_of, reasoning_form_of
 from onward.serving.calls.markers import Markers
 from onward.serving.calls.source import Event
-from onward.serving.calls.splitter import AnswerSplitter
+from onward.serving.calls.splitter import AnswerCheck, AnswerSplitter
 from onward.serving.completions import MOST_LOGPROBS, truncated
 from onward.serving.errors import ApiError
 from onward.serving.fields import FORM_CHARACTERS, SamplingFields
 from onward.serving.jobs import Job, Update, merged
 from onward.serving.models import Served
 from onward.serving.parts import Call, Part, ResponseFormat, Tool
-from onward.serving.service import Service, service_of
+from onward.serving.service import Service, log_note, service_of
 from onward.serving.shapes import Whole, shown
 from onward.serving.streams import DONE, event
 from onward.serving.tools import Tools
@@ -129,13 +129,19 @@ async def begin(
     continued = messages[-1].get("content") if (ends or {}).get("continue_final_message") else ""
     forms = forms_of(served, tools, body.reasoning_format).after(tokens, str(continued or ""))
     field = "text.format.schema" if label == "responses" else "response_format.json_schema.schema"
-    forms, form = await service.compute(forms.constrained, tools.required, schema, field)
+    wanted = None if schema is None or tools.required else await service.compute(prepared, schema, field)
+    forms, form = await service.compute(forms.constrained, tools.required, wanted)
     if form:
         check_form(form, body, "tool_choice" if tools.required else field.partition(".")[0])
+    check = AnswerCheck(forms, tokens, wanted) if "grammar" in form else None
+    for note in check.notes if check else ():
+        log_note(note)
     room = max(1, served.engine.length - len(tokens))
     stop = chat.stop + texts_of(body.stop)
     given = body.options(room, stop=stop, logprobs=logprobs, **form)
-    return await service.submit(served, [tokens], given, label, body.edits), forms
+    return await service.submit(
+        served, [tokens], given, label, body.edits, check if check and check.notes else None
+    ), forms
 
 
 def forms_of(served: Served, tools: Tools, reasoning_format: str | None) -> Forms:
@@ -199,9 +205,8 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | 
 
 
 def message_of(message: Mapping[str, Any], number: int, field: str = "messages") -> dict[str, Any]:
-    """Return a message of a request as chat templates expect it: its content as text, and the arguments of tool calls
-    as dicts. Raises an ApiError, which names item `number` of the `field` that holds the message, for content other
-    than text."""
+    """Return a message of a request for the chat template, its content as text. Raises an ApiError, which names item
+    `number` of the `field` that holds the message, for content other than text."""
     result = {name: value for name, value in message.items() if value is not None}
     content = message.get("content")
     if isinstance(content, list):
@@ -214,26 +219,7 @@ def message_of(message: Mapping[str, Any], number: int, field: str = "messages")
         if message.get(name):
             place = f"{field}[{number}].{name}"
             raise ApiError(f"{place} is not supported by this server: use content and tool_calls", param=place)
-    if isinstance(calls := message.get("tool_calls"), list):
-        result["tool_calls"] = [with_table(call) for call in calls]
-        result.setdefault("content", "")
-    names = "reasoning_content", "reasoning", "thinking"  # of one thing, in other programs; templates read these two:
-    if reasoning := next((message[name] for name in names if isinstance(message.get(name), str)), ""):
-        result |= {"reasoning_content": reasoning, "thinking": reasoning}
     return result
-
-
-def with_table(call: Any) -> Any:
-    """Return a tool call of a message, in which the arguments are a JSON text, with this text parsed to a dict, as chat
-    templates expect; null and an empty text become an empty dict. Unchanged if the text is not JSON."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(given := function.get("arguments"), str | None):
-        return call
-    try:
-        arguments = json.loads(given or "null")
-    except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
 
 
 def variables_of(given: Mapping[str, Any] | None, tools: Tools, served: Served) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
         message = message_of(message_from(item, number), number, "input")
         if message["role"] != "assistant":
             turn = {}
-        elif not turn or (turn["content"] and "tool_calls" not in turn and "tool_calls" not in message):
+        elif not turn or (turn.get("content") and "tool_calls" not in turn and "tool_calls" not in message):
             turn = message  # a text or reasoning after a text begins another message
         else:
             join(turn, message)

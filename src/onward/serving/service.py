@@ -109,10 +109,12 @@ class Service:
         options: GenerationOptions,
         label: str,
         edits: Edits | None = None,
+        check: Callable[[Sequence[int]], None] | None = None,
     ) -> Job:
         """Start the answers to `prompts` with the model `served`; `edits` switches off parts of the model for these
-        prompts alone. Returns their Job, which the log calls `label`. Raises an ApiError or UserError for prompts or
-        options that can never be answered, and an ApiError with status 429 if too many answers wait already."""
+        prompts alone. `check` is called with the tokens of each complete answer, and may raise a UserError. Returns
+        their Job, which the log calls `label`. Raises an ApiError or UserError for prompts or options that can never be
+        answered, and an ApiError with status 429 if too many answers wait already."""
         engine, rows = served.engine, served.engine.scheduler.rows
         if not prompts:
             raise ApiError("there is no prompt: give at least one", param="prompt")
@@ -136,6 +138,7 @@ class Service:
             log_note(schema_note(options))
             for number, request in enumerate(answers):
                 request.adapter = served.adapter
+                request.check = check or request.check
                 try:
                     check_request(request, engine.model.config, engine.length, None)
                 except PromptError as error:

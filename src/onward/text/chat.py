@@ -31,6 +31,7 @@ MARKS = {  # Unicode noncharacters that stand for a control token, by whether it
 }
 Span = tuple[int, int, int]  # a token: its id, and where in the text it begins and ends
 ASSISTANT = ("assistant", "model")  # roles of the assistant
+SHOWN = 20  # characters of a text in a message
 TAUGHT = ("content", "tool_calls", *REASONING)  # fields of the assistant's messages that a model learns to write
 
 
@@ -67,8 +68,8 @@ class Chat:
 
     Messages are given to the template as they are, except for three differences between models. The reasoning of a
     message is available under each of the names that templates use. Arguments of tool calls are tables. If the template
-    does not write a message, it is tried with the content None instead of no content, and with the role system instead
-    of developer; a message or a tool call that the template still does not write is a UserError.
+    does not write a message, it is tried with the content None instead of an empty one, and with the role system
+    instead of developer; a message or a tool call that the template still does not write is a UserError.
 
     A tokenizer without a template gets a plain one, and a NoTemplate warning: `User: ...`, then `Assistant:` and the
     answer, which ends before the next `User:`. The attribute `stop` holds the texts that then end an answer; it is
@@ -207,18 +208,23 @@ class Chat:
                     "name another template"
                 )
             same = next((at for _, at, end in self.controls(text) if at < same < end), same)
+            other = text[same : same + SHOWN]
+            if other.strip() and mask_of(other)[0] in codes_of(TEMPLATE):
+                raise UserError(
+                    f"the chat template begins an answer with {before[same:]!r:.99}, but writes {other!r} in a "
+                    "finished one: name another template"
+                )
         return same
 
     def example(self, turns: Sequence[Turn]) -> Conversation:
         """Return the training example of turns that the last one's text has in common."""
         text = turns[-1].text
-        own, trained, blocks = self.controls(text), list[bool](), any(ord(code) & GENERATED for code in mask_of(text))
+        own, trained, blocks = self.controls(text), list[bool](), in_block(text)
         closing = {(start, end) for _, start, end in own if any(end == turn.end for turn in turns)}
         tokens = self.cut_tokens(text, [turn.start for turn in turns])
         for _, start, end in tokens:
             inside = any(turn.start <= start and end <= turn.end and start < end for turn in turns)
-            block = any(ord(code) & GENERATED for code in mask_of(text)[start:end])
-            trained.append(inside and (not blocks or block or (start, end) in closing))
+            trained.append(inside and (not blocks or in_block(text[start:end]) or (start, end) in closing))
         return Conversation([i for i, _, _ in tokens], trained, str.__getitem__(text, slice(None)))
 
     def tokens(self, text: MaskedString) -> list[Span]:
@@ -296,6 +302,11 @@ class Chat:
             if i in self.marks and not unknown:
                 result.append((i, start, end))
         return result
+
+
+def in_block(text: MaskedString) -> bool:
+    """Return whether a template marks any character of a text as generated."""
+    return any(ord(code) & GENERATED for code in {*mask_of(text)})
 
 
 def taught(message: Message) -> bool:

@@ -27,8 +27,8 @@ class Messages:
     rendered text shows which fields the template wrote, and where.
 
     `messages` differ from those given: the reasoning of a message has each of the names that templates use, text parts
-    of a content are joined, arguments of tool calls are tables, and fields that are None are left out. Raises a
-    UserError for malformed messages.
+    of a content are joined, a missing content is empty, arguments of tool calls are tables, and fields that are None
+    are left out. Raises a UserError for malformed messages.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class Messages:
         raise first
 
     def readings(self) -> Iterator[list[dict[str, Any]]]:
-        """Yield the messages as they are; then, where that makes a difference, with the content None instead of no
-        content, with the role system instead of developer, and with both."""
-        bare = [{"content": None, **message} for message in self.messages]
+        """Yield the messages as they are; then, where that makes a difference, with the content None instead of an
+        empty one, with the role system instead of developer, and with both."""
+        bare = [message | {"content": message["content"] or None} for message in self.messages]
         system = {"role": sourced("system", TEMPLATE)}
         for change in {}, system:
             for messages in (self.messages, bare) if bare != self.messages else (self.messages,):
@@ -187,9 +187,10 @@ def check_messages(messages: Any) -> None:
 
 
 def normalized(message: Message, index: int) -> dict[str, Any]:
-    """Return a message without fields that are None, with the names of its reasoning, joined text parts, and arguments
-    of tool calls as tables. Raises a UserError, which names the message, for parts that are not text."""
-    result = {str(name): value for name, value in message.items() if value is not None}
+    """Return a message with a content, without fields that are None, with the names of its reasoning, joined text
+    parts, and arguments of tool calls as tables. Raises a UserError, which names the message, for a part that is no
+    text."""
+    result = {"content": ""} | {str(name): value for name, value in message.items() if value is not None}
     reasoning = next((result[name] for name in REASONING if result.get(name)), None)
     if reasoning is not None:
         result |= dict.fromkeys(REASONING, reasoning)

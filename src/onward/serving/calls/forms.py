@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from onward.generation.schemas import prepared
+from onward.generation.schema_rule import rule
+from onward.generation.schemas import Prepared
 from onward.serving.calls import json_calls
 from onward.serving.calls.harmony import harmony_grammar, harmony_rules, read_harmony
 from onward.serving.calls.markers import Markers
 from onward.serving.calls.reasoning import BLOCKS, Block
-from onward.serving.calls.schemas import Function, json_rule, moved, rule
+from onward.serving.calls.schemas import Function, moved
 from onward.serving.calls.source import Parser, Source
 from onward.serving.calls.xml_calls import read_xml, xml_grammar
 
@@ -97,10 +98,9 @@ class Forms:
         rest = read(source, self.functions, self.markers)
         return self.block.read(source, self.markers, self.opened, rest) if self.block else rest
 
-    def constrained(self, required: bool, schema: Any = None, field: str = "") -> tuple[Forms, dict[str, Any]]:
+    def constrained(self, required: bool, schema: Prepared | None = None) -> tuple[Forms, dict[str, Any]]:
         """Return how a constrained answer is read, and the constraint as fields of GenerationOptions: the answer is
-        calls if they are `required`, else calls or JSON of the schema; `field` names the schema in errors. Without
-        either, the answer is free.
+        calls if they are `required`, else calls or JSON of the schema. Without either, the answer is free.
 
         A model that reasons does so first, if it wants to: it was trained to, and an answer without its reasoning is
         worse. The constraint holds for the rest.
@@ -109,15 +109,15 @@ class Forms:
             return self, {}
         form = FORMS[self.calls]
         if not self.functions and not self.block and self.calls != HARMONY:
-            return self, {"json_schema": schema}
+            return self, {"json_schema": schema.original if schema else {}}
         final = "final" if self.calls == HARMONY else ""
-        content = "" if required else f"content: {final} form\n{json_rule('form', schema, field)}"
+        content = "" if required or not schema else f"content: {final} form\nform: {rule(schema.schema)}\n"
         if not self.functions:
             return self, self.grammar("content", content)
         if form.grammar and (calls := form.grammar(self.functions, self.parallel, self.markers)):
             return self, self.grammar("calls" if required else "(calls | content)", calls + content)
         forms = self if form.schema else replace(self, calls="json")
-        return forms, forms.grammar("answer", forms.bare_rule(None if required else prepared(schema, field).schema))
+        return forms, forms.grammar("answer", forms.bare_rule(None if required else schema))
 
     def grammar(self, answer: str, rules: str) -> dict[str, Any]:
         """Return the grammar of an answer, a symbol of these rules, and of the reasoning before it, as a field of
@@ -129,16 +129,17 @@ class Forms:
             rules += self.block.grammar(self.markers, self.opened)
         return {"grammar": f"start: {answer}\n{rules}"}
 
-    def bare_rule(self, schema: Any) -> str:
+    def bare_rule(self, schema: Prepared | None) -> str:
         """Return a grammar rule of an answer that is bare JSON: calls or, unless it is None, JSON of the schema. One
         schema holds both, since a grammar could not tell them apart by their first characters."""
         describe = FORMS[self.calls].schema
         assert describe is not None
         calls = describe(self.functions, self.parallel)
         if schema is None:
-            return rule("answer", calls)
-        definitions = {**calls.pop("$defs"), "answer": moved(schema, "answer")}
-        return rule("answer", {"anyOf": [calls, {"$ref": "#/$defs/answer"}], "$defs": definitions})
+            return f"answer: {rule(calls)}\n"
+        definitions = {**calls.pop("$defs"), "answer": moved(schema.schema, "answer")}
+        both = {"anyOf": [calls, {"$ref": "#/$defs/answer"}], "$defs": definitions}
+        return f"answer: {rule(both)}\n"
 
 
 def read_content(source: Source, functions: Sequence[Function], markers: Markers) -> Parser[None]:

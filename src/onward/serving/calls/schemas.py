@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onward.generation.constraint import SPACE
-from onward.generation.schemas import prepared
+from onward.generation.schema_rule import rule
+from onward.generation.schemas import Prepared, prepared
 
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 
@@ -32,23 +31,15 @@ class Function:
         """The JSON schema of the arguments, which are always an object."""
         return {**(self.given.get("parameters") or {}), "type": "object"}
 
-
-def json_rule(name: str, schema: Any, field: str) -> str:
-    """Return a grammar rule for the JSON of a schema, whose references refer to the schema itself. `field` names the
-    schema in errors."""
-    return rule(name, prepared(schema, field).schema)
-
-
-def rule(name: str, schema: Any) -> str:
-    """Return a grammar rule for the JSON of a schema that is prepared for the grammar."""
-    if isinstance(schema, Mapping):
-        schema = {"x-guidance": {"whitespace_pattern": SPACE}, **schema}
-    return f"{name}: %json {json.dumps(schema)}\n"
+    @property
+    def arguments(self) -> Prepared:
+        """The JSON schema of the arguments, ready to constrain them."""
+        return prepared(self.parameters, f"{self.field}.parameters")
 
 
 def arguments_rule(function: Function, number: int) -> str:
     """Return a grammar rule for the arguments of the function with this number."""
-    return json_rule(f"arguments_{number}", function.parameters, f"{function.field}.parameters")
+    return f"arguments_{number}: {rule(function.arguments.schema)}\n"
 
 
 def calls_schema(functions: Sequence[Function], key: str) -> dict[str, Any]:
@@ -56,8 +47,7 @@ def calls_schema(functions: Sequence[Function], key: str) -> dict[str, Any]:
     function's arguments is a definition, in which it is its own root."""
     calls, definitions = [], {}
     for number, function in enumerate(functions):
-        schema = prepared(function.parameters, f"{function.field}.parameters").schema
-        definitions[f"arguments_{number}"] = moved(schema, f"arguments_{number}")
+        definitions[f"arguments_{number}"] = moved(function.arguments.schema, f"arguments_{number}")
         properties = {"name": {"const": function.name}, key: {"$ref": f"#/$defs/arguments_{number}"}}
         calls.append(
             {"type": "object", "properties": properties, "required": ["name", key], "additionalProperties": False}

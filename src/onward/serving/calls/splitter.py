@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
 
+from onward.errors import UserError
+from onward.generation.schemas import Prepared
 from onward.serving.calls.forms import Forms
 from onward.serving.calls.markers import MarkedStream, unmarked
 from onward.serving.calls.source import Event, Kind, Source
@@ -104,6 +106,32 @@ class AnswerSplitter:
             events += self.splitter.push(self.stream.finish()[: self.room])
             events += self.splitter.finish(update.finish_reason == "length")
         return joined(events)
+
+
+class AnswerCheck:
+    """The check of a complete answer that follows the tokens `prompt`, whose calls and content are constrained: raises
+    a UserError if it breaks a keyword of their JSON schemas that the constraint does not enforce. `schema` is that of
+    the content, None for any text."""
+
+    def __init__(self, forms: Forms, prompt: Sequence[int], schema: Prepared | None) -> None:
+        self.forms, self.prompt, self.schema = forms, prompt, schema
+        self.arguments = {function.name: function.arguments for function in forms.functions}
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about the keywords that are checked; empty if there are none."""
+        schemas = [*self.arguments.values(), *([self.schema] if self.schema else [])]
+        return [schema.note for schema in schemas if schema.note]
+
+    def __call__(self, tokens: Sequence[int]) -> None:
+        splitter, stream = Splitter(self.forms), MarkedStream(self.forms.markers, self.prompt)
+        events = splitter.push("".join(map(stream.push, tokens)) + stream.finish()) + splitter.finish()
+        schema: Prepared | None = None
+        for event in joined(events):
+            schema = self.arguments[event.text] if event.kind == "call" else schema
+            checked = schema if event.kind == "arguments" else self.schema if event.kind == "content" else None
+            for problem in checked.problems(event.text) if checked else ():
+                raise UserError(problem)
 
 
 def joined(events: Sequence[Event]) -> list[Event]:

@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from onward.generation.schemas import json_rule
 from onward.serving.calls.json_calls import incomplete, parsed, quoted
 from onward.serving.calls.markers import Markers
-from onward.serving.calls.schemas import TYPES, Function, json_rule, moved, resolved, types_of
+from onward.serving.calls.schemas import TYPES, Function, moved, resolved, types_of
 from onward.serving.calls.source import Event, Parser, Source, overlap
 
 FUNCTION, CALL_END, PARAMETER, VALUE_END = "<function=", "</function>", "<parameter=", "</parameter>"
@@ -154,9 +155,8 @@ def parameter_rules(function: Function, number: int) -> tuple[str, str] | None:
             rules.append(f"{rule}: ({' | '.join(map(quoted, values))}) {tail}\n")
         elif types and "string" not in types:
             rules.append(f"{rule}: json_{rule} {tail}\n")
-            rules.append(
-                json_rule(f"json_{rule}", within(given, root), f"{function.field}.parameters.properties.{name}")
-            )
+            value = json_rule(within(given, root), f"{function.field}.parameters.properties.{name}")
+            rules.append(f"json_{rule}: {value}\n")
         else:
             return None
         rules.append(f"{one}: {quoted(PARAMETER + name + '>' + chr(10))} {rule}\n")

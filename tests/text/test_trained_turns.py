@@ -296,3 +296,10 @@ def test_an_answer_is_continued_right_after_its_text(content: str) -> None:
             assert chat.tokenizer.inner.decode(ids[len(before) + 1 :]) == expected
     with pytest.raises(UserError, match="cannot be continued"):
         chat_of(TRIMMED).encode([ASK, {"role": "assistant", "content": " "}], continue_final_message=True)
+
+
+@pytest.mark.parametrize("given", ["", None, "null", "{}"])
+def test_arguments_of_a_call_are_a_table(given: str | None) -> None:
+    chat = CHATS["Llama 3.1"]
+    assert chat.encode([ASK, call(given), RESULT]) == chat.encode([ASK, call({}), RESULT])
+    assert chat.encode([ASK, call('{"n": [1]}'), RESULT]) == chat.encode([ASK, call({"n": [1]}), RESULT])
