@@ -281,7 +281,7 @@ def random_rows(draw: random.Random) -> Iterator[tuple[Any, dict[str, Any], str]
         if form is not prompted:
             column, mark = draw.choice(words), f"a mark {draw.random()}"
             value = draw.choice([mark, [mark], {"inner": mark}, [[{"deep": [mark]}]]])
-            if column not in row and not (column == "question" and name in ("preferences", "conversations", "Alpaca")):
+            if column not in row:
                 yield form, {**row, column: value}, mark
         talks = [field for field in row if isinstance(row[field], list) and name != "ShareGPT"]
         for field in draw.sample(talks, min(1, len(talks))):
