@@ -334,3 +334,13 @@ def test_mistakes_are_one_sentence_and_no_run_is_begun(
     after = {path: path.stat().st_mtime_ns for path in [*Path().rglob("*"), *base.rglob("*")] if path.is_file()}
     assert {path for path in after if before.get(path) != after[path]} <= {base / "train.lock"}
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("option", ["--columns prompt=question", "--ignore notes"])
+def test_options_of_examples_are_refused_for_texts(
+    option: str, base: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("text.txt").write_text("what is the sum")
+    assert main(["evaluate", str(base), "text.txt", *option.split()]) == 2
+    name = option.partition(" ")[0].removeprefix("--")
+    assert f"{name} applies to examples, and {base} is evaluated on texts" in capsys.readouterr().err

@@ -303,3 +303,22 @@ def test_no_text_of_a_row_is_lost_in_silence(count: int) -> None:
             else:
                 told = "".join(written(one, i) for one in examples for i in range(len(one.sequences)))
             assert mark in told, row
+
+
+FORGETS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content and loop.last %}<think>"
+    "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_answers_that_are_written_differently_later_are_examples_of_their_own() -> None:
+    names = Tokenizer(BYTES.inner, BYTES.bos, BYTES.eos, ends=BYTES.end_ids, templates={"default": FORGETS})
+    thought = {**answer, "reasoning_content": "1 + 1"}
+    examples = made(supervised, {"messages": [user, thought, user, thought]}, encoder=Encoder(names))
+    asked, said = "<|im_start|>user\nTwo?<|im_end|>\n<|im_start|>assistant\n", "It is 2.<|im_end|>"
+    whole = [f"{asked}<think>1 + 1</think>{said}", f"{asked}{said}\n{asked}<think>1 + 1</think>{said}"]
+    assert [written(one).removesuffix("\n") for one in examples] == whole
+    assert [trained(one) for one in examples] == [f"<think>1 + 1</think>{said}"] * 2
+    row = {"prompt": [user], "chosen": [thought, user, thought], "rejected": [worse]}
+    refused(preferred, row, "the conversation becomes 2 examples", Encoder(names))
