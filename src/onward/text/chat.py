@@ -182,14 +182,18 @@ class Chat:
         # some templates end an answer by the token that begins the next message
         written = len(text.rstrip())
         follow = [any_message("tool")] if messages[index].get("tool_calls") else []
-        for after in [*talk.messages[index + 1 : index + 2], *follow, any_message("user")]:
+        for other in [*talk.messages[index + 1 : index + 2], *follow, any_message("user")]:
             try:
-                longer = talk.rendered([*messages, after], False)
+                longer = talk.rendered([*messages, other], False)
             except UserError:
                 continue
             next_at, end = next(((at, end) for _, at, end in self.controls(longer) if at >= written), (0, 0))
             if longer[:written] == text[:written] and end and not longer[written:next_at].strip():
                 return Turn(longer[:end], start, end)
+        after = max(talk.end_of(text, index, name) for name in messages[index])
+        closing = [end for _, at, end in self.controls(text) if at >= after > start]  # and text follows, in a block
+        if closing:
+            return Turn(text, start, closing[-1])
         raise UserError("the chat template never closes the assistant's turn with a control token: use another")
 
     def start(self, talk: Messages, text: MaskedString, index: int) -> int:
