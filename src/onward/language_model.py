@@ -164,8 +164,8 @@ class LanguageModel(TextModel):
 
         By default an answer has at most 256 tokens, or as many as the context has room for. Keyword arguments are the
         fields of GenerationOptions and the parameters of `engine`. Answer i of a call, counted over all prompts, uses
-        seed + i. An answer that failed (its logits are NaN, no token is allowed, a processor raised) has the
-        finish_reason "error" and an `error`; the others are as they would be without it.
+        seed + i. An answer that failed (its logits are NaN, no token is allowed, a processor raised, its text breaks
+        the JSON schema) has the finish_reason "error" and an `error`; the others are as they would be without it.
         """
         given = {**keywords, "n": n, "max_new_tokens": max_new_tokens}
         options, rest = split(given, EngineKeywords, DEFAULT)

@@ -139,6 +139,7 @@ CHECKED: dict[
     ),
     "a far bound": ({"type": "number", "maximum": 1e38}, "#/maximum", [1e37], [1e39]),
     "a multiple beside it": ({"multipleOf": 0.01, "not": {"const": 1}}, "#/not", [9.01, 0.07, "a"], [1, 0.001]),
+    "a bound of draft 4": ({"not": {"minimum": 1, "exclusiveMinimum": True}}, "#/not", [1], [2]),
     "a cycle with siblings": (
         {"$defs": {"A": {"properties": {"x": {"$ref": "#/$defs/A", "required": ["y"]}}}}, "$ref": "#/$defs/A"},
         "#/$defs/A/properties/x/required",
@@ -240,6 +241,16 @@ def test_check_of_nested_alternatives_takes_a_bounded_time(monkeypatch: pytest.M
 )
 def test_pattern_becomes_expressions_without_assertions(pattern: str, expected: list[str], exact: bool) -> None:
     assert expressible(pattern) == (expected, exact)
+
+
+def test_set_of_an_enum_has_at_most_as_many_items() -> None:
+    schema = {
+        "type": "array",
+        "items": {"$ref": "#/$defs/A"},
+        "uniqueItems": True,
+        "$defs": {"A": {"enum": ["a", "b"]}},
+    }
+    assert [is_allowed(schema, ["a"] * count) for count in range(4)] == [True, True, True, False]
 
 
 @cache
