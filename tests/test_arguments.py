@@ -152,6 +152,8 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Tokenizer.encode": (tokenizer.encode, {"text": "the cat"}),
         "Tokenizer.encode_batch": (tokenizer.encode_batch, {"texts": ["the cat"]}),
         "Tokenizer.begin": (tokenizer.begin, {"tokens": [1]}),
+        "Tokenizer.continuation": (tokenizer.continuation, {"before": "the ", "text": "cat"}),
+        "Tokenizer.encode_inside": (tokenizer.encode_inside, {"text": "cat"}),
         "Tokenizer.decode": (tokenizer.decode, {"ids": [1]}),
         "Tokenizer.byte_count": (tokenizer.byte_count, {"ids": [1]}),
         "Tokenizer.token_bytes": (tokenizer.token_bytes, {"token_id": 1}),
