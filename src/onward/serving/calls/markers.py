@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 
+from onward.generation.constraint import terminal
 from onward.text.stream import TextStream
 from onward.text.tokenizer import SURROGATE, Tokenizer
 
@@ -41,7 +41,7 @@ class Markers:
 
     def symbol(self, marker: str) -> str:
         """Return the marker as a symbol of a grammar."""
-        return f"<[{self.ids[marker]}]>" if marker in self.ids else json.dumps(marker)
+        return terminal(self.tokenizer, marker)
 
     def up_to(self, marker: str, name: str) -> tuple[str, str]:
         """Return (symbols, rules) of a grammar for any text that ends with the marker, and the marker. `name` is that
