@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import onward
-from onward.language_model import LanguageModel
+from onward.api.language_model import LanguageModel
 from onward.text.tokenizer import train_tokenizer
 
 CONFIG = onward.DecoderConfig(

@@ -26,7 +26,7 @@ import torch
 
 import onward
 from onward.text.tokenizer import train_tokenizer
-from onward.training.methods.grpo import GRPO
+from onward.training.methods.completions.grpo import GRPO
 from onward.training.reinforcement.policy import PolicyGradient
 from onward.training.rewards.reward import Completion, Reward
 from onward.training.step.optimizer import optimizers

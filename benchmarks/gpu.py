@@ -23,11 +23,11 @@ import onward
 from benchmarks.text import machine
 from onward.families import express
 from onward.measuring.decoders import decoder_of, models_in
+from onward.measuring.generation import GREEDY, Precision, serve
 from onward.measuring.speeds import VOCABULARY, generation_speeds
+from onward.measuring.training import measure_training
 from onward.planning.devices import DEVICES
 from onward.planning.machine import peak_flops, wait
-from onward.planning.speed import GREEDY, Precision, serve
-from onward.training.step.speed import measure_training
 from onward.transforms.compiling import compile_blocks
 
 PRECISIONS: tuple[Precision, ...] = ("bfloat16", "int8", "int4")

@@ -15,11 +15,11 @@ from typing import get_args
 import torch
 
 from onward.measuring.decoders import decoder_of
+from onward.measuring.generation import Limits, Precision, measure, step_seconds
+from onward.measuring.training import measure_training, trial_share
 from onward.model.decoder import Decoder
 from onward.planning.machine import Machine, measured_machine
-from onward.planning.speed import Limits, Precision, measure, step_seconds
 from onward.reports.plan import Planned
-from onward.training.step.speed import measure_training, trial_share
 from onward.transforms.quantize import quantize_model
 
 MODELS = "mini", "small", "gpt2"  # the first two are run to calibrate, the last one is not

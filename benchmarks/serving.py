@@ -146,7 +146,7 @@ def main() -> None:
     from benchmarks.decode.models import SIZES, prompt, random_model
     from benchmarks.decode.tables import Table
     from onward.data.corpora import embedded
-    from onward.planning.speed import GREEDY
+    from onward.measuring.generation import GREEDY
     from onward.serving.config import EngineOptions
     from onward.serving.models import engine_for, row_counts
 

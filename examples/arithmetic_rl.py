@@ -19,7 +19,7 @@ from onward.generation.request import Request
 from onward.reports.pictures.panels import curves
 from onward.reports.pictures.picture import Picture
 from onward.text.tokenizer import train_tokenizer
-from onward.training.methods.grpo import GRPO
+from onward.training.methods.completions.grpo import GRPO
 from onward.training.reinforcement.policy import PolicyGradient
 from onward.training.rewards.reward import reward_of
 from onward.training.step.loss import Loss

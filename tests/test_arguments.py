@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import onward
-from onward.fields import Part
+from onward.base.fields import Part
 
 SIZES: dict[str, Any] = {"vocab_size": 13, "d_model": 16, "n_layers": 2, "n_heads": 4}
 

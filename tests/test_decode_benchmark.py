@@ -15,8 +15,8 @@ from benchmarks.decode import parts, serving, speculation, speed, uncached, vari
 from benchmarks.decode.bench import Bench
 from benchmarks.decode.models import CONFIG, TINY, gguf_name, gguf_tensor, random_model
 from benchmarks.decode.tables import Table
+from onward.measuring.generation import Generation
 from onward.planning.parameters import parameters
-from onward.planning.speed import Generation
 
 ROOT = Path(__file__).parents[1]
 ALONE = (speed.decode, speed.prefill, speed.batch, speed.rows, serving.requests, serving.slots, serving.context)

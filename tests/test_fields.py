@@ -12,7 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
 from onward.config.decoder import (
     Attention,
     DecoderConfig,
@@ -26,7 +27,6 @@ from onward.config.decoder import (
     Rotary,
     SelfAttention,
 )
-from onward.errors import UserError
 
 from support.decoders import DECODERS
 
@@ -202,5 +202,5 @@ def test_every_field_of_the_decoder_is_documented() -> None:
 
 
 def test_configs_are_read_without_torch() -> None:
-    code = "import sys, onward.fields, onward.config.decoder; sys.exit('torch' in sys.modules)"
+    code = "import sys, onward.base.fields, onward.config.decoder; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

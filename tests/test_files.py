@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.errors import UserError
-from onward.files import atomic_write, read_json, write_json
+from onward.base.errors import UserError
+from onward.base.files import atomic_write, read_json, write_json
 
 from support import disk
 

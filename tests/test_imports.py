@@ -11,11 +11,9 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 ORDER = [  # as in docs/ARCHITECTURE.md; each folder may import those before it
-    *("errors", "suggestions", "arguments", "fields", "files", "limits", "timing", "splitmix", "device", "hub_cache"),
-    *("hub", "hub_upload", "notebook", "config", "kernels", "model", "transforms", "parallel", "tracing", "compiled"),
+    *("base", "hub", "config", "kernels", "model", "transforms", "parallel", "tracing", "compiled"),
     *("families", "text", "data", "checkpoint", "generation", "evaluation", "planning", "training", "inspection"),
-    *("reports", "text_model", "language_model", "folders", "runs"),
-    *("harness", "measuring", "quickstart", "serving", "learn"),
+    *("reports", "api", "harness", "measuring", "serving", "learn"),
     "cli",
 ]
 LAZY = {  # modules of the three lowest folders with imports inside functions

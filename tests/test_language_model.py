@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import onward
-from onward.language_model import LanguageModel
+from onward.api.language_model import LanguageModel
 
 
 def test_evaluate_reads_paths_as_train_does(lm: LanguageModel, story_file: Path) -> None:

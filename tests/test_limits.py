@@ -6,7 +6,7 @@ import resource
 import pytest
 import torch
 
-from onward.limits import keep_freed_memory
+from onward.base.limits import keep_freed_memory
 
 PAGES = 16_384  # of the tensor below
 

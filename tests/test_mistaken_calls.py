@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import onward
-from onward.errors import UserError
-from onward.language_model import LanguageModel
+from onward.api.language_model import LanguageModel
+from onward.base.errors import UserError
 from onward.text.tokenizer import train_tokenizer
 
 NAMED = {

@@ -10,15 +10,15 @@ from typing import Any, get_args, get_type_hints, is_typeddict
 import pytest
 
 import onward
+from onward.api.language_model import EngineKeywords, LanguageModel
+from onward.base.fields import Part, hints
 from onward.config.part_types import DecoderPart
 from onward.families import families
-from onward.fields import Part, hints
 from onward.generation.keywords import BeamKeywords, ContrastiveKeywords
 from onward.generation.options import OptionKeywords
 from onward.generation.sampling import SamplingKeywords
 from onward.generation.search.beam import beam_search
 from onward.generation.search.contrastive import contrastive_search
-from onward.language_model import EngineKeywords, LanguageModel
 
 SEARCH_ARGUMENTS = {  # of the functions, which the facade passes
     *["model", "prompts", "max_new_tokens", "min_new_tokens", "sampling", "stop_token_ids", "allowed", "n"]

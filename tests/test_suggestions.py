@@ -2,13 +2,13 @@
 
 import pytest
 
+from onward.base.fields import hints
+from onward.base.suggestions import OTHERWISE, SYNONYMS, nearest, parts
 from onward.cli.commands.train import Options
 from onward.cli.shared.arguments import arguments
 from onward.config.decoder import DecoderConfig
 from onward.config.part_types import FeedForward, Position
-from onward.fields import hints
 from onward.generation.options import GenerationOptions
-from onward.suggestions import OTHERWISE, SYNONYMS, nearest, parts
 from onward.training.config import RunConfig
 
 TRAIN = [argument.flag for argument in arguments(Options)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.decode.models import PRECISIONS, Files, Sizes
 from benchmarks.decode.peers import PEERS, Peer, Prompts
 from benchmarks.decode.tables import K, in_turns
-from onward.planning.speed import Generation
+from onward.measuring.generation import Generation
 
 
 @dataclass(frozen=True)

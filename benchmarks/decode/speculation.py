@@ -12,7 +12,7 @@ from benchmarks.decode.bench import Bench
 from benchmarks.decode.models import SEED, prompt, random_model
 from benchmarks.decode.tables import Table, in_turns
 from onward.generation.drafts.model_draft import ModelDraft
-from onward.planning.speed import read_bytes, serve
+from onward.measuring.generation import read_bytes, serve
 
 ACCEPTANCE = 0.8
 SHARPER = 8.0  # factor of the head's weights: the distributions are then about as sharp as those of a trained model

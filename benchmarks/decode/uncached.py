@@ -10,7 +10,7 @@ from benchmarks.decode.bench import Bench
 from benchmarks.decode.models import prompt
 from benchmarks.decode.peers import Onward, same
 from benchmarks.decode.tables import Table
-from onward.planning.speed import Generation
+from onward.measuring.generation import Generation
 from onward.reports.pictures.panels import curves
 from onward.reports.pictures.picture import Picture
 

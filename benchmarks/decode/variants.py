@@ -11,7 +11,7 @@ from benchmarks.decode.bench import Bench, decode_speeds
 from benchmarks.decode.models import PRECISIONS, prompt
 from benchmarks.decode.peers import CHUNK
 from benchmarks.decode.tables import Cell, Table, in_turns
-from onward.planning.speed import GREEDY, Generation, serve
+from onward.measuring.generation import GREEDY, Generation, serve
 
 LORA = onward.LoRA(rank=16, targets=("attn", "mlp"))
 NAMES = "first", "second", "third"

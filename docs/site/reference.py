@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import onward
-from onward import fields
+from onward.base import fields
 from onward.cli import COMMANDS
 from onward.cli.shared.arguments import Argument, arguments, metavar
 from onward.families import families

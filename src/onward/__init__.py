@@ -11,6 +11,10 @@ from functools import cache
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
 if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from here
+    from onward.api.folders import load, merge, save, save_adapter
+    from onward.api.language_model import LanguageModel
+    from onward.api.runs import finetune, train
+    from onward.base.errors import UserError
     from onward.config.decoder import DecoderConfig
     from onward.config.lora import EVA, Adapters, Initialization, LoRA, OLoRA, PiSSA
     from onward.config.mixtures import MovingWeight, Ramp
@@ -48,13 +52,11 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     )
     from onward.data.tokens import Tokens
     from onward.data.windows import Batch, ValidationWindows, Windows
-    from onward.errors import UserError
     from onward.evaluation.benchmark import TaskResult
     from onward.evaluation.kept import Kept
     from onward.evaluation.score import Evaluation
     from onward.evaluation.tasks import Task
     from onward.evaluation.text import Score
-    from onward.folders import load, merge, save, save_adapter
     from onward.generation.answer import Answer
     from onward.generation.cache.blocks import BlockManager
     from onward.generation.cache.manager import CacheManager
@@ -66,11 +68,9 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.generation.results import Completion, SearchResult
     from onward.generation.sampling import Sampling
     from onward.inspection.doctor.checks import doctor
-    from onward.language_model import LanguageModel
     from onward.model.cache import KVCache
     from onward.model.decoder import Decoder
     from onward.model.paged import PagedKVCache
-    from onward.runs import finetune, train
     from onward.text.tokenizer import Tokenizer, train_tokenizer
     from onward.tracing.edit import edit
     from onward.tracing.names import activation_names
@@ -78,7 +78,7 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.training.config import RunConfig
     from onward.training.finetuning.config import FinetuneConfig
     from onward.training.methods.method import Method
-    from onward.training.methods.pairs import PairMethod
+    from onward.training.methods.preferences.pairs import PairMethod
     from onward.training.run.events import Notice, Rollback
     from onward.training.run.run import Run
     from onward.training.step.loss import Loss, mean_loss

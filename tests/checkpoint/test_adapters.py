@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import onward
+from onward.base.errors import UserError
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model
 from onward.checkpoint.peft.adapters import load_adapter, save_adapter
@@ -16,7 +17,6 @@ from onward.checkpoint.peft.bases import BaseModel, check_base, weights_checksum
 from onward.checkpoint.weights import write_tensors
 from onward.cli import main
 from onward.config.lora import LoRA
-from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.transforms.lora import add_lora, merge_lora
 

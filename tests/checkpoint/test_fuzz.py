@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+from onward.base.errors import UserError
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model
-from onward.errors import UserError
 from onward.families import read
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 

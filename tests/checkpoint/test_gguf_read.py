@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import onward
+from onward.base.errors import UserError
 from onward.checkpoint.gguf.blocks import CODES, TYPES
 from onward.checkpoint.gguf.header import read_header
 from onward.checkpoint.gguf.vocabulary import read_tokenizer
 from onward.checkpoint.gguf.writer import Outline, text, typed, write_gguf
 from onward.checkpoint.load import load_model
 from onward.checkpoint.peft.bases import weights_checksum
-from onward.errors import UserError
 from onward.families import family
 from onward.planning.releases import find
 from onward.text.patterns import BYTE_OF

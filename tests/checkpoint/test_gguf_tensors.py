@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import onward
+from onward.base.errors import UserError
 from onward.checkpoint.gguf.blocks import CODES, TYPES
 from onward.checkpoint.gguf.header import Header, read_header
 from onward.checkpoint.gguf.tensors import rows
 from onward.checkpoint.gguf.writer import ALIGNMENT, header_of, text
 from onward.checkpoint.load import load_model
-from onward.errors import UserError
 
 from support.decoders import decoder
 from support.gguf import small

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import onward
+from onward.base.errors import UserError
 from onward.checkpoint.gguf.architectures import ARCHITECTURES
 from onward.checkpoint.gguf.convert import comparable, differences, plan, write_model
 from onward.checkpoint.gguf.header import TensorInfo, read_header
 from onward.checkpoint.gguf.writer import Outline, write_gguf
 from onward.checkpoint.load import load_model
 from onward.cli import main
-from onward.errors import UserError
 from onward.families import family
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer

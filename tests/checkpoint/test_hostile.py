@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import CohereConfig, MixtralConfig
 
+from onward.base.errors import UserError
+from onward.base.files import read_json, write_json
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model
 from onward.config.decoder import Experts
-from onward.errors import UserError
 from onward.families import read
-from onward.files import read_json, write_json
 
 from support.decoders import DECODERS, config, decoder
 from support.limits import limited

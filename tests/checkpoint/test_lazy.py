@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from onward.base.errors import UserError
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.lazy import load_outline
 from onward.checkpoint.load import load_model
@@ -12,7 +13,6 @@ from onward.checkpoint.saves.newest import newest_state
 from onward.checkpoint.saves.saver import Saver
 from onward.checkpoint.saves.state import restore
 from onward.data.windows import Batch
-from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.model.deferred import values
 from onward.parallel.parts import allocate

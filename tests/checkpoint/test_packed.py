@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from onward.base.errors import UserError
+from onward.base.files import read_json, write_json
 from onward.checkpoint.huggingface.save import OwnLayout, save_model
 from onward.checkpoint.load import load_model
 from onward.checkpoint.packed import packed, unpacked
 from onward.config.decoder import DecoderConfig
-from onward.errors import UserError
 from onward.families import read
-from onward.files import read_json, write_json
 from onward.model.decoder import Decoder
 from onward.transforms.quantize import Precision, QuantizedLinear, quantize_model
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from onward.base.errors import UserError
+from onward.base.files import read_json
 from onward.checkpoint.load import load_model
 from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.saves.newest import newest_state
@@ -16,8 +18,6 @@ from onward.checkpoint.saves.saver import Saver
 from onward.checkpoint.saves.state import restore
 from onward.checkpoint.weights import read_tensors
 from onward.config.decoder import DecoderConfig, Experts
-from onward.errors import UserError
-from onward.files import read_json
 from onward.model.decoder import Decoder
 from onward.transforms.compiling import compile_blocks
 

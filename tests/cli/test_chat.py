@@ -18,10 +18,10 @@ import pytest
 import torch
 
 import onward
+from onward.api.language_model import LanguageModel
 from onward.cli import main
 from onward.cli.commands.chat import Conversation, Options
 from onward.config.decoder import DecoderConfig, SelfAttention
-from onward.language_model import LanguageModel
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import train_tokenizer
 

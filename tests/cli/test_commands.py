@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from onward.base.fields import text
 from onward.cli import COMMANDS, GROUPS, SYNONYMS, main
 from onward.cli.commands.train import configure
 from onward.cli.shared.output import print_table
 from onward.cli.shared.training import in_words
 from onward.config.decoder import Alibi, Rotary
-from onward.fields import text
 from onward.training.config import RunConfig, seconds
 
 SMALL = "--tokenizer char --steps 6 --batch-size 2 --precision fp32 --device cpu --model.d-model 16 --model.n-layers 1"

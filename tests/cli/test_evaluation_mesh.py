@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import onward
+from onward.api.language_model import LanguageModel
 from onward.cli.commands.evaluate import Options, chosen
 from onward.config.decoder import DecoderConfig
 from onward.config.mesh import Mesh
-from onward.language_model import LanguageModel
 from onward.model.decoder import Decoder
 from onward.planning import choice
 from onward.planning.evaluation import memory_of_questions, memory_of_text

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from onward.base.fields import build
 from onward.cli import main
 from onward.cli.shared.output import human
 from onward.config.decoder import DecoderConfig
 from onward.families import modules, presets
-from onward.fields import build
 
 
 def models(*words: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import pytest
 
-from onward import fields as typed
+from onward.base import fields as typed
 from onward.cli import COMMANDS, main
 from onward.cli.shared.arguments import Argument, arguments
 from onward.reports.pictures import views

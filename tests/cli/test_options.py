@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import pytest
 
+from onward.base.errors import UserError
 from onward.cli import COMMANDS, main
 from onward.cli.commands import completion
 from onward.cli.shared.arguments import arguments
 from onward.cli.shared.options import parse, read, with_flags
 from onward.cli.shared.parser import COMMON, ESCAPED, make_parser
-from onward.errors import UserError
 
 
 @dataclass(frozen=True)

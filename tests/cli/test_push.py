@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 import onward
-from onward import fields
+from onward.base import fields
 from onward.cli import main
 from onward.cli.commands.train import configure
 from onward.training.config import RunConfig

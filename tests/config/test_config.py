@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from onward.base.errors import UserError
 from onward.config.decoder import (
     Experts,
     Plain,
@@ -12,7 +13,6 @@ from onward.config.decoder import (
     Sinusoidal,
 )
 from onward.config.scaling import Llama3Scaling
-from onward.errors import UserError
 
 from support.decoders import config
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, Experts, Gated
 from onward.config.mesh import Mesh, undivided
-from onward.errors import UserError
 
 SIZES = st.integers(1, 64)
 

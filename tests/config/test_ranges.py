@@ -6,8 +6,9 @@ from typing import Any, get_args
 
 import pytest
 
-from onward import fields
-from onward.arguments import OutOfRange
+from onward.base import fields
+from onward.base.arguments import OutOfRange
+from onward.base.errors import UserError
 from onward.config.decoder import (
     Attention,
     Block,
@@ -23,7 +24,6 @@ from onward.config.decoder import (
 )
 from onward.config.routing import Routing
 from onward.config.scaling import DynamicScaling, LongRoPEScaling, Scaling, YaRNScaling
-from onward.errors import UserError
 from onward.families import modules
 from onward.generation.options import GenerationOptions
 from onward.training.config import RunConfig

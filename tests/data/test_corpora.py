@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from onward.base.errors import UserError
 from onward.data import corpora
 from onward.data.prose import paragraphs, runs, words
-from onward.errors import UserError
 
 CONTENT = b"".join(b"line %d of a corpus\n" % i for i in range(20_000))
 

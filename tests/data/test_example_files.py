@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onward.base.errors import UserError
 from onward.data.examples import Encoder, Example, Examples, TokenSequence
 from onward.data.forms import prompted, supervised
 from onward.data.packing import PackedExamples, batch_of, best_fit, columns_of
 from onward.data.records import Record, read_records
 from onward.data.tables import held_out, tabulated
 from onward.data.windows import IGNORE_INDEX
-from onward.errors import UserError
 from onward.text.chat import Chat
 from onward.text.templates import TEMPLATES, Template, with_template
 from onward.text.tokenizer import Tokenizer

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onward.base.fields import docs
 from onward.data.cleaning import GOPHER, Cleaning, Filters
 from onward.data.filters import Document, failed_filter
-from onward.fields import docs
 
 SENTENCE = (
     "the of old river city and stone a green boats water be have with people market morning light that garden "

@@ -22,10 +22,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from onward.base.errors import UserError
 from onward.data.prepare import prepare
 from onward.data.sources import documents
 from onward.data.tokens import load_tokens
-from onward.errors import UserError
 from onward.text.tokenizer import train_tokenizer
 
 from support.limits import limited

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from onward.base.errors import UserError
 from onward.data.examples import Encoder
 from onward.data.forms import supervised
 from onward.data.messages import ROLES
 from onward.data.records import Record
 from onward.data.shapes import Records, converted
-from onward.errors import UserError
 from onward.text.templates import TEMPLATES, with_template
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
 from onward.config.mixtures import MovingWeight, Ramp, points_of
 from onward.data.curricula import Curriculum, interleaving
 from onward.data.examples import Examples
 from onward.data.mixtures import SET, joined, one_set, weighted
-from onward.errors import UserError
 from onward.reports.runs.write import write_reports
 from onward.training.config import RunConfig
 from onward.training.inputs.record import read_config

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from onward.base.errors import UserError
 from onward.data.formats import Sizes
 from onward.data.parts import join_parts, part_folder, prepare_part
 from onward.data.prepare import Cleaning, Part, prepare
-from onward.errors import UserError
 from onward.text.tokenizer import train_tokenizer
 
 from support.grids import first

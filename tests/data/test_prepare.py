@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from onward.base.errors import UserError
 from onward.data import sources
 from onward.data.formats import Sizes
 from onward.data.prepare import Cleaning, prepare
 from onward.data.sources import documents
 from onward.data.tokens import Longest, load_tokens
-from onward.errors import UserError
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 from support.disk import with_room_for
@@ -120,7 +120,7 @@ def worker_ids(process: int) -> list[int]:
     for thread in Path(f"/proc/{process}/task").iterdir():
         with suppress(OSError):  # the thread or the worker has exited
             for pid in (thread / "children").read_text().split():
-                if b"onward.data.workers" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if b"onward.base.workers" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found.append(int(pid))
     return found
 

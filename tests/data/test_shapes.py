@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onward.base.errors import UserError
 from onward.cli import main
 from onward.data.columns import renaming
 from onward.data.examples import Encoder
@@ -19,7 +20,6 @@ from onward.data.forms import judged, preferred, prompted, supervised
 from onward.data.messages import ROLES
 from onward.data.records import Record, read_records
 from onward.data.shapes import SHAPES, Records, converted, shape_of
-from onward.errors import UserError
 from onward.text.templates import with_template
 from onward.text.tokenizer import train_tokenizer
 

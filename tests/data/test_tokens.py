@@ -9,9 +9,9 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onward.base.errors import UserError
 from onward.data.prepare import Cleaning, prepare
 from onward.data.tokens import PASSAGE_CHARS, Tokens, encode, is_prepared, load_tokens
-from onward.errors import UserError
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 CHAR = train_tokenizer("char", ["abc\n"])

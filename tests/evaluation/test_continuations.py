@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.evaluation import continuations
 from onward.evaluation.continuations import Pair, Scored, pair_of, score_continuations
 from onward.model.decoder import Decoder

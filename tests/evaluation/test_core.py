@@ -12,11 +12,11 @@ import torch
 from torch.nn import functional as F
 
 import onward
+from onward.api.language_model import LanguageModel
+from onward.base.errors import UserError
 from onward.cli import main
-from onward.errors import UserError
 from onward.evaluation.tasks import tasks_of
 from onward.evaluation.tasks.core import core_metric
-from onward.language_model import LanguageModel
 
 WORDS = ["cat", "dog", "mat", "sun", "red", "box", "sat", "ran", "big", "old", "a", "the"]
 YAML = """\

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import onward
+from onward.api.language_model import LanguageModel
 from onward.cli import main
-from onward.language_model import LanguageModel
 
 from support.harness_tasks import task_file
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, Learned
 from onward.data.tokens import Tokens
-from onward.errors import UserError
 from onward.evaluation.score import evaluate, logprobs, windows
 from onward.model.decoder import Decoder
 

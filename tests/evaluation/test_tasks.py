@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import onward
+from onward.api.language_model import LanguageModel
+from onward.base.errors import UserError
 from onward.cli import main
-from onward.errors import UserError
 from onward.evaluation.kept import Kept
 from onward.evaluation.significance import bootstrap, holm, mcnemar, smallest_difference
 from onward.evaluation.tasks import Question, Task, tasks_of
 from onward.evaluation.tasks.files import Answers
-from onward.language_model import LanguageModel
 
 PLURALS = ["cat", "dog", "tree", "house", "bird", "river", "stone", "cloud", "road", "boat"]
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from onward.api.language_model import LanguageModel
+from onward.base.errors import UserError
 from onward.cli import main
-from onward.errors import UserError
 from onward.evaluation.kept import Kept
 from onward.evaluation.tasks import tasks_of
 from onward.evaluation.tasks.files import Answers
 from onward.evaluation.tasks.judged import Judged
 from onward.evaluation.tasks.programs import Programs, pass_at, program_of
-from onward.language_model import LanguageModel
 
 from support.judge import Server, judge_server
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from onward.base.errors import UserError
 from onward.checkpoint.load import load_model
-from onward.errors import UserError
 from onward.families import family
 
 from support.families import CASES

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
+from onward.base.errors import UserError
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model
 from onward.config.decoder import (
@@ -29,7 +30,6 @@ from onward.config.decoder import (
     SelfAttention,
 )
 from onward.config.routing import SigmoidRouting, SoftmaxRouting
-from onward.errors import UserError
 from onward.families import express, families, read
 from onward.generation.engine.generate import generate
 from onward.generation.request import Request

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
+from onward.base.errors import UserError
+from onward.base.fields import Part, hints, part
 from onward.cli.shared.arguments import metavar
 from onward.config.decoder import DecoderConfig
 from onward.config.part_types import Attention, FeedForward, Position
-from onward.errors import UserError
 from onward.families import modules
-from onward.fields import Part, hints, part
 
 
 def run(program: str) -> None:
@@ -22,7 +22,7 @@ def run(program: str) -> None:
 def test_a_kind_is_known_in_a_fresh_process(kind: str) -> None:
     run(f"""
 import sys
-from onward.fields import part
+from onward.base.fields import part
 from onward.config.part_types import FeedForward
 assert part(FeedForward, {kind!r}, "mlp").kind == {kind.partition("(")[0]!r}
 assert "torch" not in sys.modules

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from onward.base.files import read_json, write_json
 from onward.checkpoint.load import load_model
-from onward.files import read_json, write_json
 
 from support.families import CASES
 from support.parity import assert_same_logits, publish

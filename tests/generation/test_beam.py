@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from onward.base.errors import UserError
 from onward.checkpoint.huggingface.save import save_model
-from onward.errors import UserError
 from onward.generation.sampling import Sampling
 from onward.generation.search.beam import Hypothesis, beam_search
 from onward.model.decoder import Decoder

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, SelfAttention
-from onward.errors import UserError
 from onward.generation.cache.blocks import BlockManager, BlockPool
 from onward.generation.cache.manager import CacheManager
 from onward.model.cache import KVCache

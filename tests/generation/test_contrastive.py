@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling
 from onward.generation.search.contrastive import contrastive_search

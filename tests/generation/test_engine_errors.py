@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.manager import CacheManager
 from onward.generation.drafts.lookup import LookupDraft

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.prefix_files import PrefixFiles

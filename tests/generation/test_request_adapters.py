@@ -3,7 +3,7 @@
 import pytest
 from transforms.test_lora import stirred
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.prefix_files import PrefixFiles

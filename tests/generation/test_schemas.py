@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from onward.api.language_model import LanguageModel
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
-from onward.errors import UserError
 from onward.generation.constraint import TextConstraint, constraint, terminal
 from onward.generation.options import GenerationOptions
 from onward.generation.schema_patterns import expressible
 from onward.generation.schemas import SchemaWarning, json_rule, prepared
-from onward.language_model import LanguageModel
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 

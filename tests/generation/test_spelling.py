@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
+from onward.api.language_model import LanguageModel
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
-from onward.errors import UserError
 from onward.generation.constraint import TextConstraint, constraint
 from onward.generation.options import GenerationOptions
-from onward.language_model import LanguageModel
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import BYTE_OF, END, Tokenizer
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import onward
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.inspection.attribution import attention_rollout, logit_attribution
 from onward.inspection.patching import activation_patching, attribution_patching, logit_difference
 from onward.tracing.edit import add, replace, zero

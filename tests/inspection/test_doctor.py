@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import onward
+from onward.base.errors import UserError
 from onward.cli.shared.training import examine as examine_run
-from onward.errors import UserError
 from onward.inspection.doctor import doctor
 from onward.inspection.doctor.checks import CHEAP
 from onward.inspection.doctor.training import TRAINING

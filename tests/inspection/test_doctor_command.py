@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from onward.base.errors import UserError
 from onward.cli import main
-from onward.errors import UserError
 from onward.inspection.doctor import doctor
 from onward.inspection.doctor.isolated import examine_apart
 from onward.inspection.doctor.target import subjects_of

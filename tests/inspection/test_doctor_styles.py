@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.inspection.doctor import doctor
 from onward.inspection.doctor.checks import CHEAP
 from onward.inspection.doctor.subject import Subject

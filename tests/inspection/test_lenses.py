@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import onward
+from onward.base.errors import UserError
 from onward.data.tokens import Tokens
-from onward.errors import UserError
 from onward.inspection.features import ReconstructionLoss, autoencoder_of, feature_effect
 from onward.inspection.fitting import fit, windows_of
 from onward.inspection.layers import units

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import onward
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling
 from onward.inspection.attribution import logit_attribution

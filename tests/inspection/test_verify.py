@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import onward
+from onward.base.errors import UserError
 from onward.cli import main
-from onward.errors import UserError
 from onward.inspection.references import from_transformers, llama_cpp_reference
 from onward.inspection.verify import Subject, against, verify
 from onward.model.decoder import Decoder

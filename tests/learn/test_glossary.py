@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import onward
+from onward.base.fields import hints
 from onward.cli import COMMANDS
 from onward.cli.shared.arguments import arguments
-from onward.fields import hints
 from onward.learn.glossary import Entry, find, glossary, nearest_terms, plain
 
 SOURCE = Path(onward.__file__).parent

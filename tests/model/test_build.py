@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from onward.base.errors import UserError
 from onward.config.decoder import (
     Alibi,
     Attention,
@@ -26,7 +27,6 @@ from onward.config.decoder import (
 )
 from onward.config.routing import Routing, SoftmaxRouting
 from onward.config.scaling import LinearScaling, Scaling
-from onward.errors import UserError
 from onward.model.attention import SelfAttentionModule
 from onward.model.blocks import PreNormModule
 from onward.model.build import build_branches, layer_norms

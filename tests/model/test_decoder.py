@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 import torch
 
-from onward import fields
+from onward.base import fields
 from onward.config import decoder as parts
 from onward.config.decoder import DecoderConfig, Experts, at
 from onward.config.routing import Routing

@@ -15,6 +15,9 @@ import pytest
 import torch
 
 import onward
+from onward.api.language_model import LanguageModel
+from onward.base.errors import UserError
+from onward.base.files import read_json
 from onward.checkpoint.divided import load_divided
 from onward.checkpoint.peft.adapters import save_adapter
 from onward.checkpoint.peft.bases import BaseModel, weights_checksum
@@ -24,17 +27,14 @@ from onward.cli.shared.tasks import load_alike
 from onward.compiled.fingerprint import fingerprint
 from onward.config.decoder import DecoderConfig, Experts
 from onward.config.lora import LoRA
-from onward.errors import UserError
 from onward.evaluation import continuations
 from onward.evaluation.answers import write_answers
 from onward.evaluation.continuations import Pair, score_continuations
 from onward.evaluation.kept import kept_for
 from onward.evaluation.outputs import outputs
 from onward.evaluation.text import evaluate_texts
-from onward.files import read_json
 from onward.generation.engine import engine
 from onward.generation.options import GenerationOptions
-from onward.language_model import LanguageModel
 from onward.model.decoder import Decoder
 from onward.parallel.replicas import Replicas
 from onward.planning import choice

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from onward.base.errors import UserError
 from onward.config.mesh import Mesh
 from onward.data.windows import Batch
-from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.parallel.context import DividedTokens, in_order, own_batch, own_tokens
 from onward.training.config import RunConfig

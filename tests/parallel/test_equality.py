@@ -25,7 +25,7 @@ from onward.parallel.parts import gathered
 from onward.training.config import RunConfig
 from onward.training.losses.answers import Frozen, PairLoss, Reference
 from onward.training.losses.distillation import Distillation
-from onward.training.methods.dpo import DPO
+from onward.training.methods.preferences.dpo import DPO
 from onward.training.processes import Processes
 from onward.training.step.build import build_trainer
 from onward.training.step.loss import Loss, mean_loss

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import onward
+from onward.base.errors import UserError
 from onward.cli import main
 from onward.data.records import Record
-from onward.errors import UserError
 from onward.evaluation import continuations
 from onward.evaluation.continuations import Pair, score_continuations
 from onward.evaluation.heads import evaluate_head, examples_of

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from onward.base.fields import text
 from onward.config.decoder import (
     Alibi,
     AttentionOnly,
@@ -23,7 +24,6 @@ from onward.config.decoder import (
 )
 from onward.config.scaling import LinearScaling, Llama3Scaling, LongRoPEScaling
 from onward.families import presets
-from onward.fields import text
 from onward.planning.descriptions import describe, describe_parts, differences, sentence
 
 from support.decoders import DECODERS, config

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onward.base.errors import UserError
 from onward.cli import main
-from onward.errors import UserError
 from onward.planning.fits import LossFit, Run, Unreliable, fit_frontier, fit_loss, fit_power, parabolas
 from onward.planning.laws import LAWS, Loss, flops_for, smaller_models
 from onward.planning.tables import amount, read_table

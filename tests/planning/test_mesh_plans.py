@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, Experts, each
 from onward.config.mesh import Mesh, undivided
-from onward.errors import UserError
 from onward.families import presets
 from onward.measuring.machine import machine_for
 from onward.planning.arrangements import StepTime, arrangements, step_time, tensor_sizes

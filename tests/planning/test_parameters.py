@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, Experts, Gated, LayerNorm, NoNorm, RMSNorm, SelfAttention
-from onward.errors import UserError
 from onward.families import preset
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from onward.base.errors import UserError
 from onward.cli import main
 from onward.config.decoder import (
     Alibi,
@@ -21,7 +22,6 @@ from onward.config.decoder import (
     PostNorm,
     SelfAttention,
 )
-from onward.errors import UserError
 from onward.inspection.attention import attention_maps, next_tokens
 from onward.model.decoder import Decoder
 from onward.reports.explain.page import explain

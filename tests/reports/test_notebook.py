@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 import onward
+from onward.base.notebook import in_notebook
 from onward.config.decoder import Experts
-from onward.notebook import in_notebook
 from onward.reports.explain.page import explain
 from onward.reports.pictures.ideas import IDEAS
 from onward.reports.runs.record import Record

@@ -12,10 +12,10 @@ import pytest
 import torch
 from rich.cells import cell_len
 
+from onward.base.errors import UserError
 from onward.cli import main
 from onward.cli.commands.inspect import VIEWS as COMMAND_OPTIONS
 from onward.config.decoder import DecoderConfig, Experts
-from onward.errors import UserError
 from onward.generation.sampling import Sampling
 from onward.inspection.attention import attention_maps, next_tokens
 from onward.model.decoder import Decoder

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import onward
+from onward.base.errors import UserError
 from onward.cli import main
 from onward.data.tokens import Tokens
-from onward.errors import UserError
 from onward.reports.runs.write import write_reports
 from onward.training.inputs.texts import spread
 from onward.training.run.run import Run

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 import onward
+from onward.api.language_model import LanguageModel
+from onward.base.errors import UserError
 from onward.config.lora import LoRA
-from onward.errors import UserError
 from onward.generation.logprobs import prompt_logprobs
-from onward.language_model import LanguageModel
 from onward.serving.models import check_weights
 
 from support.adapters import stirred

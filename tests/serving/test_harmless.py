@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import onward
-from onward.language_model import LanguageModel
+from onward.api.language_model import LanguageModel
 from onward.model.decoder import Decoder
 from onward.serving.usage import spelled
 from onward.text.tokenizer import train_tokenizer

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import onward
+from onward.api.language_model import LanguageModel
 from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling
 from onward.inspection.attention import attention_maps
 from onward.inspection.attribution import logit_attribution
 from onward.inspection.heads import head_roles
 from onward.inspection.lens import logit_lens
-from onward.language_model import LanguageModel
 
 from support.server import Running, serving
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from onward.language_model import LanguageModel
+from onward.api.language_model import LanguageModel
 from onward.serving.config import Limits
 
 from support.server import Running, serving

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import onward
+from onward.api.language_model import LanguageModel
 from onward.generation.schemas import prepared
-from onward.language_model import LanguageModel
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import train_tokenizer
 

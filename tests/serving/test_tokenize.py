@@ -12,7 +12,7 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from onward.language_model import LanguageModel
+from onward.api.language_model import LanguageModel
 from onward.text.chat import chat_of
 
 from support.server import Running, serving

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import onward
+from onward.api.language_model import LanguageModel
 from onward.config.lora import LoRA
-from onward.language_model import LanguageModel
 from onward.transforms.lora import use_adapter
 
 from support.adapters import stirred

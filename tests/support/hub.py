@@ -216,9 +216,9 @@ def entry(path: str, data: bytes) -> dict[str, Any]:
 LOOKUPS = """
 import json, sys
 from pathlib import Path
-from onward.errors import UserError
-from onward.hub import HubName, locate
-from onward.hub_upload import model_files, upload
+from onward.base.errors import UserError
+from onward.hub.folder import HubName, locate
+from onward.hub.upload import model_files, upload
 for line in sys.stdin:
     said, wanted = [], json.loads(line)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import onward
-from onward import fields
+from onward.base import fields
 from onward.data.examples import Encoder
 from onward.data.packing import ExampleBatch, batch_of
 from onward.data.records import Record

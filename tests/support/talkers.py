@@ -12,7 +12,7 @@ import httpx
 import torch
 
 import onward
-from onward.language_model import LanguageModel
+from onward.api.language_model import LanguageModel
 from onward.model.decoder import Decoder
 from onward.serving.calls.markers import MARKERS, Markers
 

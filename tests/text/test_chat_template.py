@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 import onward
-from onward.errors import UserError
-from onward.language_model import LanguageModel
+from onward.api.language_model import LanguageModel
+from onward.base.errors import UserError
 from onward.text.chat import Chat, NoTemplate, chat_of
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 

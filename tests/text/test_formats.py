@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tiktoken
 
+from onward.base.errors import UserError
 from onward.data.tokens import encode
-from onward.errors import UserError
 from onward.text.patterns import CL100K, GPT2, LLAMA3, O200K, QWEN2, TEKKEN
 from onward.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Piece
 from onward.text.ranks import PUBLISHED, load_ranks

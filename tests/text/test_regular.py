@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.evaluation.tasks.files import Answers
 from onward.evaluation.tasks.task import Question
 from onward.text import regular

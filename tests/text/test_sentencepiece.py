@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.text.pieces import CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Piece
 from onward.text.tokenizer import Tokenizer
 

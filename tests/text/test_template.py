@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.text.chat import Chat
 from onward.text.masked_string import TEMPLATE, MaskedString, concat, mask_of, sourced
 from onward.text.template import environment

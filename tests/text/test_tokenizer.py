@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.text.learning import by_tokenizers, interruptible, learn_bpe
 from onward.text.patterns import BYTE_OF
 from onward.text.tokenizer import END, UNKNOWN, Tokenizer, train_tokenizer

@@ -7,7 +7,7 @@ import jinja2
 import pytest
 from jinja2.ext import Extension, loopcontrols
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.text.chat import Chat, Conversation
 from onward.text.template import Generation
 from onward.text.tokenizer import Tokenizer, train_tokenizer

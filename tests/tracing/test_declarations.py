@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import onward
+from onward.base.errors import UserError
 from onward.data.windows import Batch
-from onward.errors import UserError
 from onward.model.activations import Activation, ContextVectors, Declarations, Output, Scores, attention
 from onward.model.attention import Attend
 from onward.model.blocks import BranchNormModule, ParallelModule, PostNormModule, PreNormModule

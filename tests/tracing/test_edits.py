@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import onward
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.engine.engine import Engine
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling

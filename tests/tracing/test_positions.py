@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import onward
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.families import read
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.manager import CacheManager

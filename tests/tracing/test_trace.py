@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import onward
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
-from onward.errors import UserError
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.manager import CacheManager
 from onward.generation.engine.engine import Engine

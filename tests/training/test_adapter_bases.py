@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import onward
+from onward.base.errors import UserError
 from onward.checkpoint.weights import read_tensors
-from onward.errors import UserError
 from onward.training.finetuning.base import load_base
 from onward.training.run.run import Run
 from onward.training.step.trainer import Step

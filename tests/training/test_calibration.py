@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from onward.base.timing import fastest
 from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.saves.state import TrainerState
 from onward.data.tokens import Tokens
 from onward.data.windows import Windows
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import train_tokenizer
-from onward.timing import fastest
 from onward.training.clock import calibration
 from onward.training.clock.budget import Budget, Costs
 from onward.training.clock.calibration import fitted, measured_costs

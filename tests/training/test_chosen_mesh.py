@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from onward.base.limits import in_bytes
 from onward.config.decoder import DecoderConfig
 from onward.config.lora import LoRA
 from onward.config.mesh import Mesh
-from onward.limits import in_bytes
 from onward.model.decoder import Decoder
 from onward.planning import choice
 from onward.training.config import RunConfig

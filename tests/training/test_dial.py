@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from onward.base.errors import UserError
 from onward.data.tokens import Tokens
-from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import train_tokenizer
 from onward.training.clock.dial import LAW, SIZES, Choice, compression, dial, effective

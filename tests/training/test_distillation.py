@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import onward
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.text.tokenizer import train_tokenizer
 from onward.training.finetuning.base import with_vocabulary
 from onward.training.finetuning.config import FinetuneConfig

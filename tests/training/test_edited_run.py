@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from onward.base.errors import UserError
+from onward.base.files import file_sha256
 from onward.checkpoint.saves.folder import CHECKSUMS, PROGRESS, saves
-from onward.errors import UserError
-from onward.files import file_sha256
 from onward.training.run.run import Run
 
 from support.runs import config

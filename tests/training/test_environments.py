@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
 from onward.data.windows import IGNORE_INDEX, Batch
-from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.text.chat import Chat
 from onward.text.templates import with_template
@@ -21,7 +21,7 @@ from onward.training.environments import Environment
 from onward.training.environments.calculator import Calculator, calculated
 from onward.training.environments.environment import reply_tokens
 from onward.training.losses.completions import prompts_of
-from onward.training.methods.grpo import GRPO
+from onward.training.methods.completions.grpo import GRPO
 from onward.training.reinforcement.policy import PolicyGradient
 from onward.training.reinforcement.replay import Question, Replay
 from onward.training.rewards.reward import Completion, reward_of

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
+from onward.base.errors import UserError
 from onward.cli import main
 from onward.config.mesh import Mesh
-from onward.errors import UserError
 from onward.evaluation.kept import PACKAGES, versions
 from onward.training import heartbeats, processes
 from onward.training.failures import one_report

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 import onward
+from onward.base.errors import UserError
 from onward.cli import main
 from onward.data.examples import Examples
 from onward.data.packing import batch_of
 from onward.data.windows import Batch
-from onward.errors import UserError
 from onward.model.decoder import Decoder, without_dropout
 from onward.training.finetuning.base import with_vocabulary
 from onward.training.losses.answers import REFERENCE
 from onward.training.methods import Method
-from onward.training.methods.policy import PolicyMethod
+from onward.training.methods.completions.policy import PolicyMethod
 from onward.training.run.run import Run
 from onward.transforms.heads import add_head, head_of
 

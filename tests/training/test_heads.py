@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import onward
+from onward.base.errors import UserError
 from onward.cli import main
 from onward.data.examples import Encoder
 from onward.data.forms import classified, preferred
 from onward.data.packing import batch_of
 from onward.data.records import Record
 from onward.data.tables import tabulated
-from onward.errors import UserError
 from onward.evaluation.heads import evaluate_head, examples_of
 from onward.evaluation.outputs import calibration_bins, calibration_error, outputs
 from onward.model.decoder import Decoder

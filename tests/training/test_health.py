@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from onward.base.errors import UserError
 from onward.config.decoder import AttentionOnly, DecoderConfig, Experts, Gated, NoPosition, Plain, SelfAttention
 from onward.data.windows import Batch
-from onward.errors import UserError
 from onward.families.gpt_oss import ClampedExperts
 from onward.model.attention import Attend
 from onward.model.backends import attention_weights

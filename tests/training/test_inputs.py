@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onward.base.errors import UserError
 from onward.data.prepare import prepare
 from onward.data.tokens import Tokens
 from onward.data.windows import Windows
-from onward.errors import UserError
 from onward.text.tokenizer import train_tokenizer
 from onward.training.config import RunConfig
 from onward.training.inputs.texts import open_inputs

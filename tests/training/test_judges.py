@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.evaluation import endpoint, judging
 from onward.training.rewards.reward import Completion, reward_of
 from onward.training.rewards.sum import OpenReward

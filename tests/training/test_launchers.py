@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from onward.base.files import read_json
 from onward.cli import main
-from onward.files import read_json
 
 from support.runs import metrics
 

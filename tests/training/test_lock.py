@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.training.run.lock import LOCK, is_running, of_this_job, run_lock
 from onward.training.run.run import Run
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import onward
+from onward.base.errors import UserError
 from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.weights import read_tensors
 from onward.cli import main
 from onward.config.decoder import Experts, Gated
 from onward.config.part_types import FeedForward
-from onward.errors import UserError
 from onward.reports.runs.write import write_reports
 from onward.training.run.events import Notice
 from onward.training.run.run import Run

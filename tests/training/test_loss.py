@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from onward.base.errors import UserError
 from onward.data.windows import IGNORE_INDEX, Batch
-from onward.errors import UserError
 from onward.kernels.cross_entropy import cross_entropy
 from onward.model.decoder import Decoder
 from onward.training.step.loss import CrossEntropy, Loss, as_loss

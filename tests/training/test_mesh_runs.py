@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from onward.api.folders import save
+from onward.api.language_model import LanguageModel
+from onward.base.errors import UserError
 from onward.checkpoint.saves.folder import damage, saves
 from onward.checkpoint.weights import read_tensors
 from onward.config.decoder import Experts
 from onward.data.windows import Batch
-from onward.errors import UserError
-from onward.folders import save
-from onward.language_model import LanguageModel
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, NoNorm, RMSNorm
 from onward.data.windows import Batch
-from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.training.config import RunConfig
 from onward.training.run.run import Run

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import onward
+from onward.base.errors import UserError
 from onward.checkpoint.weights import read_tensors
-from onward.errors import UserError
 from onward.training.run.run import Run
 
 from support.finetuning import base_model, config, pairs, sums, write_rows

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.checkpoint.saves.state import restore, training_tensors
 from onward.data.windows import Batch
-from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.training.step.loss import CrossEntropy
 from onward.training.step.optimizer import Muon, optimizers

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward import fields
+from onward.base import fields
 from onward.data.windows import IGNORE_INDEX
 from onward.training.methods import Method
-from onward.training.methods.online_dpo import OnlineDPO
-from onward.training.methods.policy import GroupMethod
-from onward.training.methods.rloo import RLOO
+from onward.training.methods.completions.online_dpo import OnlineDPO
+from onward.training.methods.completions.policy import GroupMethod
+from onward.training.methods.completions.rloo import RLOO
 from onward.training.reinforcement.policy_losses import (
     clipped,
     gae,

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import onward
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
 from onward.config.lora import LoRA
 from onward.data.packing import ExampleBatch
-from onward.errors import UserError
 from onward.training.losses.answers import Answers, sequence_logprobs
 from onward.training.methods import Method
-from onward.training.methods.pairs import PairMethod
+from onward.training.methods.preferences.pairs import PairMethod
 from onward.training.run.run import Run
 from onward.training.step.trainer import Step
 from onward.transforms.lora import add_lora

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import onward
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
 from onward.config.lora import LoRA
 from onward.data.windows import IGNORE_INDEX, Batch
-from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 from onward.training.losses.answers import Reference
-from onward.training.methods.grpo import GRPO
-from onward.training.methods.ppo import PPO
+from onward.training.methods.completions.grpo import GRPO
+from onward.training.methods.completions.ppo import PPO
 from onward.training.reinforcement.policy import PolicyGradient
 from onward.training.rewards.reward import reward_of
 from onward.training.run.run import Run

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.errors import UserError
-from onward.fields import notation
+from onward.base.errors import UserError
+from onward.base.fields import notation
 from onward.text import regular
 from onward.training.rewards.reward import Completion, Reward, reward_of
 from onward.training.rewards.sum import OpenReward

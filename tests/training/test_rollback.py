@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.weights import read_tensors
 from onward.data.windows import Batch
-from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.training.run.events import Event, Notice, Rollback
 from onward.training.run.run import Run

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import onward
+from onward.base.device import choose_device
+from onward.base.errors import UserError
 from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.weights import read_tensors
-from onward.device import choose_device
-from onward.errors import UserError
 from onward.training.run.events import Event, Notice
 from onward.training.run.run import Run
 from onward.training.step.validation import Validation

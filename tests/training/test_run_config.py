@@ -9,11 +9,11 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from onward.base.errors import UserError
+from onward.base.fields import build, hints, plain
 from onward.config.decoder import Experts, Gated, LatentAttention, LayerNorm, Learned, Rotary, SelfAttention
 from onward.config.scaling import Llama3Scaling
-from onward.errors import UserError
 from onward.families import preset, presets
-from onward.fields import build, hints, plain
 from onward.training.config import RunConfig, seconds
 from onward.training.keywords import RunKeywords
 from onward.training.presets import PRESETS, merge, resize, unnamed_changes

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import onward
+from onward.base.errors import UserError
 from onward.checkpoint.weights import read_tensors
-from onward.errors import UserError
 from onward.evaluation.tasks import tasks_of
 from onward.reports.runs.charts import charts
 from onward.reports.runs.metrics import read_metrics

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
 from onward.cli import main
 from onward.config.part_types import Attention
-from onward.errors import UserError
 from onward.evaluation.significance import Difference, paired_difference, t_quantile
 from onward.reports.runs.record import Record
 from onward.reports.runs.variants import Result, Valley

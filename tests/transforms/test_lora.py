@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from onward.base.errors import UserError
 from onward.config.lora import EVA, Initialization, LoRA, PiSSA
 from onward.data.windows import Batch
-from onward.errors import UserError
 from onward.model.cache import KVCache
 from onward.training.step.optimizer import optimizers
 from onward.training.step.trainer import StepPlan, Trainer

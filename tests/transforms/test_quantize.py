@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from onward.base.errors import UserError
 from onward.compiled.steps import compile_step
 from onward.config.decoder import LatentAttention
-from onward.errors import UserError
 from onward.kernels.quantized import dequantize_weight
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch.distributed import DeviceMesh
 
+from onward.base.errors import UserError
 from onward.checkpoint.peft.adapters import load_with_adapters
 from onward.checkpoint.source import ModelSource
 from onward.config.mesh import Mesh
-from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.model.deferred import deferred_reads
 from onward.parallel.parallelize import parallelize

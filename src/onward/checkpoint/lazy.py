@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.checkpoint.load import add_stored_head, open_source
 from onward.checkpoint.names import common_dtype, find, rows, to_ours, to_theirs
 from onward.checkpoint.source import Outline
 from onward.checkpoint.weights import FLOATS
-from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.model.deferred import defer
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.checkpoint.gguf.header import is_gguf
 from onward.checkpoint.gguf.load import GGUFFile
 from onward.checkpoint.huggingface.folder import ModelFolder
 from onward.checkpoint.names import to_ours
 from onward.checkpoint.source import ModelSource
 from onward.checkpoint.weights import StoredTensor
-from onward.errors import UserError
 from onward.families import HF
 from onward.kernels.quantized import NOT_QUANTIZED
 from onward.model.decoder import Decoder

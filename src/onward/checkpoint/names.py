@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.checkpoint.packed import Change, moves_rows, packed_tensors
 from onward.checkpoint.weights import ALIGNMENT, COPY_BYTES, FLOATS, StoredTensor
 from onward.config.decoder import DecoderConfig
-from onward.errors import UserError
 from onward.families import Names
 from onward.transforms.quantize import Precision, QuantizedLinear, pack, quantize_rows, quantize_weight
 

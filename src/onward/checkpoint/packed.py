@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.checkpoint.weights import FLOATS, StoredTensor
-from onward.errors import UserError
 from onward.kernels.quantized import GROUP, unpack
 from onward.transforms.quantize import Precision, QuantizedLinear
 

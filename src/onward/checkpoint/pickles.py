@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
+from onward.base.files import write_json
+from onward.base.limits import limit_memory
 from onward.checkpoint.weights import DTYPE_NAMES, fill
-from onward.errors import UserError
-from onward.files import write_json
-from onward.hub import FILES, INDEX
-from onward.limits import limit_memory
+from onward.hub.folder import FILES, INDEX
 
 ROOM = 1 << 30  # bytes that the process may allocate in addition to twice those of the largest file
 PICKLED = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")

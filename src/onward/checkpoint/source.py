@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from onward.base.errors import UserError
 from onward.checkpoint.weights import StoredTensor
 from onward.config.decoder import DecoderConfig
-from onward.errors import UserError
 from onward.families import Family, Names
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer

@@ -13,9 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from onward.errors import UserError
-from onward.files import atomic_write, read_json
-from onward.hub import INDEX, SINGLE
+from onward.base.errors import UserError
+from onward.base.files import atomic_write, read_json
+from onward.hub.folder import INDEX, SINGLE
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -145,9 +145,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def sentence(error: Exception, words: Sequence[str]) -> str | None:
     """Return the one-sentence message to print for an exception; None if it is a bug and not a mistake of the user or a
     lack of memory. `words` are the words of the command line, whose options the message names as typed."""
+    from onward.base.errors import UserError
     from onward.cli.shared.options import with_flags
     from onward.cli.shared.output import printable, shortened
-    from onward.errors import UserError
 
     if isinstance(error, UserError):
         return shortened(printable(with_flags(str(error), words)))
@@ -175,14 +175,14 @@ def dispatch(words: list[str]) -> int:
         print(f"onward {version('onward')}")
         return 0
     if words[0] not in COMMANDS:
-        from onward.errors import UserError
-        from onward.fields import nearest
+        from onward.base.errors import UserError
+        from onward.base.fields import nearest
 
         meant = SYNONYMS.get(words[0].lower())
         advice = f"did you mean {meant}?" if meant else nearest(words[0], COMMANDS)
         raise UserError(f"{words[0]!r} is not a command: {advice}")
     if words[0] not in IN_PROCESSES and (count := os.environ.get("WORLD_SIZE", "1")) != "1":
-        from onward.errors import UserError
+        from onward.base.errors import UserError
 
         if os.environ.get("RANK", "0") != "0":  # one rank says it; torchrun would end it if this one ended first
             sleep(10)

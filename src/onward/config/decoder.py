@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from onward.arguments import check_fields, named
+from onward.base.arguments import check_fields, named
+from onward.base.errors import UserError
+from onward.base.notebook import Shown
 from onward.config.part_types import (
     Attention,
     Block,
@@ -26,8 +28,6 @@ from onward.config.part_types import (
 )
 from onward.config.parts import *  # noqa: F403
 from onward.config.parts import Gated, Plain, PreNorm, RMSNorm, Rotary, SelfAttention
-from onward.errors import UserError
-from onward.notebook import Shown
 
 
 @named

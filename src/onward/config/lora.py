@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from onward.arguments import Range
+from onward.base.arguments import Range
+from onward.base.errors import UserError
+from onward.base.fields import Part
 from onward.config.part_types import OwnMethod, Rate, Size, SizeOrZero
-from onward.errors import UserError
-from onward.fields import Part
 
 
 class Adapters(Part):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from onward.base.errors import UserError
+from onward.base.suggestions import nearest
 from onward.config.decoder import DecoderConfig, each
 from onward.config.parts import Experts
-from onward.errors import UserError
-from onward.suggestions import nearest
 
 MOST = 1 << 20  # processes along an axis
 

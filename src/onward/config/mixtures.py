@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
 
-from onward.arguments import Range
-from onward.errors import UserError
-from onward.fields import Part
+from onward.base.arguments import Range
+from onward.base.errors import UserError
+from onward.base.fields import Part
 
 Share = Annotated[float, Range(0, 1)]  # of a run
 WeightOrZero = Annotated[float, Range(0, 1e9)]

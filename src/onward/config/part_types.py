@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
-from onward.arguments import Range
-from onward.fields import Part, changed_fields, text
+from onward.base.arguments import Range
+from onward.base.fields import Part, changed_fields, text
 
 P = TypeVar("P", bound=Part)
 MOST = 2**31 - 1

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from onward.arguments import Range
+from onward.base.arguments import Range
+from onward.base.errors import UserError
+from onward.base.fields import text
 from onward.config.part_types import (
     Attention,
     Base,
@@ -27,8 +29,6 @@ from onward.config.part_types import (
 )
 from onward.config.routing import Routing, SoftmaxRouting
 from onward.config.scaling import Scaling
-from onward.errors import UserError
-from onward.fields import text
 
 Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from onward.base.fields import Part
 from onward.config.part_types import Factor, OwnMethod, Size
-from onward.fields import Part
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from onward.base.errors import UserError
+from onward.base.fields import Part
 from onward.config.part_types import Factor, OwnMethod, Size
-from onward.errors import UserError
-from onward.fields import Part
 
 
 class Scaling(Part):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 
 
 @dataclass(frozen=True)

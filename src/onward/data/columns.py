@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 
 
 def renaming(columns: str) -> dict[str, str]:

@@ -17,10 +17,10 @@ from functools import cache
 from itertools import accumulate
 from pathlib import Path
 
+from onward.base.errors import UserError
+from onward.base.files import file_sha256
 from onward.data.progress import Progress, silent
 from onward.data.prose import NewProse, comments
-from onward.errors import UserError
-from onward.files import file_sha256
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def cache_folder() -> Path:
 def get(name: str, folder: Path | None = None, progress: Progress = silent) -> Path:
     """Return the file of the corpus `name`, one of DOWNLOADS, in `folder` (default: `cache_folder()`); downloads the
     file if it is missing. Raises a UserError for an unknown name."""
-    from onward.fields import nearest
+    from onward.base.fields import nearest
 
     if name not in DOWNLOADS:
         raise UserError(f"{name!r} is not a corpus that can be downloaded: {nearest(name, DOWNLOADS)}")

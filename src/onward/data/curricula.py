@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from onward.base.errors import UserError
 from onward.config.mixtures import MovingWeight, points_of
-from onward.errors import UserError
 
 BLOCK = 10_000  # windows in which each source has exactly its share
 GRID = 1 << 14  # parts of a run in which changing weights are added up

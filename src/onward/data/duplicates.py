@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from onward.errors import UserError
-from onward.files import atomic_write
-from onward.splitmix import GOLDEN
+from onward.base.errors import UserError
+from onward.base.files import atomic_write
+from onward.base.splitmix import GOLDEN
 
 PERMUTATIONS = 128
 SHINGLE_WORDS = 5

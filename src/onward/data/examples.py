@@ -17,12 +17,12 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from onward.arguments import shown
+from onward.base.arguments import shown
+from onward.base.errors import UserError
+from onward.base.files import atomic_write
 from onward.data.messages import trained_messages
 from onward.data.tokens import Tokens
 from onward.data.unread import WEIGHTS, texts_in
-from onward.errors import UserError
-from onward.files import atomic_write
 from onward.text.chat import Chat, Message
 from onward.text.tokenizer import Tokenizer
 

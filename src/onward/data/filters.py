@@ -7,8 +7,8 @@ from functools import cache, cached_property, partial
 
 import numpy as np
 
+from onward.base.splitmix import GOLDEN
 from onward.data.cleaning import GOPHER, Filters
-from onward.splitmix import GOLDEN
 
 
 def failed_filter(filters: Filters, text: str) -> str:

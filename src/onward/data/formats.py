@@ -18,8 +18,8 @@ from itertools import product
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
+from onward.base.errors import UserError
 from onward.data.columns import value_at
-from onward.errors import UserError
 from onward.text.tokenizer import SURROGATE, UNKNOWN
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from typing import Any
 
-from onward.arguments import shown
+from onward.base.arguments import shown
+from onward.base.errors import UserError
+from onward.base.suggestions import nearest
 from onward.data.examples import Encoder, Example, TokenSequence, check_text
 from onward.data.records import Record
 from onward.data.unread import check_unread
-from onward.errors import UserError
-from onward.suggestions import nearest
 
 MOST_COLUMNS = 1 << 16  # bytes of JSON that are kept of a record for its reward
 FOR_TEMPLATES = "tools", "chat_template_kwargs"  # variables of the chat template

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onward.arguments import shown
+from onward.base.arguments import shown
+from onward.base.errors import UserError
+from onward.base.suggestions import nearest
 from onward.data.unread import WEIGHTS
-from onward.errors import UserError
-from onward.suggestions import nearest
 
 ROLES = {  # of ShareGPT and its relatives
     **dict.fromkeys(("human", "user"), "user"),

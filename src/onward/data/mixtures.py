@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from onward.base.errors import UserError
 from onward.data.curricula import Interleaving
 from onward.data.examples import Examples
 from onward.data.packing import ExampleBatch, PackedExamples, batch_of
-from onward.errors import UserError
 
 SET = "set"  # the name of the number that stores the table of an example
 

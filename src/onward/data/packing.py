@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onward.arguments import named
+from onward.base.arguments import named
+from onward.base.device import known_device
 from onward.data.examples import Examples
 from onward.data.windows import IGNORE_INDEX, Batch, hashed, permuted
-from onward.device import known_device
 
 
 @named

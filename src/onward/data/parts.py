@@ -17,7 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
+from onward.base.files import atomic_write, file_sha256, flush, read_json, write_json
+from onward.base.workers import available_cores
 from onward.data.cleaning import Cleaning
 from onward.data.duplicates import CONTINUED, KEPT, Verdicts, write_array
 from onward.data.formats import SIZES, Sizes
@@ -35,9 +38,6 @@ from onward.data.prepare import (
 from onward.data.progress import Measured, Progress, silent
 from onward.data.sources import Source, check_named, download_corpora, is_stream
 from onward.data.tokens import TokenData, id_dtype, load_tokens
-from onward.data.workers import available_cores
-from onward.errors import UserError
-from onward.files import atomic_write, file_sha256, flush, read_json, write_json
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 PART = "part.json"  # written last

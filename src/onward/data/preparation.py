@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from onward.base.errors import UserError
+from onward.base.files import atomic_write, file_sha256, write_json
 from onward.data.cleaning import GOPHER, Cleaning
 from onward.data.duplicates import CONTINUED, KEPT, PERMUTATIONS, fingerprint, signature, write_array
 from onward.data.filters import failed_filter
@@ -23,8 +25,6 @@ from onward.data.sources import (
     provenance,
 )
 from onward.data.tokens import encode, id_dtype
-from onward.errors import UserError
-from onward.files import atomic_write, file_sha256, write_json
 from onward.text.fast import Encoder, named_encoder
 from onward.text.tokenizer import Tokenizer
 

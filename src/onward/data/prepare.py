@@ -19,6 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from onward.base.errors import UserError
+from onward.base.files import flush, read_json, remove_leftovers, write_json
+from onward.base.workers import run_tasks
 from onward.data.cleaning import Cleaning
 from onward.data.duplicates import Verdicts
 from onward.data.formats import SIZES, Sizes
@@ -34,9 +37,6 @@ from onward.data.sources import (
     stored_streams,
 )
 from onward.data.tokens import INDEX, TokenData, is_prepared, load_tokens
-from onward.data.workers import run_tasks
-from onward.errors import UserError
-from onward.files import flush, read_json, remove_leftovers, write_json
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 EXACT = Cleaning()  # drops exact duplicates

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from onward.base.files import atomic_write
 from onward.data.corpora import parsed_modules
-from onward.files import atomic_write
 
 LENGTHS = range(12, 100)  # characters of an answer
 SENTENCE = re.compile(r"[A-Z].*?[\w)'\"]\.(?= +[A-Z]|$)")

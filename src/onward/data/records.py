@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onward.base.errors import UserError
 from onward.data.formats import (
     SIZES,
     NotText,
@@ -22,7 +23,6 @@ from onward.data.formats import (
     suffixes,
 )
 from onward.data.sources import BATCH_ROWS, HUB, dataset, source_files
-from onward.errors import UserError
 
 ROWS = "give .jsonl, .json, .csv, .parquet or hf://NAME, of which each row is an example"
 MOST_JSON = 1 << 30  # bytes of a .json file, which is in memory whole

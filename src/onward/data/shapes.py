@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from onward.arguments import shown
+from onward.base.arguments import shown
+from onward.base.errors import UserError
+from onward.base.suggestions import nearest
 from onward.data.columns import renaming, value_at, without
 from onward.data.messages import TALKS, message, read_messages, with_system
 from onward.data.records import Record, read_records
-from onward.errors import UserError
-from onward.suggestions import nearest
 
 Values = Mapping[str, Any]
 MEDIA = "images", "image", "audio", "audios", "videos", "video"  # columns that are refused unless they are empty

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
+from onward.base.errors import UserError
+from onward.base.files import atomic_write, file_sha256
 from onward.data import corpora
 from onward.data.formats import (
     SIZES,
@@ -34,8 +36,6 @@ from onward.data.formats import (
     table_pieces,
 )
 from onward.data.progress import Progress, silent
-from onward.errors import UserError
-from onward.files import atomic_write, file_sha256
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
+from onward.base.errors import UserError
 from onward.data.examples import Example, Examples, TokenSequence
-from onward.errors import UserError
 
 TooLong = Literal["error", "cut", "drop"]
 

@@ -16,11 +16,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 
-from onward import fields
-from onward.arguments import Range, checked, explained
+from onward.base import fields
+from onward.base.arguments import Range, checked, explained
+from onward.base.errors import UserError
+from onward.base.files import file_sha256, read_json
 from onward.data.formats import split
-from onward.errors import UserError
-from onward.files import file_sha256, read_json
 from onward.text.fast import Encoder, encoder
 from onward.text.tokenizer import Tokenizer
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from onward.arguments import shown
-from onward.errors import UserError
+from onward.base.arguments import shown
+from onward.base.errors import UserError
 
 # Last words of names, such as source_id, whose texts describe a row and are nothing to learn.
 NAMES = (

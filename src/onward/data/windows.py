@@ -14,14 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onward.arguments import checked, explained, named
+from onward.base.arguments import checked, explained, named
+from onward.base.device import known_device
+from onward.base.errors import UserError
+from onward.base.splitmix import GOLDEN, MULTIPLIERS
 from onward.config.mixtures import MovingWeight
 from onward.config.part_types import Size
 from onward.data.curricula import interleaving
 from onward.data.tokens import Tokens
-from onward.device import known_device
-from onward.errors import UserError
-from onward.splitmix import GOLDEN, MULTIPLIERS
 
 Packing = Literal["stream", "documents"]
 Numbers = NDArray[np.uint64]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from onward.base.errors import UserError
 from onward.data.progress import Progress, silent
-from onward.errors import UserError
 from onward.evaluation.answers import write_answers
 from onward.evaluation.chatting import ChatPrompts
 from onward.evaluation.continuations import Pair, pair_of, score_continuations

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.config.decoder import at
 from onward.config.scaling import LinearScaling, Llama3Scaling, YaRNScaling
 from onward.data.windows import IGNORE_INDEX
-from onward.errors import UserError
 from onward.evaluation.kept import Kept, whole
 from onward.evaluation.score import LOGITS
 from onward.kernels.cross_entropy import cross_entropies

@@ -10,8 +10,8 @@ import urllib.request
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 
-from onward.arguments import shown
-from onward.errors import UserError
+from onward.base.arguments import shown
+from onward.base.errors import UserError
 
 LONGEST_WAIT = 60.0  # seconds that a server may ask to wait
 REPLY = 1 << 20  # bytes of a reply at most

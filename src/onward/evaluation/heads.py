@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from onward.base.errors import UserError
 from onward.data.examples import Examples
 from onward.data.forms import Encoder, Example, classified, preferred
 from onward.data.records import Record
 from onward.data.tables import tabulated
-from onward.errors import UserError
 from onward.evaluation.outputs import ROWS, outputs
 from onward.evaluation.score import batched
 from onward.model.decoder import Decoder

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.evaluation.continuations import Pair, score_continuations
 from onward.generation.search.beam import beam_search
 from onward.model.decoder import Decoder, check_ids, without_dropout

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from onward.arguments import shown
-from onward.errors import UserError
+from onward.base.arguments import shown
+from onward.base.errors import UserError
 from onward.evaluation.endpoint import Repeat, chat
 
 NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?")

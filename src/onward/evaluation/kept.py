@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from onward.base.errors import UserError
 from onward.compiled.fingerprint import fingerprint
-from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.parallel.replicas import ALONE, Replicas
 from onward.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from statistics import stdev
 from typing import Any, Literal
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 
 CORPUS = "bleu", "chrf"  # metrics of all answers together, by sacrebleu, from 0 to 100
 METRICS = *CORPUS, "rouge1", "rouge2", "rougeL"  # those of ROUGE are means over answers, from 0 to 1

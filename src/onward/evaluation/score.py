@@ -12,9 +12,9 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from onward.base.errors import UserError
 from onward.data.tokens import Tokens
 from onward.data.windows import IGNORE_INDEX
-from onward.errors import UserError
 from onward.kernels.cross_entropy import cross_entropies
 from onward.model.decoder import Decoder, check_ids, without_dropout
 from onward.parallel.replicas import ALONE, Replicas

@@ -9,11 +9,11 @@ from os import PathLike, fspath
 
 import numpy as np
 
+from onward.base.errors import UserError
+from onward.base.files import check_text
 from onward.data.sources import documents
 from onward.data.tokens import Tokens
-from onward.errors import UserError
 from onward.evaluation.score import Evaluation, evaluate, logprobs
-from onward.files import check_text
 from onward.model.decoder import Decoder
 from onward.parallel.replicas import ALONE, Replicas
 from onward.text.tokenizer import SURROGATE, UNKNOWN, Tokenizer

@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
 
-from onward import fields
-from onward.arguments import OutOfRange
+from onward.base import fields
+from onward.base.arguments import OutOfRange
+from onward.base.errors import UserError
+from onward.base.fields import Part, nearest
 from onward.config.decoder import DecoderConfig, Experts, Gated, Plain
-from onward.errors import UserError
 from onward.families._keys import Keys
-from onward.fields import Part, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor

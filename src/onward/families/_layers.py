@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, at
-from onward.errors import UserError
 from onward.families import HF
 
 LOCAL, FULL = "sliding_attention", "full_attention"

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from onward.base.errors import UserError
+from onward.base.fields import nearest
 from onward.config.decoder import Rotary
 from onward.config.scaling import (
     DynamicScaling,
@@ -14,9 +16,7 @@ from onward.config.scaling import (
     YaRNScaling,
     yarn_magnitude,
 )
-from onward.errors import UserError
 from onward.families import HF, require
-from onward.fields import nearest
 
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 

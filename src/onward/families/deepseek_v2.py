@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
+from onward.base.errors import UserError
+from onward.base.fields import nearest
 from onward.config.decoder import DecoderConfig, Experts, Gated, LatentAttention, RMSNorm, Rotary, at
 from onward.config.routing import Routing, SoftmaxRouting
 from onward.config.scaling import YaRNScaling, yarn_magnitude
-from onward.errors import UserError
 from onward.families import (
     ACTIVATIONS,
     HF,
@@ -22,7 +23,6 @@ from onward.families import (
 )
 from onward.families._experts import LLAMA, experts
 from onward.families._rope import rope, rotary
-from onward.fields import nearest
 
 ARCHITECTURES = {"deepseek_v2": "DeepseekV2ForCausalLM"}
 BASE = "model."

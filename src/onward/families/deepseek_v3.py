@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from onward.base.fields import hints
 from onward.config.decoder import DecoderConfig, LatentAttention
 from onward.config.routing import SigmoidRouting
 from onward.families import HF, Row, deepseek_v2, only, with_defaults
 from onward.families.deepseek_v2 import YARN
-from onward.fields import hints
 
 ARCHITECTURES = {"deepseek_v3": "DeepseekV3ForCausalLM"}
 BASE = "model."

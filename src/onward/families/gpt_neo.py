@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention, at
-from onward.errors import UserError
 from onward.families import ACTIVATIONS, HF, Row, activation, linear, require, sizes
 
 ARCHITECTURES = {"gpt_neo": "GPTNeoForCausalLM"}

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, Gated, LayerNorm, RMSNorm, SelfAttention, at
-from onward.errors import UserError
 from onward.families import ACTIVATIONS, HF, Inexpressible, Row, activation, linear, require, sizes
 from onward.families._rope import rope, rotary
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
-from onward.errors import UserError
 from onward.families import HF, Row
 
 ARCHITECTURES = {"onward": "Decoder"}

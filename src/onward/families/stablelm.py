@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, Gated, LayerNorm, PreNorm, Rotary, SelfAttention, SharedNorm, at
 from onward.config.part_types import ConfigFields
-from onward.errors import UserError
 from onward.families import ACTIVATIONS, HF, Row, activation, llama, require, sizes, with_defaults
 from onward.families._rope import rope, rotary
 from onward.families.llama import shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from onward.arguments import checked, explained
+from onward.base.arguments import checked, explained
 from onward.text.stream import TextStream
 from onward.text.tokenizer import TokenId, Tokenizer
 

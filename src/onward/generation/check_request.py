@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
-from onward.errors import UserError
 from onward.generation.request import Request
 from onward.generation.sampling import check_vocabulary
 from onward.model.decoder import check_ids

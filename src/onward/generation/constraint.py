@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.options import FORMS, GenerationOptions
 from onward.generation.schemas import Prepared, prepared, rule
 from onward.generation.spelling import JSON, Search, Spelling, allowed_tokens

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.arguments import checked
-from onward.device import tensor_on
-from onward.errors import UserError
+from onward.base.arguments import checked
+from onward.base.device import tensor_on
+from onward.base.errors import UserError
 from onward.generation import processors as p
 from onward.generation.sampling import Sampling, check_vocabulary
 from onward.model.decoder import described

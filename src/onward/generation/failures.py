@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.model.decoder import Decoder
 from onward.tracing.names import activation_names
 from onward.tracing.trace import trace

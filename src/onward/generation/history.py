@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from onward.device import tensor_on
+from onward.base.device import tensor_on
 from onward.generation.distribution import History, counts
 from onward.generation.request import Request
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, get_type_hints
 
-from onward.arguments import check, shown
-from onward.errors import UserError
-from onward.fields import hints, nearest
+from onward.base.arguments import check, shown
+from onward.base.errors import UserError
+from onward.base.fields import hints, nearest
 from onward.generation.options import GenerationOptions
 from onward.generation.sampling import SamplingKeywords
 from onward.generation.search.beam import EarlyStopping

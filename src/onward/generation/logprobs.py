@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onward.device import tensor_on
+from onward.base.device import tensor_on
 from onward.model.decoder import Decoder
 
 POSITIONS = 128  # whose logits are computed at a time

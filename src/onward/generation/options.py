@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from onward.arguments import Range, named
+from onward.base.arguments import Range, named
+from onward.base.errors import UserError
 from onward.config.part_types import SizeOrZero
-from onward.errors import UserError
 from onward.generation.sampling import Sampling, SamplingKeywords
 from onward.text.tokenizer import SURROGATE
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onward.device import tensor_on
+from onward.base.device import tensor_on
 
 MIN_TEMPERATURE = 1e-6  # lower temperatures count as 0: logits divided by them could overflow fp32
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.answer import Answer
 from onward.generation.constraint import constraint, read_schema
 from onward.generation.engine.engine import Engine

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from onward.arguments import check, check_fields, named
+from onward.base.arguments import check, check_fields, named
 from onward.generation.logprobs import TokenLogprob
 from onward.generation.sampling import Sampling
 

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from onward.base.device import tensor_on
 from onward.compiled.fingerprint import ModelState
 from onward.compiled.steps import COMPILE_AFTER, Steps
-from onward.device import tensor_on
 from onward.generation.request import Request
 from onward.model.adapters import Selection
 from onward.model.cache import CacheView, KVCache

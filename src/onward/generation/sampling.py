@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from operator import index
 from typing import Annotated, Any, TypedDict, get_args, get_origin
 
-from onward.arguments import Range, check_fields, field_types, named
+from onward.base.arguments import Range, check_fields, field_types, named
+from onward.base.errors import UserError
 from onward.config.part_types import SizeOrZero
-from onward.errors import UserError
 
 SMALLEST, LARGEST = 1e-15, 1e15  # of penalties and biases: fp32 holds all of their products
 Share = Annotated[float, Range(0, 1)]

@@ -11,7 +11,7 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.schema_grammar import canonical, children, escaped, subschemas, target, with_null
 from onward.generation.schema_patterns import searchable
 from onward.text.regular import compiled, matches

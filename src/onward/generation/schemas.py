@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.schema_check import Conformance, check_schema
 from onward.generation.schema_grammar import (
     DEFINITIONS,

@@ -16,14 +16,14 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
+from onward.api.folders import load
+from onward.api.language_model import LanguageModel
+from onward.base.errors import UserError
 from onward.data.progress import Progress
-from onward.errors import UserError
 from onward.evaluation.answers import write_answers
 from onward.evaluation.continuations import Pair, score_continuations
 from onward.evaluation.kept import Kept
-from onward.folders import load
 from onward.generation.options import GenerationOptions
-from onward.language_model import LanguageModel
 from onward.text.chat import Message, chat_of
 from onward.text.tokenizer import utf8
 

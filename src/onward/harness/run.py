@@ -16,14 +16,14 @@ from lm_eval import simple_evaluate
 from lm_eval.config.task import TaskConfig
 from lm_eval.tasks import TaskManager
 
+from onward.api.language_model import LanguageModel
+from onward.base.errors import UserError
+from onward.base.suggestions import nearest
 from onward.data.progress import Progress, silent
-from onward.errors import UserError
 from onward.evaluation.contamination import GradedQuestions
 from onward.evaluation.kept import Kept
 from onward.evaluation.tasks import Task
 from onward.harness.model import HarnessModel
-from onward.language_model import LanguageModel
-from onward.suggestions import nearest
 
 KEYS = frozenset(field.name for field in fields(TaskConfig)) | {"include", "class", "dataset_name"}
 GROUP = frozenset({"group", "task_list"})  # keys of a file that is no task of its own

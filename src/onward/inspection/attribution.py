@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.inspection.inputs import as_row, check_position, exact
 from onward.model.blocks import PostNormModule
 from onward.model.decoder import Decoder, without_dropout

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from onward.base.errors import UserError
 from onward.data.windows import Batch
-from onward.errors import UserError
 from onward.inspection.inputs import check_position, exact, logits
 from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.edit import edit

@@ -9,9 +9,9 @@ from time import perf_counter
 import torch
 from torch import nn
 
+from onward.base.errors import UserError
 from onward.data.tokens import Tokens
 from onward.data.windows import Windows
-from onward.errors import UserError
 from onward.inspection.features import ReconstructionLoss, SparseAutoencoder, autoencoder_of
 from onward.inspection.lens import LensLoss, TunedLens
 from onward.model.decoder import Decoder

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.checkpoint.load import load_model
 from onward.checkpoint.saves.folder import saves, step_of
-from onward.errors import UserError
 from onward.inspection.inputs import as_row, exact
 from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.trace import trace

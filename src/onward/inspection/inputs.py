@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.model.decoder import Decoder, without_dropout
 
 

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.inspection.inputs import as_row, exact
 from onward.inspection.lens import residuals
 from onward.model.decoder import Decoder, without_dropout

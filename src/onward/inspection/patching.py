@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.inspection.inputs import as_row, exact, frozen
 from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.edit import edit

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.checkpoint.gguf.header import read_header
-from onward.errors import UserError
 from onward.model.decoder import Decoder
 
 F32 = 0  # llama.cpp's number of the type of keys and values

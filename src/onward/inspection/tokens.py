@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.config.decoder import at
-from onward.errors import UserError
 from onward.evaluation.score import logprobs
 from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model
-from onward.errors import UserError
 from onward.generation.answer import Answer
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.manager import CacheManager

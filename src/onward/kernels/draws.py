@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from onward.base.splitmix import GOLDEN, MULTIPLIERS
 from onward.kernels.available import unavailable
 from onward.kernels.memory import Unreadable, address, buffer, filled
 from onward.kernels.rules import DTYPES, MIN_PARALLEL, emitter
-from onward.splitmix import GOLDEN, MULTIPLIERS
 
 
 def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:

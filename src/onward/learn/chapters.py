@@ -8,7 +8,7 @@ from functools import cache
 from os.path import normpath
 from pathlib import Path
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 
 PAGES = Path(__file__).parent / "pages"
 HEADING = re.compile(r"^# (\d+)\. (.+)$", re.MULTILINE)

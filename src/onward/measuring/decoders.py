@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from onward.api.folders import load
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
-from onward.errors import UserError
 from onward.families import preset, presets
-from onward.folders import load
+from onward.measuring.generation import Precision
 from onward.model.decoder import Decoder
 from onward.planning import releases
-from onward.planning.speed import Precision
 from onward.training.presets import PRESETS, decoder
 from onward.transforms.quantize import quantize_model
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from onward.base.device import choose_device
+from onward.base.errors import UserError
+from onward.base.fields import nearest
 from onward.config.decoder import DecoderConfig
-from onward.device import choose_device
-from onward.errors import UserError
-from onward.fields import nearest
+from onward.measuring.generation import step_seconds
+from onward.measuring.training import trial_share
 from onward.planning.devices import DEVICES
 from onward.planning.machine import Machine, measured_machine, same_flops
-from onward.planning.speed import step_seconds
-from onward.training.step.speed import trial_share
 
 HERE = "auto", "cpu", "cuda", "mps"  # devices that are measured
 

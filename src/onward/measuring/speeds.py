@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.measuring.decoders import check_context, decoder_of, models_in
+from onward.measuring.generation import Limits, Precision, Speed, measure
+from onward.measuring.training import TrainingSpeed, measure_training
 from onward.planning.machine import peak_flops, read_bandwidth
-from onward.planning.speed import Limits, Precision, Speed, measure
-from onward.training.step.speed import TrainingSpeed, measure_training
 
 TRAINED = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes in which training computes products
 VOCABULARY = 4096  # tokens of a preset of training

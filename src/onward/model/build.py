@@ -9,11 +9,11 @@ from functools import partial
 
 from torch import nn
 
+from onward.base.errors import UserError
+from onward.base.fields import Part
 from onward.config import parts, routing
 from onward.config.decoder import DecoderConfig
 from onward.config.part_types import Attention, Block, FeedForward, Norm, Position, at
-from onward.errors import UserError
-from onward.fields import Part
 from onward.model import blocks
 from onward.model.attention import SelfAttentionModule
 from onward.model.experts import ExpertsModule, SigmoidRoutingModule, SoftmaxRoutingModule

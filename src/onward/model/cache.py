@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from onward.arguments import checked, explained
+from onward.base.arguments import checked, explained
+from onward.base.device import known_device
 from onward.config.decoder import DecoderConfig, at
 from onward.config.part_types import Size, SizeOrZero
-from onward.device import known_device
 from onward.kernels.attention import attend, takes_kernel
 from onward.kernels.memory import Unreadable
 from onward.model.mask import AttentionMask

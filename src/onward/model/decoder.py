@@ -10,9 +10,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from onward.arguments import checked
+from onward.base.arguments import checked
+from onward.base.errors import UserError
+from onward.base.notebook import Shown
 from onward.config.decoder import DecoderConfig, at
-from onward.errors import UserError
 from onward.model import activations
 from onward.model.activations import NORM, Activation, Child, Declarations, Output
 from onward.model.build import build_block, build_norm, build_position
@@ -21,7 +22,6 @@ from onward.model.context import AttentionContext, attention_contexts
 from onward.model.initialize import initialize
 from onward.model.linear import Linear
 from onward.model.positions import rotates
-from onward.notebook import Shown
 
 
 class Scale(nn.Module):

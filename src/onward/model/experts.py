@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
+from onward.base.timing import fastest
 from onward.config import parts
 from onward.config.decoder import DecoderConfig, Experts
 from onward.config.routing import Routing
@@ -26,7 +27,6 @@ from onward.model.adapters import adapted
 from onward.model.feedforward import GatedFeedForwardModule
 from onward.model.linear import Linear
 from onward.model.norms import working_dtype
-from onward.timing import fastest
 
 
 class SoftmaxRoutingModule(nn.Module):

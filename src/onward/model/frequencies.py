@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.config.scaling import DynamicScaling, LinearScaling, Llama3Scaling, LongRoPEScaling, Scaling, YaRNScaling
-from onward.errors import UserError
 
 
 def scaled_frequencies(part: Scaling, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:

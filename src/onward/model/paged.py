@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from onward.arguments import checked
+from onward.base.arguments import checked
+from onward.base.device import known_device
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, at
 from onward.config.part_types import Size, SizeOrZero
-from onward.device import known_device
-from onward.errors import UserError
 from onward.model.cache import KVCache, LayerCache, SlotIndices, empty_entries
 
 NULL_BLOCK = 0  # the entry of a block table where a row has no block; the null block holds zeros and is never written

@@ -11,9 +11,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from onward.base.errors import UserError
 from onward.config.decoder import Alibi, DecoderConfig, Position, Rotary
 from onward.config.scaling import Scaling
-from onward.errors import UserError
 from onward.model.frequencies import scaled_frequencies
 
 ScoreBias = Callable[[Tensor, Tensor, Tensor], Tensor]  # slope, query position, key position -> bias, elementwise

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.model.attention import Attend
 from onward.model.cache import CacheView, Keys
 from onward.model.context import AttentionContext

@@ -22,9 +22,9 @@ from torch.distributed import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
 from onward.config.mesh import layers_of_stage
-from onward.errors import UserError
 from onward.model.decoder import Decoder, check, check_tokens
 from onward.parallel.parts import local
 

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from torch import distributed
 from torch.distributed import DeviceMesh
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
 from onward.config.mesh import Mesh
-from onward.errors import UserError
 from onward.model.decoder import Decoder
 
 T = TypeVar("T")

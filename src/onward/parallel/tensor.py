@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.distributed import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from onward.base.errors import UserError
 from onward.config.decoder import SelfAttention, at
 from onward.config.mesh import divides_vocabulary
-from onward.errors import UserError
 from onward.model.attention import SelfAttentionModule
 from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from onward.base.device import choose_device
+from onward.base.limits import in_bytes, memory_size
 from onward.config.decoder import DecoderConfig
 from onward.config.mesh import Mesh, divides_vocabulary
-from onward.device import choose_device
-from onward.limits import in_bytes, memory_size
 from onward.planning.arrangements import SAFE
 from onward.planning.memory import HOLES, GenerationMemory, TrainingMemory
 

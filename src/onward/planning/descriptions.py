@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from onward import fields
+from onward.base import fields
+from onward.base.fields import Part, text
 from onward.config.decoder import AttentionOnly, DecoderConfig, at, each
-from onward.fields import Part, text
 from onward.planning.parameters import active_parameters, biases, cache_bytes_per_token, parameters
 
 NEUTRAL = (0, 1, None, "none", "auto")  # defaults that add, scale, cap or share nothing, and need no mention

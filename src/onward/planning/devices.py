@@ -10,8 +10,8 @@ an adapter for each device: 400 Gb/s as in a DGX H100, 200 Gb/s as in a DGX A100
 
 from dataclasses import dataclass
 
-from onward.errors import UserError
-from onward.fields import nearest
+from onward.base.errors import UserError
+from onward.base.fields import nearest
 
 
 @dataclass(frozen=True)

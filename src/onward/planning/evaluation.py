@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
 from onward.config.mesh import Mesh, divides_tokens
-from onward.errors import UserError
 from onward.evaluation.continuations import CHUNK, ROWS, TOKENS
 from onward.evaluation.score import LOGITS, TOGETHER
 from onward.planning.arrangements import tensor_sizes

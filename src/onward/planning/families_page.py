@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from onward.base.fields import text
 from onward.families import presets
-from onward.fields import text
 from onward.planning.releases import catalog, step
 
 LADDER = ("gpt", "gpt2", "gpt3-175b", "palm-540b", "llama-7b", "mistral-7b", "gemma-7b")

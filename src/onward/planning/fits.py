@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.planning.laws import Frontier, Loss
 
 Array = NDArray[np.float64]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.planning.fits import (
     LEAST,
     Forecast,

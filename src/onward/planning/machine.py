@@ -9,8 +9,8 @@ from time import perf_counter
 
 import torch
 
+from onward.base.limits import memory_size
 from onward.kernels.linear import linear
-from onward.limits import memory_size
 from onward.planning.memory import DTYPES
 
 READ = 1 << 28  # bytes of an array that no processor's cache holds

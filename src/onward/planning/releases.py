@@ -6,12 +6,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from onward.base.errors import UserError
+from onward.base.files import read_json
 from onward.checkpoint.load import open_source
 from onward.config.decoder import DecoderConfig
-from onward.errors import UserError
 from onward.families import Family, modules, preset, presets, read
-from onward.files import read_json
-from onward.hub import locate
+from onward.hub.folder import locate
 from onward.planning.descriptions import differences, sentence
 from onward.planning.parameters import active_parameters, parameters
 

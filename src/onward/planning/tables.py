@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.planning.fits import Run
 
 COLUMNS = {  # names of a column in tables of others

@@ -5,7 +5,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from onward.files import atomic_write
+from onward.base.files import atomic_write
 from onward.reports.pictures.markup import details, page_of, resource, table, visible
 from onward.reports.pictures.plot import COLORS
 

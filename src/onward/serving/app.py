@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.planning.tables import byte_count
 from onward.serving import (
     chat,

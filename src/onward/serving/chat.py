@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.options import FORMS as CONSTRAINTS
 from onward.generation.schemas import prepared
 from onward.serving.calls.forms import HARMONY, Forms, call_form_of, reasoning_form_of

@@ -13,7 +13,7 @@ import torch
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from onward.device import tensor_on
+from onward.base.device import tensor_on
 from onward.generation.prompts import prompt_tokens
 from onward.model.decoder import Decoder
 from onward.serving.errors import TOO_LONG, ApiError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.check_request import ContextOverflow, PromptError
 from onward.serving.names import CONTENTS, as_sent
 

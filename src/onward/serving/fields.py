@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.options import FORMS, GenerationOptions
 from onward.serving.edits import Edits
 from onward.serving.errors import ApiError

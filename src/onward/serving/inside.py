@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from torch import Tensor
 
-from onward.device import tensor_on
+from onward.base.device import tensor_on
 from onward.generation.distribution import next_token_distribution
 from onward.inspection.attention import attention_maps
 from onward.inspection.attribution import logit_attribution

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 
+from onward.api.language_model import LanguageModel
+from onward.base.errors import UserError
+from onward.base.limits import in_bytes, memory_size
 from onward.checkpoint.load import open_source
 from onward.config.decoder import DecoderConfig
-from onward.errors import UserError
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.growing import CHUNK
 from onward.generation.engine.engine import Engine
-from onward.language_model import LanguageModel
-from onward.limits import in_bytes, memory_size
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
 from onward.planning.memory import cache_bytes, weight_bytes

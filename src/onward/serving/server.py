@@ -14,7 +14,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.serving.app import make_app
 from onward.serving.config import Listening
 from onward.serving.models import Served

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response, StreamingResponse
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.check_request import PromptError, check_request
 from onward.generation.options import GenerationOptions
 from onward.generation.prompts import Prompt, requests_for, schema_note

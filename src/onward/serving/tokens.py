@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.serving.chat import ENDS, ChatMessage, message_of, of_messages, variables_of
 from onward.serving.errors import ApiError
 from onward.serving.fields import Body, check_others

@@ -12,7 +12,7 @@ from typing import Any
 
 import tokenizers
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.text.masked_string import GENERATED, TEMPLATE, MaskedString, codes_of, mask_of
 from onward.text.messages import REASONING, Message, Messages, any_message, template_error
 from onward.text.template import compiled

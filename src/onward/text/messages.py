@@ -8,8 +8,8 @@ from typing import Any
 
 import jinja2
 
-from onward.arguments import shown
-from onward.errors import UserError
+from onward.base.arguments import shown
+from onward.base.errors import UserError
 from onward.text.masked_string import FIELDS, OTHER, TEMPLATE, MaskedString, codes_of, mask_of, sourced
 from onward.text.template import render
 from onward.text.tokenizer import SURROGATE, UNKNOWN

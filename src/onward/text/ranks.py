@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, models
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.text.patterns import BYTE_OF, CL100K, GPT2, LLAMA3, O200K, QWEN2, byte_level_bpe
 
 SYMBOLS = {byte: symbol for symbol, byte in BYTE_OF.items()}

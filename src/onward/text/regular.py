@@ -5,7 +5,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 
 SECONDS = 1.0  # that matching a text may take; backtracking can take exponential time
 MOST = 1_000_000  # copies of a part of the pattern, which the library writes out

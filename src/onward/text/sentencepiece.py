@@ -18,7 +18,7 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, pre_tokenizers
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.text.pieces import (
     BYTE,
     BYTE_PIECE,

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from onward.errors import UserError
-from onward.suggestions import nearest
+from onward.base.errors import UserError
+from onward.base.suggestions import nearest
 from onward.text.chat import chat_of
 from onward.text.tokenizer import Tokenizer
 

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from onward.arguments import Range, checked, explained, shown
-from onward.errors import UserError
-from onward.files import atomic_write, check_text, write_json
+from onward.base.arguments import Range, checked, explained, shown
+from onward.base.errors import UserError
+from onward.base.files import atomic_write, check_text, write_json
 from onward.text.boundaries import CUT, continuing, cuttable
 from onward.text.learning import learn_bpe
 from onward.text.patterns import BYTE_OF

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.model.mask import AttentionMask
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onward.arguments import checked
-from onward.errors import UserError
+from onward.base.arguments import checked
+from onward.base.errors import UserError
 from onward.model.decoder import Decoder, described, without_dropout
 from onward.tracing.calls import ROWS, Forward, Location
 from onward.tracing.hooks import Activation

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.model.activations import ExpertSteps
 from onward.model.adapters import WeightAdapters
 from onward.model.experts import ExpertsModule

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from onward.arguments import checked
-from onward.errors import UserError
+from onward.base.arguments import checked
+from onward.base.errors import UserError
 from onward.model.decoder import Decoder
 from onward.tracing.hooks import Activation
 from onward.tracing.sites import activations

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.model.activations import Activation as Declared
 from onward.model.activations import (
     Child,

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.arguments import checked
-from onward.errors import UserError
+from onward.base.arguments import checked
+from onward.base.errors import UserError
 from onward.model.decoder import Decoder
 from onward.tracing.calls import ROWS, Forward, Location, Row
 from onward.tracing.hooks import Activation

@@ -7,14 +7,15 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from onward import families, fields
-from onward.arguments import Range, check_fields, checked, named, shown
+from onward import families
+from onward.base import fields
+from onward.base.arguments import Range, check_fields, checked, named, shown
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
 from onward.config.lora import LoRA
 from onward.config.mesh import Mesh
 from onward.config.mixtures import MovingWeight, check_weights
 from onward.config.part_types import Size, SizeOrZero
-from onward.errors import UserError
 from onward.training import presets
 
 NotNegative = Annotated[float, Range(0, 1e15)]

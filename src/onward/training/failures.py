@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from torch.distributed import DistError
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.training.heartbeats import heartbeats
 from onward.training.processes import Launch
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Any, NoReturn
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.training.processes import Launch
 
 PATIENCE = 600.0  # seconds without a heartbeat after which a process counts as lost

@@ -7,9 +7,10 @@ from dataclasses import replace
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, get_args
 
-from onward import families, fields
+from onward import families
+from onward.base import fields
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, RMSNorm, SelfAttention
-from onward.errors import UserError
 
 if TYPE_CHECKING:
     from onward.planning.descriptions import Change

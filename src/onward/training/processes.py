@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import DeviceMesh
 
+from onward.base.errors import UserError
 from onward.config.mesh import Mesh
 from onward.data.windows import Batch
-from onward.errors import UserError
 from onward.parallel.context import own_batch
 from onward.parallel.parallelize import device_mesh, release_replicas
 from onward.parallel.replicas import Replicas

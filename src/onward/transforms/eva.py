@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from onward.base.errors import UserError
 from onward.config.lora import EVA, LoRA
-from onward.errors import UserError
 from onward.model.decoder import Decoder, without_dropout
 from onward.transforms.lora import adapters_of, remove_adapter
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from onward.base.errors import UserError
+from onward.base.suggestions import nearest
 from onward.config.decoder import DecoderConfig, Rotary, each
 from onward.config.scaling import DynamicScaling, LinearScaling, Llama3Scaling, Scaling, YaRNScaling
-from onward.errors import UserError
-from onward.suggestions import nearest
 
 SCALINGS: dict[str, type[LinearScaling | DynamicScaling | YaRNScaling | Llama3Scaling]] = {
     "linear": LinearScaling,

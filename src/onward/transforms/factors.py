@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.config.lora import EVA, Initialization, OLoRA, PiSSA
-from onward.errors import UserError
 
 OVERSAMPLED = 8  # singular values of a randomized SVD beyond those that are needed, which make these more accurate
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.model.decoder import Decoder
 
 NAME = "score"  # of the module, as transformers names it

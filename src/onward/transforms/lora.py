@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from onward.arguments import checked
+from onward.base.arguments import checked
+from onward.base.errors import UserError
+from onward.base.suggestions import nearest
 from onward.config.lora import EVA, LoRA
-from onward.errors import UserError
 from onward.model.adapters import Adapter, Selection, TokenRows, WeightAdapters, each_adapter
 from onward.model.decoder import Decoder
 from onward.model.deferred import defer, read_of, values
 from onward.model.experts import ExpertsModule
 from onward.model.linear import Linear
-from onward.suggestions import nearest
 from onward.transforms.factors import check_rank, parts_of
 from onward.transforms.quantize import QuantizedLinear
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.kernels.quantized import GROUP, dequantize_weight
 from onward.model.decoder import Decoder
 from onward.model.latent import LatentAttentionModule

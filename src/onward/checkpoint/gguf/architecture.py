@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
 from onward.checkpoint.gguf.header import Header, Keys
 from onward.checkpoint.names import same, to_theirs
 from onward.checkpoint.weights import StoredTensor
@@ -23,7 +24,6 @@ from onward.config.decoder import (
     at,
 )
 from onward.config.routing import SoftmaxRouting
-from onward.errors import UserError
 from onward.families import Fix, Row, interleaved, linear
 
 Parts = dict[str, Any]

@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from onward.base.errors import UserError
+from onward.base.fields import nearest
 from onward.checkpoint.gguf.architecture import (
     Architecture,
     Parts,
@@ -46,10 +48,8 @@ from onward.config.decoder import (
     at,
 )
 from onward.config.routing import SoftmaxRouting
-from onward.errors import UserError
 from onward.families.gpt_oss import ClampedExperts
 from onward.families.stablelm import UnbiasedHeadNorms
-from onward.fields import nearest
 
 
 def llama(keys: Keys, sizes: Parts) -> Parts:

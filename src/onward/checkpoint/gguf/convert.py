@@ -14,7 +14,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
+from onward.base.fields import counted
 from onward.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from onward.checkpoint.gguf.header import Header, TensorInfo
 from onward.checkpoint.gguf.rope import divisors, rope_keys, rope_tensors
@@ -24,8 +26,6 @@ from onward.checkpoint.gguf.writer import Outline, type_of, write_gguf
 from onward.checkpoint.weights import DTYPE_NAMES
 from onward.config.decoder import DecoderConfig, Experts, LatentAttention, LayerNorm, RMSNorm, SelfAttention, at
 from onward.config.scaling import Llama3Scaling, LongRoPEScaling, YaRNScaling
-from onward.errors import UserError
-from onward.fields import counted
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 from onward.transforms.lora import adapter_names

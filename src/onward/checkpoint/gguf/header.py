@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from onward.arguments import shown
+from onward.base.arguments import shown
+from onward.base.errors import UserError
+from onward.base.suggestions import nearest
 from onward.checkpoint.gguf.blocks import TYPES, BlockType
-from onward.errors import UserError
-from onward.suggestions import nearest
 
 MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}

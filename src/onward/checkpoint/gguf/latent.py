@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.checkpoint.gguf.architecture import Architecture, Parts, expert_keys, experts, rms
 from onward.checkpoint.gguf.header import Keys
 from onward.checkpoint.gguf.rope import rotary
@@ -21,7 +22,6 @@ from onward.checkpoint.weights import StoredTensor
 from onward.config.decoder import DecoderConfig, Experts, Gated, LatentAttention, Rotary, at
 from onward.config.routing import SigmoidRouting
 from onward.config.scaling import LinearScaling, YaRNScaling, yarn_magnitude
-from onward.errors import UserError
 from onward.families import Row, interleaved, linear
 
 SOFTMAX, SIGMOID = 1, 2  # expert_gating_func

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from onward.base.errors import UserError
 from onward.checkpoint.gguf.header import Keys
 from onward.checkpoint.gguf.tensors import rows
 from onward.config.decoder import DecoderConfig, Rotary, at
 from onward.config.scaling import LinearScaling, Llama3Scaling, LongRoPEScaling, Scaling, YaRNScaling, yarn_magnitude
-from onward.errors import UserError
 from onward.model.frequencies import scaled_frequencies
 
 FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"

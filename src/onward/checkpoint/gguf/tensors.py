@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.checkpoint.gguf.header import TensorInfo
 from onward.checkpoint.weights import DTYPE_NAMES, StoredTensor
-from onward.errors import UserError
 
 QUANTIZED = torch.bfloat16  # the dtype of dequantized weights, unless another is asked for
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from tokenizers import models, processors
 
+from onward.base.errors import UserError
+from onward.base.fields import nearest
 from onward.checkpoint.gguf.header import Header
-from onward.errors import UserError
-from onward.fields import nearest
 from onward.text.patterns import (
     BLOOM,
     DEEPSEEK3,

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
+from onward.base.files import atomic_write
 from onward.checkpoint.gguf.blocks import CODES, TYPES, BlockType
 from onward.checkpoint.gguf.header import ALIGNMENT, ARRAY, MAGIC, STRING, VERSION
-from onward.errors import UserError
-from onward.files import atomic_write
 
 FILLER = {"onward.alignment": 64}  # a key of 32 bytes, with which the tensors begin at a multiple of 64
 PIECE = 1 << 22  # numbers that are encoded at a time

@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from onward.base.errors import UserError
+from onward.base.files import read_json
 from onward.checkpoint.huggingface.quantized import dequantized
 from onward.checkpoint.names import head_differs
 from onward.checkpoint.source import ModelSource, Outline, allocated
 from onward.checkpoint.weights import StoredTensor, refuse_pickles, stored_tensors
 from onward.config.decoder import DecoderConfig
-from onward.errors import UserError
 from onward.families import Family, read
-from onward.files import read_json
 from onward.text.tokenizer import Tokenizer, tokenizer_file
 
 DEPTHS = "num_hidden_layers", "n_layers", "n_layer", "num_layers"  # names of the number of layers in config.json

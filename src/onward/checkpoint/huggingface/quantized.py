@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.checkpoint.packed import packed_integers, refusal
 from onward.checkpoint.weights import FLOATS, StoredTensor
-from onward.errors import UserError
 from onward.families import HF
 
 

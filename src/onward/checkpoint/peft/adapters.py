@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onward.base.errors import UserError
+from onward.base.files import atomic_write, flush, read_json
 from onward.checkpoint.huggingface.save import describe
 from onward.checkpoint.lazy import load_outline
 from onward.checkpoint.load import load_source, open_source
@@ -45,9 +47,7 @@ from onward.checkpoint.peft.bases import (
 from onward.checkpoint.peft.config import CHANGED_BASE, lora_config, matches
 from onward.checkpoint.source import ModelSource
 from onward.checkpoint.weights import fill, read_tensors
-from onward.errors import UserError
 from onward.families import HF, Family, family
-from onward.files import atomic_write, flush, read_json
 from onward.model.adapters import Adapter
 from onward.model.decoder import Decoder
 from onward.model.deferred import assign, values

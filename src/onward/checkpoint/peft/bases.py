@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
+from onward.base.errors import UserError
+from onward.base.files import read_json
 from onward.checkpoint.load import open_source
-from onward.errors import UserError
-from onward.files import read_json
-from onward.hub import locate
+from onward.hub.folder import locate
 
 CONFIG, BASE = "adapter_config.json", "base.json"
 

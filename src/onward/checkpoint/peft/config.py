@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from onward.arguments import Range, check, field_types
+from onward.base.arguments import Range, check, field_types
+from onward.base.errors import UserError
 from onward.config.part_types import Rate, Size, SizeOrZero
-from onward.errors import UserError
 
 Alpha = Annotated[float, Range(1e-9, 1e15)]
 WITHOUT_EFFECT = re.compile(  # keys that do not affect the output, or that repeat the tensors' names

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
+from onward.base.files import atomic_write, file_sha256, read_json
 from onward.checkpoint.huggingface.save import save_weights
 from onward.checkpoint.peft.adapters import ADAPTER_FILES, AdapterFiles, write_adapter
 from onward.checkpoint.peft.bases import CONFIG as ADAPTER_CONFIG
 from onward.checkpoint.weights import SINGLE, fill
 from onward.config.decoder import DecoderConfig
-from onward.errors import UserError
-from onward.files import atomic_write, file_sha256, read_json
 
 CONFIG, STATE, PROGRESS, CHECKSUMS = "config.json", "state.safetensors", "progress.json", "checksums.json"
 KINDS = "weight/", "average/"

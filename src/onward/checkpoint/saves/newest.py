@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
+from onward.base.files import read_json
 from onward.checkpoint.lazy import LazyTensors, load_outline
 from onward.checkpoint.load import load_model
 from onward.checkpoint.saves.folder import PROGRESS, STATE, damage, saves, show, step_of
 from onward.checkpoint.saves.state import TrainerState
 from onward.checkpoint.weights import read_tensors
-from onward.errors import UserError
-from onward.files import read_json
 from onward.model.decoder import Decoder
 from onward.model.deferred import read_of
 

@@ -21,15 +21,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
+from onward.base.files import read_json, remove_atomically, remove_leftovers, write_json
 from onward.checkpoint.huggingface.save import label_keys
 from onward.checkpoint.peft.adapters import adapter_files
 from onward.checkpoint.peft.bases import BaseModel
 from onward.checkpoint.saves.folder import saves, show, step_of, write_adapter_save, write_save
 from onward.checkpoint.saves.shared import SharedSave, Writers, agree
 from onward.checkpoint.saves.state import TrainerState, copied
-from onward.errors import UserError
-from onward.files import read_json, remove_atomically, remove_leftovers, write_json
 from onward.model.decoder import Decoder
 from onward.parallel.parts import gathered_parameters
 

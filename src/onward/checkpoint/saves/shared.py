@@ -14,13 +14,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, distributed
 
+from onward.base.errors import UserError
+from onward.base.files import atomic_write, flush, write_json
 from onward.checkpoint.huggingface.save import described
 from onward.checkpoint.names import rows, to_theirs
 from onward.checkpoint.saves.folder import CONFIG, KINDS, STATE, by_file, write_progress
 from onward.checkpoint.weights import SINGLE, fill
 from onward.config.decoder import DecoderConfig
-from onward.errors import UserError
-from onward.files import atomic_write, flush, write_json
 from onward.parallel.parts import gathered
 
 NUMBERS = count()  # numbers of saves, equal in all processes

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.model.decoder import Decoder
 from onward.parallel.parts import divided, gathered, local, part_of
 

@@ -6,16 +6,16 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
-from onward.arguments import Range
+from onward.base.arguments import Range
+from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table
 from onward.config.part_types import Size
-from onward.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
-    from onward.planning.speed import Limits, Speed
+    from onward.measuring.generation import Limits, Speed
 
 ABOUT = """\
 Measure the speed of prefill and decoding for several numbers of rows and precisions. The result shows tokens per
@@ -84,11 +84,11 @@ def generate(options: Options, batches: Sequence[int]) -> None:
     """Measure and print the speed of generation in each precision and with each of the batch sizes `batches`."""
     import torch
 
-    from onward.device import choose_device
+    from onward.base.device import choose_device
+    from onward.measuring.generation import Precision
+    from onward.measuring.roofline import roofline
     from onward.measuring.speeds import generation_lengths, generation_speeds
-    from onward.planning.speed import Precision
     from onward.reports.pictures.picture import FORMATS
-    from onward.reports.pictures.roofline import roofline
 
     precisions = words(options.precision or ",".join(get_args(Precision)), get_args(Precision), "precision")
     if options.out and Path(options.out).suffix not in FORMATS:
@@ -163,7 +163,7 @@ def train(options: Options, batches: Sequence[int]) -> None:
     each."""
     import torch
 
-    from onward.device import choose_device
+    from onward.base.device import choose_device
     from onward.measuring.speeds import TRAINED, training_speeds
 
     device = choose_device(options.device)
@@ -209,7 +209,7 @@ def train(options: Options, batches: Sequence[int]) -> None:
 def words(text: str, known: Sequence[str], name: str) -> list[Any]:
     """Split the value `text` of the option `name`, such as `a,b`, at its commas. Raises a UserError for a word that is
     not in `known`, the allowed ones."""
-    from onward.fields import nearest
+    from onward.base.fields import nearest
 
     names = [word.strip() for word in text.split(",")]
     for word in names:

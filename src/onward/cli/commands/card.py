@@ -6,11 +6,11 @@ from pathlib import Path
 from shlex import quote
 from typing import ClassVar
 
+from onward.base.errors import UserError
+from onward.base.files import atomic_write
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import print_next
-from onward.errors import UserError
-from onward.files import atomic_write
-from onward.hub import CARD
+from onward.hub.folder import CARD
 
 ABOUT = """\
 Write the model card of a model or a run. The card shows the model's parts, the training command, data and curves,

@@ -7,17 +7,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
 from onward.cli.shared.loading import Compiling, Loading, compile_steps, load
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, printable, warn_of_temperature, warn_of_unknown
 from onward.cli.shared.streams import read_line
-from onward.errors import UserError
 from onward.generation.options import GenerationOptions
 
 if TYPE_CHECKING:
+    from onward.api.language_model import LanguageModel
     from onward.generation.cache.conversation import ConversationCache
-    from onward.language_model import LanguageModel
     from onward.text.chat import Message
 
 ABOUT = """\

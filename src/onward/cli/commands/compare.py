@@ -7,15 +7,15 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
+from onward.base.fields import nearest
 from onward.cli.shared.options import nest
 from onward.cli.shared.output import console, print_json, print_next, print_table
 from onward.cli.shared.run_options import from_toml
 from onward.cli.shared.training import in_processes
 from onward.cli.shared.variants import VariantOptions, folder_of, no_length, read_values, take, train_all, variant
 from onward.config.part_types import Size
-from onward.errors import UserError
-from onward.fields import nearest
 from onward.training.config import RunConfig
 from onward.training.presets import merge
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from shlex import quote
 from typing import ClassVar, Literal
 
+from onward.base.errors import UserError
+from onward.base.fields import counted
+from onward.base.files import atomic_write
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import print_json, print_next
-from onward.errors import UserError
-from onward.fields import counted
-from onward.files import atomic_write
-from onward.hub import locate, size_of
+from onward.hub.folder import locate, size_of
 
 ABOUT = """\
 Write a model in another format: GGUF for llama.cpp, ollama and LM Studio, or a Hugging Face folder.

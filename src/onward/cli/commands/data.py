@@ -6,14 +6,14 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from onward.base.errors import UserError
+from onward.base.fields import part, plain
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table, printable
 from onward.cli.shared.sources import announce, skipped_in
 from onward.data import corpora
 from onward.data.cleaning import Cleaning
 from onward.data.progress import Measured, Progress
-from onward.errors import UserError
-from onward.fields import part, plain
 
 if TYPE_CHECKING:
     from onward.data.tokens import TokenData
@@ -207,7 +207,7 @@ def show(options: Options) -> None:
     from onward.cli.shared.examples import show_examples, show_without_model
     from onward.training.finetuning.config import FinetuneConfig
     from onward.training.methods import Method
-    from onward.training.methods.sft import SFT
+    from onward.training.methods.answers.sft import SFT
 
     if not options.sources:
         raise UserError("no examples to show: name a .jsonl, .json, .csv or .parquet")

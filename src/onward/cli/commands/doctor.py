@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar
 
 from rich.text import Text
 
-from onward.arguments import Range
+from onward.base.arguments import Range
+from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import Output, console, print_json
 from onward.config.part_types import SizeOrZero
-from onward.errors import UserError
 
 ABOUT = """\
 Find common mistakes in any decoder that takes token ids (B, T) and returns logits (B, T, V): a mask that shows later
@@ -68,7 +68,7 @@ class Options:
         """The kind of target that is checked, in words, such as a model, a class or function, or texts. Options that
         apply only to other kinds are refused."""
         from onward.data.tokens import is_prepared
-        from onward.hub import is_model
+        from onward.hub.folder import is_model
 
         path = Path(self.target)
         if ":" in self.target and not path.exists() and "://" not in self.target:

@@ -7,9 +7,9 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import ClassVar, Literal, get_args
 
+from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_next, print_table
-from onward.errors import UserError
 
 ABOUT = """\
 Draw an idea with a caption, in the terminal or to a file. The drawing is computed by the code of the models.

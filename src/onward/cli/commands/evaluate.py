@@ -8,20 +8,20 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from onward.base.errors import UserError
+from onward.base.suggestions import nearest
 from onward.cli.shared.loading import Loading, outline_of
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table, warn_of_unknown
 from onward.cli.shared.training import in_processes
 from onward.config.part_types import Size, SizeOrZero
-from onward.errors import UserError
 from onward.evaluation.overlap import Match
-from onward.suggestions import nearest
 
 if TYPE_CHECKING:
+    from onward.api.language_model import LanguageModel
     from onward.config.decoder import DecoderConfig
     from onward.config.mesh import Mesh
     from onward.evaluation.tasks import Task
-    from onward.language_model import LanguageModel
     from onward.parallel.replicas import Replicas
     from onward.planning.memory import GenerationMemory
     from onward.training.inputs.texts import Inputs
@@ -123,8 +123,8 @@ def arranged(options: Options) -> "Replicas":
     in the one that `chosen` gives; the first process prints a chosen mesh that divides the model. Raises a UserError
     for a mesh that is for another number of processes, or that divides the model into shards or stages, or its
     windows."""
+    from onward.base.device import choose_device
     from onward.config.mesh import Mesh
-    from onward.device import choose_device
     from onward.training.processes import Processes
 
     processes = Processes.join()

@@ -7,10 +7,10 @@ from shlex import quote
 from shutil import get_terminal_size
 from typing import ClassVar, Literal
 
+from onward.base.errors import UserError
 from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_next, printable
-from onward.errors import UserError
 
 ABOUT = """\
 Follow one token of a text through a model, from its id to the next token, with the shapes and numbers of this model.

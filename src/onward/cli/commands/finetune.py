@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
 from onward.cli.shared.options import read
 from onward.cli.shared.parser import Parser
 from onward.cli.shared.run_options import from_toml, given_options, join_duration
 from onward.cli.shared.training import in_processes, run_command
-from onward.errors import UserError
 from onward.training.finetuning.config import FinetuneConfig, check_readers
 from onward.training.methods import Method
-from onward.training.methods.sft import SFT
+from onward.training.methods.answers.sft import SFT
 
 ABOUT = """\
 Train a model on examples of answers. Options, the run folder and resuming work as in onward train.

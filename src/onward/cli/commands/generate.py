@@ -8,6 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from onward.base.errors import UserError
 from onward.cli.shared.loading import Compiling, Loading, compile_steps, load
 from onward.cli.shared.options import made, read
 from onward.cli.shared.output import (
@@ -19,15 +20,14 @@ from onward.cli.shared.output import (
     warn_of_unknown,
 )
 from onward.cli.shared.streams import ClosedInput, read_text
-from onward.errors import UserError
 from onward.generation.options import GenerationOptions
 
 if TYPE_CHECKING:
+    from onward.api.language_model import LanguageModel
     from onward.generation.engine.engine import Engine
     from onward.generation.logprobs import TokenLogprob
     from onward.generation.request import Request
     from onward.generation.results import SearchResult
-    from onward.language_model import LanguageModel
     from onward.text.tokenizer import Tokenizer
 
 ABOUT = """\

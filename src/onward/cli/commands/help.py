@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import WIDEST, Output
-from onward.errors import UserError
 
 ABOUT = """\
 Explain a term in one sentence, with its chapter in the course and its name in the code. The glossary also contains

@@ -12,6 +12,8 @@ from shlex import quote
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from onward.base.errors import UserError
+from onward.base.fields import nearest
 from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import (
@@ -22,13 +24,11 @@ from onward.cli.shared.output import (
     printable,
     warn_of_temperature,
 )
-from onward.errors import UserError
-from onward.fields import nearest
 
 if TYPE_CHECKING:
+    from onward.api.language_model import LanguageModel
     from onward.data.tokens import Tokens
     from onward.inspection.lens import TunedLens
-    from onward.language_model import LanguageModel
     from onward.model.decoder import Decoder
     from onward.reports.pictures.picture import Picture
     from onward.text.tokenizer import Tokenizer

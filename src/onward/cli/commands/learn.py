@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from onward.base.errors import UserError
+from onward.base.files import atomic_write
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import Output, console, print_next, print_table
-from onward.errors import UserError
-from onward.files import atomic_write
 from onward.learn.chapters import Chapter, chapters, find_chapter
 
 ABOUT = """\

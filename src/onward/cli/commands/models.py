@@ -6,10 +6,10 @@ from shlex import quote
 from shutil import get_terminal_size
 from typing import Any, ClassVar
 
+from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import human, print_json, print_next, print_table
-from onward.errors import UserError
-from onward.hub import cached_models, size_of
+from onward.hub.folder import cached_models, size_of
 
 ABOUT = """\
 List published decoders, describe one, or compare two; list the models downloaded from the hub.
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
 def describe_release(name: str) -> dict[str, Any]:
     """Return the description of `name`, a published model or a model's folder, as a JSON object: its parts and, for
     each pair of neighbors in its line of ancestors, such as GPT-2 to Llama, the differences."""
-    from onward import fields
+    from onward.base import fields
     from onward.planning.descriptions import describe, sentence
     from onward.planning.releases import find, steps
 
@@ -133,7 +133,7 @@ def show_step(step: dict[str, Any]) -> None:
 
 def show_rows(rows: list[dict[str, Any]], narrow: bool = False) -> None:
     """Print `rows` as a table; with `narrow`, without the column "meaning", which explains each row."""
-    from onward.fields import text
+    from onward.base.fields import text
 
     if rows:
         print_table([{k: text(v) for k, v in row.items() if not (narrow and k == "meaning")} for row in rows])

@@ -8,12 +8,12 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, ClassVar, Literal
 
+from onward.base.errors import UserError
+from onward.base.fields import counted
 from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table
 from onward.config.part_types import Size
-from onward.errors import UserError
-from onward.fields import counted
 
 ABOUT = """\
 Show the most likely answers to the question at the end of a prompt, and how their probabilities change as 0, 1, 2, 4

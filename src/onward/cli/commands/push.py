@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import print_json, print_next, print_table
-from onward.errors import UserError
-from onward.hub import CARD, HubName, size_of
-from onward.hub_upload import model_files, upload
+from onward.hub.folder import CARD, HubName, size_of
+from onward.hub.upload import model_files, upload
 
 ABOUT = """\
 Upload a model to the Hugging Face hub, with its card, in one commit. Only the model is uploaded, without

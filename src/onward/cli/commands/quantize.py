@@ -7,9 +7,9 @@ from pathlib import Path
 from shlex import quote
 from typing import ClassVar, Literal
 
+from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table
-from onward.errors import UserError
 
 ABOUT = """\
 Quantize the weights of a model's linear layers to int8, with a scale per output, or int4, with a scale per 32 inputs.
@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> None:
     if os.path.lexists(options.out):
         raise UserError(f"{options.out} exists: choose another folder for the quantized model")
     import onward
-    from onward.files import atomic_write
-    from onward.hub import locate
+    from onward.base.files import atomic_write
+    from onward.hub.folder import locate
     from onward.transforms.quantize import QuantizedLinear, layer_errors, quantized_bytes
 
     folder = locate(options.model, options.revision)

@@ -7,11 +7,11 @@ from shlex import quote
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from onward.base.files import read_json
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table, printable
 from onward.cli.shared.progress import progress_bars
 from onward.cli.shared.training import continue_text, in_processes, train
-from onward.files import read_json
 from onward.training.config import RunConfig
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def quickstart(argv: Sequence[str]) -> int:
     """Do the quickstart in this process together with the other processes that torchrun started, if any; the first
     process prints the texts and figures. Returns the exit status."""
     options = parse(Options, argv, prog="onward quickstart", about=ABOUT)
-    from onward.quickstart import make_room, pretraining
+    from onward.api.quickstart import make_room, pretraining
     from onward.training.processes import Processes
 
     processes = Processes.join()
@@ -99,10 +99,10 @@ def sample(options: Options) -> int:
 
 
 def assist(options: Options, processes: "Processes") -> int:
-    """Fine-tune the pre-trained model to answer questions, in the stages of `onward.quickstart.STAGES` (one fine-tuning
-    method each), and print answers after each stage, in the first of `processes`. Returns the exit status."""
+    """Fine-tune the pre-trained model to answer questions, in the stages of `STAGES` (one fine-tuning method
+    each), and print answers after each stage, in the first of `processes`. Returns the exit status."""
+    from onward.api.quickstart import STAGES, finetuning, held_out_answers, stage_figures
     from onward.data.questions import answers
-    from onward.quickstart import STAGES, finetuning, held_out_answers, stage_figures
 
     folder, held_out, first = Path(options.out), held_out_answers(), not processes.rank
     console.print(f"\n{len(answers()):,} questions about Python with answers; {len(held_out):,} are held out")
@@ -125,8 +125,8 @@ def assist(options: Options, processes: "Processes") -> int:
 
 def show_answers(folder: Path) -> None:
     """Print three questions with the answers of the model in `folder` and the correct answers."""
+    from onward.api.quickstart import MAX_TOKENS, held_out_answers, with_chat
     from onward.data.questions import answers, question
-    from onward.quickstart import MAX_TOKENS, held_out_answers, with_chat
 
     lm, held_out = with_chat(folder), held_out_answers()
     for name in "str.split", "list.append", next(iter(held_out)):

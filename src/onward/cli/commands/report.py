@@ -6,10 +6,10 @@ from pathlib import Path
 from shlex import quote
 from typing import ClassVar
 
+from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json
-from onward.errors import UserError
-from onward.hub import locate
+from onward.hub.folder import locate
 
 ABOUT = """\
 Write the report of a model or of a run, even during training: a self-contained page with curves, report card, samples,

@@ -6,9 +6,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, ClassVar, Literal
 
+from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table
-from onward.errors import UserError
 
 ABOUT = """\
 List the runs in a folder and its subfolders, with their progress and results. The size is the number of parameters. The

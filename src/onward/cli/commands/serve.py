@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING, ClassVar
 
+from onward.base.errors import UserError
 from onward.cli.shared.loading import Compiling, Loading, compile_steps, load
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console
-from onward.errors import UserError
 from onward.serving.config import EngineOptions, Listening
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("there is no model: name a folder, such as onward serve runs/quickstart")
     import torch
 
-    from onward.hub import locate
+    from onward.hub.folder import locate
     from onward.serving.models import check_weights, engines_of, load_served, row_counts
     from onward.serving.server import serve
 
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
 def announce(address: str, served: Sequence[Served]) -> None:
     """Print, once the server listens at `address`, the models and adapters that it serves, their memory, and a `curl`
     command to try."""
-    from onward.limits import in_bytes
+    from onward.base.limits import in_bytes
     from onward.serving.models import memory_of
 
     for one in served:

@@ -7,13 +7,13 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
 from onward.cli.shared.arguments import Argument, arguments
 from onward.cli.shared.options import nest
 from onward.cli.shared.output import console, print_json, print_next, print_table
 from onward.cli.shared.training import in_processes
 from onward.cli.shared.variants import VariantOptions, folder_of, read_values, take, train_all, variant
-from onward.errors import UserError
 from onward.training.config import RunConfig
 from onward.training.presets import merge
 

@@ -7,13 +7,13 @@ from shlex import join, quote
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal
 
+from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table
 from onward.cli.shared.pieces import print_pieces, show
 from onward.cli.shared.sources import announce
 from onward.data.progress import Progress
 from onward.data.sources import Source, download_corpora, passages, stored_streams
-from onward.errors import UserError
 
 ABOUT = """\
 Train a tokenizer on text, compare tokenizers, or show the pieces of a text. The comparison shows bytes per token for

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
 from onward.cli.shared.options import read
 from onward.cli.shared.run_options import default_name, given_options, join_duration
 from onward.cli.shared.sources import check_texts
 from onward.cli.shared.training import in_processes, run_command
-from onward.errors import UserError
 from onward.training.config import RunConfig
 
 ABOUT = """\

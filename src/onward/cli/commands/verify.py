@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from onward.base.errors import UserError
 from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_table
-from onward.errors import UserError
 
 if TYPE_CHECKING:
+    from onward.api.language_model import LanguageModel
     from onward.inspection.references import Reference
-    from onward.language_model import LanguageModel
 
 ABOUT = """\
 Run a model in every way that Onward supports, and measure each difference from a plain forward pass. The exit status
@@ -68,7 +68,7 @@ def reference_of(options: Options, lm: "LanguageModel") -> "Reference":
     with a GGUF file. Raises a UserError for another name."""
     from pathlib import Path
 
-    from onward.hub import locate
+    from onward.hub.folder import locate
     from onward.inspection.references import llama_cpp_reference, transformers_reference
 
     if options.against.endswith(".gguf"):

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from onward import fields
+from onward.base import fields
 from onward.config.decoder import DecoderConfig
 
 LONGEST = 80  # characters of the choices of an option, which are then listed apart

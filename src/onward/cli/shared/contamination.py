@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from onward.base.errors import UserError
 from onward.data.progress import Progress
-from onward.errors import UserError
 
 if TYPE_CHECKING:
     from onward.data.tokens import Tokens

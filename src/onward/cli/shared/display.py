@@ -11,11 +11,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from onward.api.language_model import LanguageModel
 from onward.cli.shared.output import console, printable
 from onward.generation.engine.engine import Engine
 from onward.generation.options import GenerationOptions
 from onward.generation.prompts import Prompt
-from onward.language_model import LanguageModel
 from onward.training.run.events import Event
 from onward.training.run.journal import Journal
 from onward.training.run.progress import expected_steps, steps_in_words

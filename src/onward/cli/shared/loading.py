@@ -10,15 +10,15 @@ from threading import Thread
 from typing import TYPE_CHECKING, Literal
 from warnings import catch_warnings
 
+from onward.base.errors import UserError
 from onward.cli.shared.output import console
-from onward.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
+    from onward.api.language_model import LanguageModel
     from onward.config.decoder import DecoderConfig
     from onward.generation.engine.engine import Engine
-    from onward.language_model import LanguageModel
     from onward.parallel.replicas import Replicas
 
 
@@ -100,9 +100,9 @@ def dtype_of(options: Loading) -> torch.dtype | None:
 def load_part(model: str, options: Loading, replicas: Replicas) -> LanguageModel:
     """Load this process's part of `model` as `options` say; a tensor axis of the mesh of `replicas` divides the model.
     Raises a UserError for options that do not work with a divided model."""
+    from onward.api.language_model import LanguageModel
     from onward.checkpoint.divided import load_divided
-    from onward.hub import locate
-    from onward.language_model import LanguageModel
+    from onward.hub.folder import locate
     from onward.transforms.extend import extended
 
     if options.quantize:
@@ -127,7 +127,7 @@ def outline_of(model: str, options: Loading) -> tuple[DecoderConfig, torch.dtype
     """Return the configuration of `model` and the dtype of its weights, as `options` load them; reads headers only.
     Raises a UserError for a model that `load_part` cannot load."""
     from onward.checkpoint.peft.adapters import load_with_adapters
-    from onward.hub import locate
+    from onward.hub.folder import locate
     from onward.transforms.extend import extended
 
     with catch_warnings(action="ignore"):  # which loading repeats

@@ -6,11 +6,11 @@ from difflib import get_close_matches
 from shlex import join
 from typing import Any, TypeVar, get_origin
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
+from onward.base.suggestions import SYNONYMS, has_meaning, parts, same_meaning
 from onward.cli.shared.arguments import Argument, arguments
 from onward.cli.shared.parser import ESCAPED, Parser, make_parser
-from onward.errors import UserError
-from onward.suggestions import SYNONYMS, has_meaning, parts, same_meaning
 
 T = TypeVar("T")
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # in the texts of ESCAPED options, after a backslash
@@ -48,7 +48,7 @@ def check_order(cls: type, values: Mapping[str, Any], prog: str) -> None:
     """Raise a UserError if the first positional argument of the command `prog` should be a model and is none, but
     another of its positional arguments is one, since the user probably swapped them. `values` are the arguments by
     field name."""
-    from onward.hub import is_model
+    from onward.hub.folder import is_model
 
     first, *others = getattr(cls, "positional", ("",))
     if first != "model" or first not in values or is_model(values[first]):

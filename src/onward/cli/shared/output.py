@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from onward.fields import decimal
+from onward.base.fields import decimal
 
 if TYPE_CHECKING:
     from onward.text.tokenizer import Tokenizer

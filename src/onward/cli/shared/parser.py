@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NoReturn, get_args, get_origin
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
 from onward.cli.shared.arguments import Argument, arguments, metavar
-from onward.errors import UserError
 
 ESCAPED = {"stop"}
 COMMON_OF_RUNS = (

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.text import Text
 
+from onward.base.errors import UserError
 from onward.cli.shared.output import Output, print_table
-from onward.errors import UserError
-from onward.hub import locate
+from onward.hub.folder import locate
 from onward.text.tokenizer import Tokenizer
 
 COLORS = "black on bright_cyan", "black on bright_yellow", "black on bright_green", "black on bright_magenta"

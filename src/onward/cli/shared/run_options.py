@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_origin
 
-from onward import fields
-from onward.errors import UserError
+from onward.base import fields
+from onward.base.errors import UserError
 from onward.training.config import NUMBER, UNITS, RunConfig
 from onward.training.presets import merge
 

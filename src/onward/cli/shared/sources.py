@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from onward.base.errors import UserError
 from onward.cli.shared.output import console
 from onward.data import corpora
 from onward.data.sources import folder_files, is_pipe
-from onward.errors import UserError
 
 
 def announce(sources: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, AnyStr
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 
 MOST_INPUT = 1 << 24  # bytes of a prompt, or characters of a message; more than a context holds
 

@@ -13,18 +13,18 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onward.base.errors import UserError
 from onward.cli.shared.contamination import contamination_rows, training_data
 from onward.cli.shared.loading import Loading, cache_folder, load, load_part
 from onward.cli.shared.output import console, print_json, print_table
 from onward.cli.shared.progress import progress_bars
-from onward.errors import UserError
 
 if TYPE_CHECKING:
+    from onward.api.language_model import LanguageModel
     from onward.evaluation.benchmark import TaskResult
     from onward.evaluation.contamination import GradedQuestions
     from onward.evaluation.kept import Kept
     from onward.evaluation.tasks import Task
-    from onward.language_model import LanguageModel
     from onward.parallel.replicas import Replicas
     from onward.reports.runs.scores import TaskScore
 

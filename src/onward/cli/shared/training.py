@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from onward import fields
+from onward.base import fields
+from onward.base.files import read_json
 from onward.cli.shared.output import console, print_json, print_next
 from onward.cli.shared.progress import progress_bars
 from onward.cli.shared.signals import Requests, Say, signals
 from onward.cli.shared.sources import announce, skipped_in
-from onward.files import read_json
 from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.presets import MINI, unnamed_changes
@@ -114,8 +114,8 @@ def next_commands(run: "Run") -> list[str]:
 def continue_text(model: "Decoder", tokenizer: "Tokenizer") -> None:
     """Generate the sample text that the display shows at a validation, and discard it; called before training, so that
     a run with a time limit can measure how long it takes."""
+    from onward.api.language_model import LanguageModel
     from onward.cli.shared.display import sample_text
-    from onward.language_model import LanguageModel
 
     sample_text(LanguageModel(model, tokenizer), [0])
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rich.progress import BarColumn, Progress, TextColumn
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
 from onward.cli.shared.options import read
 from onward.cli.shared.output import console
 from onward.cli.shared.run_options import default_name, from_toml, join_duration
 from onward.cli.shared.signals import Requests, Say, signals
 from onward.cli.shared.sources import check_texts
 from onward.config.part_types import Size
-from onward.errors import UserError
 from onward.training.config import RunConfig
 from onward.training.presets import merge
 

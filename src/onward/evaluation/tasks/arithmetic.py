@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 from typing import Annotated
 
-from onward.arguments import Range
+from onward.base.arguments import Range
 from onward.evaluation.tasks.task import Question, Task
 
 

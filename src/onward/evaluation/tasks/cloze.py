@@ -3,8 +3,8 @@
 import random
 from dataclasses import dataclass
 
+from onward.base.errors import UserError
 from onward.config.part_types import Size
-from onward.errors import UserError
 from onward.evaluation.tasks.task import Question, TextTask
 
 

@@ -18,16 +18,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from onward import fields
-from onward.arguments import Range
+from onward.base import fields
+from onward.base.arguments import Range
+from onward.base.errors import UserError
+from onward.base.suggestions import nearest
 from onward.config.part_types import SizeOrZero
-from onward.errors import UserError
 from onward.evaluation.continuations import Pair, Scored, score_continuations
 from onward.evaluation.kept import Kept
 from onward.evaluation.score import batched
 from onward.evaluation.tasks.files import json_lines
 from onward.evaluation.tasks.task import ScoredTask, Task, text_of
-from onward.suggestions import nearest
 
 if TYPE_CHECKING:
     from onward.model.decoder import Decoder

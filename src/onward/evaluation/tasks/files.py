@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onward.base.errors import UserError
 from onward.config.part_types import Size
-from onward.errors import UserError
 from onward.evaluation import overlap
 from onward.evaluation.kept import Kept
 from onward.evaluation.overlap import CORPUS, METRICS, Match

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from onward.arguments import Range
+from onward.base.arguments import Range
 from onward.config.part_types import Size
 from onward.evaluation.kept import Kept
 from onward.evaluation.tasks.files import rows

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from onward.arguments import Range
+from onward.base.arguments import Range
+from onward.base.errors import UserError
 from onward.config.part_types import Size
-from onward.errors import UserError
 from onward.evaluation.kept import Kept
 from onward.evaluation.programs import code_of, num_passed
 from onward.evaluation.tasks.files import rows
@@ -70,7 +70,7 @@ class Programs(Task, kind="programs"):
         return result[:count]
 
     def grades(self, answers: Sequence[Sequence[str]], questions: Sequence[Question], kept: Kept) -> list[float]:
-        from onward.data.workers import available_cores
+        from onward.base.workers import available_cores
 
         programs = [
             (program_of(one.context, text), one.accepted[0]) for one, some in zip(questions, answers) for text in some

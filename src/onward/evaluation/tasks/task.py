@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-from onward.errors import UserError
+from onward.base.errors import UserError
+from onward.base.fields import Part, part
+from onward.base.suggestions import nearest
 from onward.evaluation.kept import Kept
-from onward.fields import Part, part
 from onward.generation.options import GenerationOptions
-from onward.suggestions import nearest
 
 if TYPE_CHECKING:
     from onward.model.decoder import Decoder

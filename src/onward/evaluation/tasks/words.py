@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.evaluation.tasks.task import Question, TextTask
 
 

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onward.arguments import checked
-from onward.errors import UserError
+from onward.base.arguments import checked
+from onward.base.errors import UserError
 from onward.generation.cache.manager import CacheManager, rope_key
 from onward.model.paged import NULL_BLOCK, PagedKVCache, max_blocks
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onward.arguments import checked
-from onward.errors import UserError
+from onward.base.arguments import checked
+from onward.base.errors import UserError
 from onward.generation.cache.manager import CacheManager, common_prefix, rope_key
 from onward.model.cache import KVCache
 

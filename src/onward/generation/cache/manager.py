@@ -12,9 +12,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from onward.arguments import checked
+from onward.base.arguments import checked
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, at
-from onward.errors import UserError
 from onward.model.cache import KVCache, LayerCache
 from onward.model.paged import PagedKVCache
 from onward.model.positions import rotation

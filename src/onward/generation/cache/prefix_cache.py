@@ -12,8 +12,8 @@ import secrets
 import warnings
 from collections.abc import Iterable, Sequence
 
+from onward.base.errors import UserError
 from onward.compiled.fingerprint import ModelState
-from onward.errors import UserError
 from onward.generation.cache.manager import CacheManager, common_prefix, rope_key
 from onward.generation.cache.prefix_files import PrefixFiles
 

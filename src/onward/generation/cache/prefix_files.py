@@ -12,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from onward.base.errors import UserError
+from onward.base.files import atomic_write
 from onward.compiled.fingerprint import fingerprint
-from onward.errors import UserError
-from onward.files import atomic_write
 from onward.generation.cache.manager import CacheManager, rope_key
 from onward.model.decoder import Decoder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.cache.manager import CacheManager
 from onward.generation.drafts.proposal import Proposal
 from onward.generation.request import Request

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from onward.base.errors import UserError
 from onward.config.decoder import at
-from onward.errors import UserError
 from onward.generation.cache.manager import CacheManager
 from onward.generation.distribution import process_logits
 from onward.generation.drafts.forward import compiled_logits

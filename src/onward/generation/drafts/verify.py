@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onward.device import tensor_on
+from onward.base.device import tensor_on
 from onward.generation.drafts.proposal import Proposal
 from onward.kernels.draws import draw, uniform
 

@@ -13,10 +13,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from onward.arguments import Range, checked
+from onward.base.arguments import Range, checked
+from onward.base.errors import UserError
 from onward.compiled.interface import NotCompilable
 from onward.compiled.steps import COMPILE_AFTER
-from onward.errors import UserError
 from onward.generation.cache.growing import CHUNK, growing_cache
 from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.prefix_cache import PrefixCache

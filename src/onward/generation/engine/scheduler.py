@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.prefix_cache import PrefixCache
 from onward.generation.request import Request

@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from onward.device import tensor_on
-from onward.errors import UserError
+from onward.base.device import tensor_on
+from onward.base.errors import UserError
 from onward.generation.distribution import process_logits
 from onward.generation.drafts.proposal import Proposal
 from onward.generation.drafts.verify import verify

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.distribution import History, process_logits
 from onward.generation.failures import no_distribution_error
 from onward.generation.options import MAX_ANSWERS

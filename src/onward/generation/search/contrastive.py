@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.distribution import History, process_logits
 from onward.generation.failures import no_distribution_error
 from onward.generation.sampling import Sampling

@@ -9,9 +9,10 @@ from typing import Unpack, get_type_hints
 import torch
 from torch import nn
 
-from onward import arguments
-from onward.arguments import checked
-from onward.errors import UserError
+from onward.base import arguments
+from onward.base.arguments import checked
+from onward.base.errors import UserError
+from onward.base.suggestions import nearest
 from onward.inspection.doctor.attending import ATTENDING
 from onward.inspection.doctor.caching import CACHING
 from onward.inspection.doctor.corpus import CORPUS, Corpus
@@ -23,7 +24,6 @@ from onward.inspection.doctor.stream import STREAM
 from onward.inspection.doctor.subject import About, Subject
 from onward.inspection.doctor.trained import TRAINED
 from onward.inspection.doctor.training import TRAINING
-from onward.suggestions import nearest
 
 CHECKS: dict[str, Check] = FORWARD | CACHING | ATTENDING | STREAM | PARTS | LEARNING | TRAINING | TRAINED
 CHEAP = tuple(name for name, check in CHECKS.items() if check.cheap)

@@ -14,7 +14,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.inspection.doctor.finding import Check, Outcome, largest, verdict
 from onward.inspection.doctor.operations import changed, loud
 from onward.inspection.doctor.subject import POSITION_NAMES, Subject, Use

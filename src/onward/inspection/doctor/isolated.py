@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from onward.errors import UserError
-from onward.limits import limit_memory
+from onward.base.errors import UserError
+from onward.base.limits import limit_memory
 
 GIGABYTE = 1 << 30
 

@@ -17,8 +17,8 @@ from typing import Annotated, Any, NamedTuple, NoReturn, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from onward.arguments import Range
-from onward.errors import UserError
+from onward.base.arguments import Range
+from onward.base.errors import UserError
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from onward.base.errors import UserError
 from onward.checkpoint.load import load_model, open_source
 from onward.data.sources import documents
 from onward.data.tokens import Tokens, encode, is_prepared, load_tokens
-from onward.errors import UserError
-from onward.hub import is_model, locate
+from onward.hub.folder import is_model, locate
 from onward.inspection.doctor.corpus import Corpus
 from onward.inspection.doctor.subject import About, Subject
 from onward.text.tokenizer import Tokenizer

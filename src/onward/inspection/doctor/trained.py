@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.inspection.doctor.finding import Check, Outcome, cross_entropy, verdict
 from onward.inspection.doctor.subject import Subject
 from onward.text.chat import chat_of

@@ -8,10 +8,10 @@ from typing import Any
 
 from llvmlite import ir
 
+from onward.base.splitmix import GOLDEN, MULTIPLIERS
 from onward.kernels.llvm.code import FLOAT, FLOATS, INT, LANES, Code
 from onward.kernels.llvm.compiler import Emit, Values, arguments, callable_kernel
 from onward.kernels.llvm.elementwise import exp, like
-from onward.splitmix import GOLDEN, MULTIPLIERS
 
 DOUBLE = ir.DoubleType()
 HALF = LANES // 2

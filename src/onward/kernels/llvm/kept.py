@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from onward.errors import UserError
-from onward.files import atomic_write
+from onward.base.errors import UserError
+from onward.base.files import atomic_write
 from onward.kernels.available import OPENMP
 from onward.kernels.llvm import loadable
 

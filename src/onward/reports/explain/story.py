@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from onward.errors import UserError
-from onward.files import atomic_write
+from onward.base.errors import UserError
+from onward.base.files import atomic_write
 from onward.reports.pictures.markup import embedded, page_of, resource, visible
 from onward.reports.pictures.picture import PANEL_STYLE, Panel, Picture, Theme, colors
 

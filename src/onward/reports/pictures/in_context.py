@@ -1,7 +1,7 @@
 """The picture of answers as examples are added to a prompt."""
 
+from onward.base.fields import counted
 from onward.evaluation.in_context import Alternatives, Shots
-from onward.fields import counted
 from onward.reports.pictures.markup import MARKS, readable
 from onward.reports.pictures.panels import bars, curves, unique
 from onward.reports.pictures.picture import LINE_MARKS, Picture

@@ -15,8 +15,8 @@ import numpy as np
 from resvg_py import svg_to_bytes
 from rich.cells import cell_len, set_cell_size
 
-from onward.errors import UserError
-from onward.files import atomic_write
+from onward.base.errors import UserError
+from onward.base.files import atomic_write
 from onward.reports.pictures.markup import MARKS, boxed, embedded, page_of, readable, resource, visible
 from onward.reports.pictures.plot import COLORS, STYLE
 from onward.reports.pictures.scale import Scale, legends

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.inspection.inputs import as_row, logits
 from onward.model.decoder import Decoder
 from onward.reports.pictures.markup import MARKS, readable

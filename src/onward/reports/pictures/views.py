@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from onward.errors import UserError
-from onward.fields import counted
+from onward.base.errors import UserError
+from onward.base.fields import counted
 from onward.generation.sampling import Sampling
 from onward.inspection.lens import TunedLens, logit_lens
 from onward.inspection.patching import activation_patching, logit_difference

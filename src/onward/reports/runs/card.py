@@ -7,13 +7,13 @@ from pathlib import Path, PurePath
 from shlex import quote
 from typing import Any
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
+from onward.base.files import atomic_write
 from onward.checkpoint.gguf.convert import plan
 from onward.checkpoint.huggingface.folder import read_config
 from onward.checkpoint.load import load_model, open_source
 from onward.checkpoint.peft.adapters import is_adapter
-from onward.errors import UserError
-from onward.files import atomic_write
 from onward.model.decoder import Decoder
 from onward.planning.descriptions import describe_parts
 from onward.reports.pictures.markup import readable

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from onward import fields
+from onward.base import fields
 from onward.training.finetuning.config import FinetuneConfig, config_class
 
 UNSAID = "sources", "out", "model"  # options that are not listed; the fields of model are options of their own

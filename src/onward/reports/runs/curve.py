@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from onward.files import atomic_write
+from onward.base.files import atomic_write
 from onward.reports.pictures.markup import embedded, visible
 from onward.reports.pictures.plot import COLORS, STYLE, Frame, Heights, Series, plot
 from onward.reports.runs.metrics import Metrics, read_metrics, sample, smoothed

@@ -5,9 +5,9 @@ from functools import singledispatch
 
 import torch
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
-from onward.errors import UserError
-from onward.hub import size_of
+from onward.hub.folder import size_of
 from onward.model.decoder import Decoder
 from onward.planning.descriptions import describe_parts
 from onward.planning.parameters import active_parameters, cache_bytes_per_token, parameters

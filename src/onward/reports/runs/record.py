@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
+from onward.base.fields import text
+from onward.base.files import read_json
+from onward.base.notebook import Shown
 from onward.config.decoder import DecoderConfig, Experts, each
-from onward.errors import UserError
-from onward.fields import text
-from onward.files import read_json
-from onward.notebook import Shown
 from onward.planning.fits import Run
 from onward.reports.runs.metrics import Metrics, numbers, read_lines, read_metrics
 from onward.reports.runs.scores import TaskScore, read_scores

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from onward.base.errors import UserError
+from onward.base.fields import counted, decimal, import_options
+from onward.base.fields import text as in_text
+from onward.base.files import atomic_write
 from onward.config.decoder import DecoderConfig
-from onward.errors import UserError
-from onward.fields import counted, decimal, import_options
-from onward.fields import text as in_text
-from onward.files import atomic_write
 from onward.model.decoder import Decoder
 from onward.planning.descriptions import describe, describe_parts
 from onward.planning.releases import find

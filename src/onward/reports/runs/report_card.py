@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from onward.base.fields import decimal
 from onward.config.decoder import DecoderConfig
-from onward.fields import decimal
 from onward.planning.flops import training_flops
 from onward.reports.pictures.plot import short
 from onward.reports.runs.published import Published, nearest

@@ -11,8 +11,8 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onward import fields
-from onward.errors import UserError
+from onward.base import fields
+from onward.base.errors import UserError
 from onward.reports.runs.metrics import read_lines
 from onward.training.run.journal import Journal
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.evaluation.significance import Difference, paired_difference
 from onward.reports.pictures.panels import bars, curves
 from onward.reports.pictures.picture import Picture

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from onward.base.device import choose_device
+from onward.base.errors import UserError
 from onward.checkpoint.peft.adapters import load_with_adapters
-from onward.device import choose_device
-from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.reports.runs.card import write_report_card
 from onward.reports.runs.curve import write_loss_svg

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.generation.schemas import Prepared
 from onward.serving.calls.forms import Forms
 from onward.serving.calls.markers import MarkedStream, unmarked

@@ -15,14 +15,14 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from onward.base.files import PART
+from onward.base.timing import fastest
 from onward.checkpoint.peft.bases import BaseModel
 from onward.checkpoint.saves.saver import Saver
 from onward.data.windows import TrainingWindows
-from onward.files import PART
 from onward.model.decoder import Decoder
 from onward.model.experts import BACKENDS
 from onward.text.tokenizer import Tokenizer
-from onward.timing import fastest
 from onward.training.clock.budget import Budget, Costs, time_left
 from onward.training.config import RunConfig, seconds
 from onward.training.inputs.texts import Inputs

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.model.decoder import Decoder
 from onward.planning.laws import Loss
 from onward.text.tokenizer import Tokenizer

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from onward.arguments import Range
-from onward.errors import UserError
-from onward.fields import Part
+from onward.base.arguments import Range
+from onward.base.errors import UserError
+from onward.base.fields import Part
 from onward.training.rewards.reward import Completion
 
 if TYPE_CHECKING:

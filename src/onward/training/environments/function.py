@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onward.arguments import shown
-from onward.errors import UserError
+from onward.base.arguments import shown
+from onward.base.errors import UserError
 from onward.training.environments.environment import Replier, Talk
 from onward.training.rewards.function import columns_of
 from onward.training.rewards.reward import Completion, Seconds
@@ -27,7 +27,7 @@ class Function(Talk, kind="function"):
     seconds: Seconds = 60.0  # time limit for a call
 
     def open(self) -> Replier:
-        from onward.training.rewards.worker import Worker
+        from onward.base.function_worker import Worker
 
         worker = Worker(self.file, self.name)
 

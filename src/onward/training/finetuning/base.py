@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
+from onward.base.files import file_sha256
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.lazy import load_outline
 from onward.checkpoint.load import load_model, open_source
 from onward.checkpoint.peft.adapters import TENSORS, load_adapter
 from onward.checkpoint.peft.bases import BaseModel, base_folder, check_base, is_adapter, weights_checksum
 from onward.config.decoder import DecoderConfig
-from onward.errors import UserError
-from onward.files import file_sha256
-from onward.hub import locate
+from onward.hub.folder import locate
 from onward.model.decoder import Decoder
 from onward.model.deferred import defer, values
 from onward.text.templates import with_template

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from onward import fields
-from onward.arguments import check_fields, checked, named
+from onward.base import fields
+from onward.base.arguments import check_fields, checked, named
+from onward.base.errors import UserError
+from onward.base.fields import changed_fields
 from onward.config.lora import Adapters, LoRA
 from onward.config.part_types import SizeOrZero
 from onward.data.columns import renaming
-from onward.errors import UserError
-from onward.fields import changed_fields
 from onward.training.config import NotNegative, RunConfig
 from onward.training.methods import Method
+from onward.training.methods.answers.sft import SFT
 from onward.training.methods.reference import Synced
-from onward.training.methods.sft import SFT
 
 NOT_WITH_ADAPTERS = {"average": "which are not averaged", "balance_bias": "which leave routers unchanged"}
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
+from onward.base.errors import UserError
+from onward.base.files import read_json, write_json
 from onward.checkpoint.load import load_model
 from onward.config.lora import EVA
 from onward.data.windows import IGNORE_INDEX, Batch
-from onward.errors import UserError
-from onward.files import read_json, write_json
 from onward.model.decoder import Decoder
 from onward.training.finetuning.base import weights_folder
 from onward.training.finetuning.config import FinetuneConfig

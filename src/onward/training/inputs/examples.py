@@ -11,7 +11,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from onward import fields
+from onward.base import fields
+from onward.base.device import choose_device
+from onward.base.errors import UserError
+from onward.base.files import file_sha256, write_json
 from onward.checkpoint.load import open_source
 from onward.config.mixtures import MovingWeight
 from onward.data.curricula import interleaving
@@ -24,10 +27,7 @@ from onward.data.records import Record
 from onward.data.shapes import Records
 from onward.data.tables import held_out, tabulated
 from onward.data.windows import TrainingWindows
-from onward.device import choose_device
-from onward.errors import UserError
-from onward.files import file_sha256, write_json
-from onward.hub import locate
+from onward.hub.folder import locate
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 from onward.training.finetuning.base import base_checksum, base_of, base_tokenizer, load_base
@@ -35,8 +35,8 @@ from onward.training.finetuning.config import FinetuneConfig
 from onward.training.inputs.record import read_record
 from onward.training.inputs.texts import Inputs, share, short_names
 from onward.training.losses.answers import REFERENCE
-from onward.training.methods.distill import Distill
-from onward.training.methods.policy import PolicyMethod
+from onward.training.methods.answers.distill import Distill
+from onward.training.methods.completions.policy import PolicyMethod
 from onward.training.methods.reference import Kept
 from onward.training.step.loss import Loss, mean_figures
 

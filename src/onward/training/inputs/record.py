@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
+from onward.base.files import file_sha256, read_json
 from onward.config.decoder import DecoderConfig
 from onward.data.tokens import INDEX
-from onward.errors import UserError
-from onward.files import file_sha256, read_json
 from onward.training.config import RunConfig
 from onward.training.finetuning.config import config_class
 from onward.training.finetuning.quantization import QuantizationError

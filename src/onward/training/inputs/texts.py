@@ -9,17 +9,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
+from onward.base.files import file_sha256, write_json
 from onward.checkpoint.load import open_source
 from onward.data.prepare import Cleaning, prepare
 from onward.data.progress import Progress, silent
 from onward.data.sources import Source, download_corpora, passages, stored_streams
 from onward.data.tokens import INDEX, Tokens, is_prepared, load_tokens
 from onward.data.windows import HeldOutWindows, Packing, TrainingWindows, ValidationWindows, Windows
-from onward.errors import UserError
 from onward.evaluation.text import evaluate_tokens
-from onward.files import file_sha256, write_json
-from onward.hub import locate
+from onward.hub.folder import locate
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 from onward.training.config import RunConfig

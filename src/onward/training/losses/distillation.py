@@ -18,7 +18,7 @@ from onward.checkpoint.lazy import load_outline
 from onward.checkpoint.load import load_model
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.generation.sampling import Sampling
-from onward.hub import locate
+from onward.hub.folder import locate
 from onward.model.decoder import Decoder
 from onward.parallel.parallelize import keep_gathered
 from onward.parallel.unsharded import unsharded

@@ -5,11 +5,11 @@ what it computes with. A file of this folder is found by itself.
 """
 
 from importlib import import_module
-from pkgutil import iter_modules
+from pathlib import Path
 
 from onward.training.methods.method import Method
 
-for module in iter_modules(__path__):
-    import_module(f"{__name__}.{module.name}")
+for file in sorted(Path(__file__).parent.glob("*/[a-z]*.py")):
+    import_module(f"{__name__}.{file.parent.name}.{file.stem}")
 
 __all__ = ["Method"]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from onward.arguments import Range
-from onward.fields import Part
+from onward.base.arguments import Range
+from onward.base.fields import Part
 
 if TYPE_CHECKING:
     from onward.data.examples import Encoder, Example

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from onward.arguments import Range
+from onward.base.arguments import Range
+from onward.base.fields import Part
 from onward.config.part_types import Size
-from onward.fields import Part
 from onward.training.methods.method import Base
 
 if TYPE_CHECKING:

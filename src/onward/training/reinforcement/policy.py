@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.data.packing import columns_of
 from onward.data.windows import Batch
-from onward.errors import UserError
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder, without_dropout
 from onward.parallel.parallelize import inside

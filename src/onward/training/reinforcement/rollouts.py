@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from onward.arguments import named
+from onward.base.arguments import named
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder
 from onward.parallel.vocabulary import rows_at_once

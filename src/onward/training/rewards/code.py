@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from onward.arguments import Range, shown
-from onward.errors import UserError
+from onward.base.arguments import Range, shown
+from onward.base.errors import UserError
 from onward.training.rewards.reward import Completion, Reward, Seconds, column
 
 
@@ -32,7 +32,7 @@ class Code(Reward, kind="code"):
     def scores(self, completions: Sequence[Completion]) -> list[float]:
         from concurrent.futures import ThreadPoolExecutor
 
-        from onward.data.workers import available_cores
+        from onward.base.workers import available_cores
 
         with ThreadPoolExecutor(available_cores()) as threads:
             return list(threads.map(self.score, completions))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from onward.arguments import Range
+from onward.base.arguments import Range
 from onward.training.rewards.reward import Completion, Reward, Scorer, Seconds
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Function(Reward, kind="function"):
     def open(self, tokenizer: Tokenizer | None = None, device: str = "auto") -> Scorer:
         from concurrent.futures import ThreadPoolExecutor
 
-        from onward.training.rewards.worker import Worker
+        from onward.base.function_worker import Worker
 
         workers = [Worker(self.file, self.name) for _ in range(self.processes)]
 

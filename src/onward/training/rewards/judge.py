@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby, permutations
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from onward.arguments import Range
+from onward.base.arguments import Range
 from onward.training.rewards.reward import Completion, Reward, Seconds
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.training.rewards.reward import Reward, Scorer
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ class Model(Reward, kind="model"):
     def open(self, tokenizer: Tokenizer | None = None, device: str = "auto") -> Scorer:
         import torch
 
+        from onward.base.device import choose_device
         from onward.checkpoint.peft.adapters import load_with_adapters
-        from onward.device import choose_device
         from onward.evaluation.outputs import outputs
-        from onward.hub import locate
+        from onward.hub.folder import locate
         from onward.transforms.heads import REWARD, head_labels
 
         folder = locate(self.folder)

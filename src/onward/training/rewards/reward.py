@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from onward.arguments import Range, shown
-from onward.errors import UserError
-from onward.fields import Part, parse, part
-from onward.suggestions import nearest
+from onward.base.arguments import Range, shown
+from onward.base.errors import UserError
+from onward.base.fields import Part, parse, part
+from onward.base.suggestions import nearest
 
 if TYPE_CHECKING:
     from onward.text.tokenizer import Tokenizer

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onward.errors import UserError
-from onward.fields import SUM, notation
+from onward.base.errors import UserError
+from onward.base.fields import SUM, notation
 from onward.training.rewards.reward import Completion, Reward, finite
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onward.base.errors import UserError
 from onward.config.part_types import SizeOrZero
-from onward.errors import UserError
 from onward.text.numbers import same_number
 from onward.text.regular import compiled, matches
 from onward.training.rewards.reward import Completion, Reward, Scorer
@@ -145,7 +145,7 @@ class JsonSchema(Reward, kind="json_schema"):
         import jsonschema_specifications
         import referencing.exceptions
 
-        from onward.files import read_json
+        from onward.base.files import read_json
 
         if not Path(self.file).is_file():
             raise UserError(f"there is no file {self.file}: give json_schema(file=...) a JSON schema")

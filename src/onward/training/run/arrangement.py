@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from onward.base.errors import UserError
 from onward.checkpoint.source import SizeLimit
 from onward.config.decoder import DecoderConfig
 from onward.config.lora import LoRA
 from onward.config.mesh import Mesh
-from onward.errors import UserError
 from onward.generation.cache.growing import STEP
 from onward.model.decoder import Decoder
 from onward.planning import choice
@@ -22,8 +22,8 @@ from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.inputs.examples import row_length
 from onward.training.losses.completions import ROWS
-from onward.training.methods.distill import Distill
-from onward.training.methods.policy import PolicyMethod
+from onward.training.methods.answers.distill import Distill
+from onward.training.methods.completions.policy import PolicyMethod
 from onward.training.processes import Processes
 from onward.training.step.loss import CrossEntropy
 from onward.transforms.lora import add_adapters

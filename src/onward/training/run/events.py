@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.training.run.journal import Journal
 from onward.training.run.track import Trackers
 from onward.training.step.trainer import Step

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from onward.base.files import atomic_write
 from onward.checkpoint.weights import fill, read_tensors
-from onward.files import atomic_write
 from onward.model.decoder import Decoder
 
 FILE = "adapters.safetensors"  # in the run folder, until step 0 is saved

@@ -7,7 +7,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 
 
 class Journal:

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from zlib import crc32
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 
 LOCK = "train.lock"
 STARTED = datetime.now().isoformat(" ", "seconds")

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from onward import fields
+from onward.base import fields
+from onward.base.device import choose_device
+from onward.base.errors import UserError
+from onward.base.files import read_json, write_json
 from onward.config.lora import EVA
 from onward.data.progress import Progress
-from onward.device import choose_device
-from onward.errors import UserError
 from onward.evaluation.tasks import tasks_of
-from onward.files import read_json, write_json
 from onward.model.decoder import Decoder
 from onward.parallel.new_weights import new_decoder
 from onward.text.tokenizer import Tokenizer

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from time import perf_counter
 
-from onward.notebook import DisplayedLine, in_notebook
+from onward.base.notebook import DisplayedLine, in_notebook
 from onward.training.run.events import Event, Notice, Rollback
 from onward.training.run.run import Run
 from onward.training.step.trainer import Step

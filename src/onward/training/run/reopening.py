@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from onward import fields
+from onward.base import fields
+from onward.base.device import choose_device
+from onward.base.errors import UserError
+from onward.base.files import read_json
 from onward.checkpoint.divided import parts_reader
 from onward.checkpoint.peft.bases import check_base, is_adapter
 from onward.checkpoint.saves.newest import SavedState, newest_state
-from onward.device import choose_device
-from onward.errors import UserError
-from onward.files import read_json
 from onward.model.decoder import Decoder
 from onward.parallel.new_weights import new_decoder
 from onward.text.tokenizer import Tokenizer

@@ -3,8 +3,8 @@
 from contextlib import nullcontext
 from typing import Any
 
+from onward.base.files import write_json
 from onward.checkpoint.peft.adapters import load_with_adapters
-from onward.files import write_json
 from onward.training.run.run import Run
 
 

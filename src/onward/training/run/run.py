@@ -18,17 +18,17 @@ from time import perf_counter
 
 import torch
 
-from onward import fields
-from onward.arguments import checked
+from onward.base import fields
+from onward.base.arguments import checked
+from onward.base.device import choose_device
+from onward.base.errors import UserError
+from onward.base.files import write_json
+from onward.base.notebook import Shown
 from onward.checkpoint.saves.newest import newest_state
 from onward.checkpoint.saves.saver import Saver
 from onward.data.progress import Progress, silent
-from onward.device import choose_device
-from onward.errors import UserError
 from onward.evaluation.kept import PACKAGES, versions
-from onward.files import write_json
 from onward.model.decoder import Decoder
-from onward.notebook import Shown
 from onward.training.clock.calibration import Sampler
 from onward.training.config import RunConfig
 from onward.training.finetuning.base import adapter_base, base_model, with_merged_base

@@ -6,10 +6,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
+from onward.base.files import read_json, write_json
 from onward.checkpoint.saves.folder import saves, step_of
-from onward.errors import UserError
-from onward.files import read_json, write_json
 from onward.training.config import RunConfig
 from onward.training.run.lock import run_lock
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from onward import fields
+from onward.base import fields
 from onward.checkpoint.saves.folder import PROGRESS
 from onward.checkpoint.saves.newest import SavedState
 from onward.training.clock.budget import Costs

@@ -1,6 +1,6 @@
 """The tasks whose scores a run measures at each validation."""
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.evaluation.tasks import ScoredTask, Task, tasks_of
 from onward.evaluation.tasks.task import with_text
 from onward.text.tokenizer import Tokenizer

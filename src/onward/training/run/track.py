@@ -10,7 +10,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Protocol
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.training.config import TRACKERS
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from onward.base.errors import UserError
 from onward.checkpoint.divided import parts_reader
 from onward.config.decoder import at
-from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
 from onward.parallel.parallelize import parallelize

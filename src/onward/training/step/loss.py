@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from onward.arguments import checked, explained
+from onward.base.arguments import checked, explained
+from onward.base.errors import UserError
 from onward.data.windows import IGNORE_INDEX, Batch
-from onward.errors import UserError
 from onward.model.decoder import Decoder, without_dropout
 from onward.parallel.parallelize import inside
 from onward.parallel.vocabulary import rows_at_once, scores

@@ -28,8 +28,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, SelfAttention, at
-from onward.errors import UserError
 from onward.model.decoder import Decoder
 from onward.training.config import RunConfig
 from onward.training.presets import decoder, resize

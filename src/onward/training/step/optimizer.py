@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.parallel.parts import all_gathered, full_tensor, local, part_of, whole_parameters
 
 

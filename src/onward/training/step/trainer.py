@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onward.arguments import check_fields, checked, explained, named
+from onward.base.arguments import check_fields, checked, explained, named
+from onward.base.limits import keep_freed_memory
 from onward.checkpoint.saves.state import LOSS, TrainerState, restore, training_tensors
 from onward.data.windows import Batch
-from onward.limits import keep_freed_memory
 from onward.parallel.parallelize import accumulating, clip_gradients, wrapped
 from onward.parallel.parts import divided, local, whole_parameters
 from onward.parallel.pipeline import Pipeline

@@ -9,8 +9,8 @@ from time import sleep
 
 from torch import distributed
 
+from onward.base.errors import UserError
 from onward.config.mesh import Mesh
-from onward.errors import UserError
 from onward.training.config import RunConfig
 from onward.training.processes import Launch, Processes
 

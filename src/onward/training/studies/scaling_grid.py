@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from onward.errors import UserError
+from onward.base.errors import UserError
 from onward.model.decoder import Decoder
 from onward.planning.parameters import parameters
 from onward.training.clock.calibration import fastest_options

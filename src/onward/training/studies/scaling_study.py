@@ -14,11 +14,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from onward import fields
+from onward.base import fields
+from onward.base.device import choose_device
+from onward.base.errors import UserError
+from onward.base.files import read_json, write_json
 from onward.data.progress import Progress, silent
-from onward.device import choose_device
-from onward.errors import UserError
-from onward.files import read_json, write_json
 from onward.planning.fits import LEAST, Forecast, Run
 from onward.planning.fitted import LARGER, FittedLaw
 from onward.planning.tables import amount

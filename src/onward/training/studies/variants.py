@@ -16,13 +16,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
-from onward import fields
+from onward.base import fields
+from onward.base.device import choose_device
+from onward.base.errors import UserError
+from onward.base.files import read_json, write_json
 from onward.checkpoint.saves.folder import saves
 from onward.config.decoder import DecoderConfig
 from onward.data.progress import Progress, silent
-from onward.device import choose_device
-from onward.errors import UserError
-from onward.files import read_json, write_json
 from onward.planning.descriptions import Change, differences
 from onward.planning.parameters import active_parameters, parameters
 from onward.text.tokenizer import Tokenizer

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from onward.arguments import Range
+from onward.base.arguments import Range
+from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, human, print_json, print_next, print_table
-from onward.errors import UserError
 
 ABOUT = """\
 Compute and fit scaling laws. `optimum` computes the model size and number of tokens with the lowest loss for a compute

@@ -7,7 +7,8 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from onward import fields
+from onward.base import fields
+from onward.base.errors import UserError
 from onward.cli.shared.laws import fit_with_picture, show_fit
 from onward.cli.shared.options import read
 from onward.cli.shared.output import console, print_json, print_next, print_table
@@ -15,7 +16,6 @@ from onward.cli.shared.progress import progress_bars
 from onward.cli.shared.run_options import default_name, from_toml
 from onward.cli.shared.variants import watched
 from onward.config.part_types import SizeOrZero
-from onward.errors import UserError
 from onward.training.config import RunConfig, Tokens, seconds
 from onward.training.presets import merge
 

@@ -1,0 +1,373 @@
+"""A decoder with its tokenizer: generates text."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypedDict, Unpack, cast, overload
+
+from onward.api.text_model import TextModel
+from onward.base.arguments import checked, named
+from onward.base.errors import UserError
+from onward.config.part_types import Size, SizeOrZero
+from onward.data.progress import Progress, silent
+from onward.evaluation.benchmark import TaskResult, run_task
+from onward.evaluation.kept import Kept
+from onward.evaluation.tasks import Task, tasks_of
+from onward.generation.answer import Answer
+from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.prefix_files import PrefixFiles
+from onward.generation.drafts.lookup import LookupDraft
+from onward.generation.drafts.model_draft import ModelDraft
+from onward.generation.drafts.proposal import Draft
+from onward.generation.engine.engine import ROWS, Engine
+from onward.generation.keywords import (
+    BeamKeywords,
+    BeamSearchKeywords,
+    ContrastiveKeywords,
+    ContrastiveSearchKeywords,
+    split,
+)
+from onward.generation.options import FORMS, GenerationOptions, OptionKeywords
+from onward.generation.prompts import Prompt, continued, default_new_tokens, prompt_tokens, prompts_of, submit
+from onward.generation.request import Request
+from onward.generation.results import Completion, SearchResult
+from onward.generation.search.beam import beam_search
+from onward.generation.search.contrastive import contrastive_search
+from onward.text.chat import Message, chat_of
+
+DEFAULT = GenerationOptions()
+UNCHANGED = GenerationOptions(temperature=1.0)  # the model's own probabilities
+
+
+class EngineKeywords(TypedDict, total=False):
+    """The keyword arguments of `LanguageModel.engine`, as types for `typing.Unpack`."""
+
+    slide: bool
+    draft: LanguageModel | None
+    lookup: SizeOrZero
+    rows: int | None
+    cache: CacheManager | None
+    prompt_cache: str | Path | None
+    prefill_budget: int | None
+
+
+class GenerationKeywords(OptionKeywords, EngineKeywords, total=False):
+    """The keyword arguments of the methods of LanguageModel that generate, as types for `typing.Unpack`."""
+
+    options: GenerationOptions
+
+
+@named
+@dataclass
+class LanguageModel(TextModel):
+    """A model and its tokenizer, as `onward.load` returns them: generates text.
+
+    The methods that generate take the fields of GenerationOptions as keyword arguments, or a GenerationOptions as
+    `options`; keyword arguments replace its fields. Wrong types, values out of range and unknown names are a UserError.
+    """
+
+    @checked
+    def evaluate_tasks(
+        self,
+        tasks: str | Sequence[Task],
+        *,
+        examples: SizeOrZero = 0,
+        limit: Size = 200,
+        chat: bool = False,
+        run_code: bool = False,
+        kept: Kept | None = None,
+        progress: Progress = silent,
+    ) -> list[TaskResult]:
+        """Return the scores of the model on tasks, such as `"cloze:book.txt, arithmetic(digits=2)"`; see
+        `evaluation.tasks`.
+
+        Up to `limit` questions of each task are asked, after the same `examples` solved ones; with `chat` as a
+        conversation, by the chat template. Of a question's choices the model takes the likeliest; without choices it
+        writes an answer, as the task says. `run_code` allows tasks that run programs which the model writes. Results in
+        `kept`, stored by earlier evaluations (`evaluation.kept.kept_for`), are used, and new ones added. `progress` is
+        called with (task, number of choices or answers that are done, number of all). Raises a UserError for an unknown
+        task, and for a file that cannot be read.
+        """
+        chosen = tasks_of(tasks) if isinstance(tasks, str) else tasks
+        for task in chosen:
+            if task.runs_code and not run_code:
+                raise UserError(
+                    f"the task {task.kind} runs programs that the model writes, each in a process of its own: allow it "
+                    "with --run-code, in Python run_code=True"
+                )
+        engine = lambda answers: self.engine_for(answers, {})
+        ask = partial(run_task, examples=examples, limit=limit, chat=chat, kept=kept, progress=progress)
+        return [ask(task, self.model, self.text(), engine) for task in chosen]
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too
+        self,
+        prompt: str,
+        max_new_tokens: int | None = ...,
+        *,
+        n: None = None,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> str: ...
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[str],
+        max_new_tokens: int | None = ...,
+        *,
+        n: None = None,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> list[str]: ...
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        max_new_tokens: int | None = ...,
+        *,
+        n: int,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> str | list[str] | list[list[str]]: ...
+    @checked
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        max_new_tokens: int | None = None,
+        *,
+        n: int | None = None,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> str | list[str] | list[list[str]]:
+        """Return the text that continues a prompt; for a list of prompts a list of texts, and with n > 1 a list of n
+        texts for each prompt.
+
+        Arguments as of `complete`. If an answer failed, its error is raised once the other answers are done.
+        """
+        completions = self.complete(prompt, max_new_tokens, n=n, **keywords)
+        if failed := [answer.error for answers in completions for answer in answers if answer.error]:
+            raise failed[0]
+        texts = [[answer.text for answer in answers] for answers in completions]
+        if all(len(answers) == 1 for answers in texts):
+            return texts[0][0] if isinstance(prompt, str) else [answers[0] for answers in texts]
+        return texts[0] if isinstance(prompt, str) else texts
+
+    @checked
+    def complete(
+        self,
+        prompt: str | Sequence[Prompt],
+        max_new_tokens: int | None = None,
+        *,
+        n: int | None = None,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> list[list[Completion]]:
+        """Return n completions for each prompt, a text or a list of token ids, all computed together.
+
+        By default an answer has at most 256 tokens, or as many as the context has room for. Keyword arguments are the
+        fields of GenerationOptions and the parameters of `engine`. Answer i of a call, counted over all prompts, uses
+        seed + i. An answer that failed (its logits are NaN, no token is allowed, a processor raised, its text breaks
+        the JSON schema) has the finish_reason "error" and an `error`; the others are as they would be without it.
+        """
+        given = {**keywords, "n": n, "max_new_tokens": max_new_tokens}
+        options, rest = split(given, EngineKeywords, DEFAULT)
+        prompts = prompts_of(prompt)
+        engine = self.engine_for(len(prompts) * options.n, rest)
+        answers = self.submit(engine, prompts, options)
+        for _ in engine.run():
+            pass
+        done = [
+            Completion(
+                answer.finish(),
+                request.tokens,
+                request.finish_reason,
+                request.seed,
+                request.logprobs,
+                request.steps,
+                request.num_drafted,
+                request.num_accepted,
+                request.error,
+            )
+            for request, answer in answers.items()
+        ]
+        return [done[i : i + options.n] for i in range(0, len(done), options.n)]
+
+    @checked
+    def stream(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int | None = None,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> Generator[str, None, str]:
+        """Yield the text that `generate` returns for one prompt in pieces, each as soon as no further token can change
+        it.
+
+        Arguments as of `complete`, without n. The generator returns the finish_reason of the answer. Raises the error
+        of an answer that failed.
+        """
+        options, rest = split({**keywords, "max_new_tokens": max_new_tokens}, EngineKeywords, DEFAULT)
+        if options.n > 1:
+            raise UserError(f"n is {options.n}: a stream is of one answer, so leave it out")
+        engine = self.engine_for(1, rest)
+        [(request, answer)] = self.submit(engine, [prompt], options).items()
+        for _ in engine.run():
+            if piece := answer.take():
+                yield piece
+        answer.finish()
+        if piece := answer.take():
+            yield piece
+        if request.error:
+            raise request.error
+        return request.finish_reason
+
+    @checked
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        max_new_tokens: int | None = None,
+        *,
+        variables: Mapping[str, Any] | None = None,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> str:
+        """Return the assistant's answer to messages, such as `[{"role": "user", "content": "Hello"}]`, or to one user
+        message given as text.
+
+        The chat template that came with the tokenizer turns the messages into tokens, see `text.chat`; `variables` are
+        values for the template (as `{"enable_thinking": False}`). Other arguments as of `stream`. With `rows=1` and the
+        same BlockManager as `cache` in each call, tokens that the cache holds are not computed again.
+        """
+        return "".join(self.stream_chat(messages, max_new_tokens, variables=variables, **keywords))
+
+    @checked
+    def stream_chat(
+        self,
+        messages: str | Sequence[Message],
+        max_new_tokens: int | None = None,
+        *,
+        variables: Mapping[str, Any] | None = None,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> Generator[str, None, str]:
+        """Yield the answer that `chat` returns, in pieces; the generator returns its finish_reason. Arguments as of
+        `chat`."""
+        chat = chat_of(self.text())
+        options, rest = split({**keywords, "max_new_tokens": max_new_tokens}, EngineKeywords, DEFAULT)
+        options = replace(options, stop=(*chat.stop, *options.stop))
+        tokens = chat.encode(messages, **variables or {})
+        return (yield from self.stream(tokens, options=options, **cast(EngineKeywords, rest)))
+
+    @checked
+    def beam_search(
+        self,
+        prompt: str | Sequence[Prompt],
+        max_new_tokens: int | None = None,
+        **keywords: Unpack[BeamSearchKeywords],
+    ) -> list[list[SearchResult]]:
+        """Return the n likeliest continuations of each prompt that beam search finds, best first.
+
+        Keyword arguments are those of `generation.search.beam.beam_search` (beams, length_penalty, ...), and the fields
+        of Sampling, such as top_k, with a temperature of 1 by default.
+        """
+        options, own = split({**keywords, "max_new_tokens": max_new_tokens}, BeamKeywords, UNCHANGED)
+        prompts, shared = self.search_arguments(prompt, options)
+        hypotheses_of_prompts = beam_search(self.model, prompts, n=options.n, **shared, **own)
+        return [
+            [self.search_result(tokens, h.tokens, h.finished, h.score, h.logprob) for h in hypotheses]
+            for tokens, hypotheses in zip(prompts, hypotheses_of_prompts)
+        ]
+
+    @checked
+    def contrastive_search(
+        self,
+        prompt: str | Sequence[Prompt],
+        max_new_tokens: int | None = None,
+        **keywords: Unpack[ContrastiveSearchKeywords],
+    ) -> list[SearchResult]:
+        """Return the continuation of each prompt by contrastive search, which avoids repetition (Su et al. 2022).
+
+        Keyword arguments are those of `generation.search.contrastive.contrastive_search` (alpha, k), and the fields of
+        Sampling, such as top_k, with a temperature of 1 by default. Raises a UserError for n above 1.
+        """
+        options, own = split({**keywords, "max_new_tokens": max_new_tokens}, ContrastiveKeywords, UNCHANGED)
+        if options.n > 1:
+            raise UserError(f"n is {options.n}: contrastive search finds one answer, so leave it out")
+        prompts, shared = self.search_arguments(prompt, options)
+        answers = contrastive_search(self.model, prompts, **shared, **own)
+        most = shared["max_new_tokens"]
+        return [self.search_result(tokens, new, len(new) < most) for tokens, new in zip(prompts, answers)]
+
+    @checked
+    def engine(
+        self,
+        *,
+        slide: bool = False,
+        draft: LanguageModel | None = None,
+        lookup: SizeOrZero = 0,
+        rows: int | None = None,
+        cache: CacheManager | None = None,
+        prompt_cache: str | Path | None = None,
+        prefill_budget: int | None = None,
+    ) -> Engine:
+        """Return an engine, which computes many requests together, for this model and tokenizer.
+
+        At most `rows` requests are active at a time, in `cache`, by default one that grows. With `slide`, a request
+        whose context is full continues from its later half. While requests decode, a longer prompt is prefilled in
+        pieces of `prefill_budget` tokens. Their defaults are described in `generation.engine.Engine`.
+
+        For speculative decoding, `draft` is a smaller model with the same vocabulary, or `lookup` the number of tokens
+        to propose from earlier text. `prompt_cache` is a folder that keeps the keys and values of prompts. Raises a
+        UserError for a draft with another vocabulary, and if `draft` and `lookup` are both given.
+        """
+        tokenizer = self.text()
+        if draft is not None and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():
+            raise UserError("the draft has another vocabulary than the model: use one with the same tokenizer")
+        if draft is not None and lookup:
+            raise UserError("draft and lookup are both given: choose one")
+        proposals: Draft | None = (
+            ModelDraft(draft.model) if draft is not None else LookupDraft(lookup) if lookup else None
+        )
+        return Engine(
+            self.model,
+            rows=rows,
+            cache=cache,
+            stop_token_ids=self.stop_token_ids,
+            allowed=self.allowed(),
+            slide=slide,
+            draft=proposals,
+            files=PrefixFiles(Path(prompt_cache), self.model) if prompt_cache else None,
+            prefill_budget=prefill_budget,
+        )
+
+    def engine_for(self, answers: int, options: Mapping[str, object]) -> Engine:
+        """Make an engine to compute `answers` answers; `options` are keyword arguments of `engine`. If neither `rows`
+        nor `cache` is given, the engine has at most one row per answer."""
+        rows = None if options.get("cache") else max(1, min(answers, ROWS))
+        return self.engine(**cast(EngineKeywords, {"rows": rows, **options}))
+
+    @checked
+    def submit(self, engine: Engine, prompts: Sequence[Prompt], options: GenerationOptions) -> dict[Request, Answer]:
+        """Add `options.n` requests for each prompt to an engine of this model; return the Answer of each request, whose
+        text grows with each step of the engine."""
+        return submit(engine, self.text(), prompts, options)
+
+    def search_arguments(
+        self, prompt: str | Sequence[Prompt], options: GenerationOptions
+    ) -> tuple[list[list[int]], dict[str, Any]]:
+        """Prepare a beam search or a contrastive search; return (the prompts as token ids, the arguments by name that
+        both searches take). Raises a UserError for options that a search does not support."""
+        for name in "stop", "include_stop", "stop_when", "logprobs", *FORMS:
+            if getattr(options, name) != getattr(GenerationOptions, name):
+                raise UserError(f"{name} is given, but a search does not support it: leave it out")
+        prompts = [prompt_tokens(self.text(), one) for one in prompts_of(prompt)]
+        room = self.config.context_length - max(map(len, prompts), default=0)
+        return prompts, {
+            "sampling": options,
+            "max_new_tokens": default_new_tokens(room) if options.max_new_tokens is None else options.max_new_tokens,
+            "min_new_tokens": options.min_new_tokens,
+            "stop_token_ids": [*self.stop_token_ids, *options.stop_token_ids],
+            "allowed": self.allowed(),
+        }
+
+    def search_result(self, before: list[int], tokens: list[int], finished: bool, *scores: float) -> SearchResult:
+        """Make the SearchResult of a search: `before` are the tokens of the prompt, `tokens` the new ones, `finished`
+        says that a stop token ended them, and `scores` are the score and the log-probability of a beam search, if it
+        was one."""
+        text = continued(self.text(), before, tokens)
+        return SearchResult(text, tokens, "stop" if finished else "length", *scores)

@@ -1,0 +1,388 @@
+"""Dataclasses from plain values: fields are read from JSON, TOML and the command line by one set of rules.
+
+Does not import torch, so that `--help` answers at once.
+"""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import os
+import re
+import sys
+import types
+from collections import abc
+from collections.abc import Mapping
+from shlex import quote
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from onward.base.arguments import bind, check, check_fields, field_types, shown
+from onward.base.errors import UserError
+from onward.base.suggestions import nearest
+
+T = TypeVar("T")
+P = TypeVar("P", bound="Part")
+# of the fields whose option has another name
+FLAGS = {"imports": "--import", "base": "--from", "adapter_folder": "--adapter"}
+HUGE = 1e15  # from here on, numbers are written with a power of ten
+SUM = "sum"  # the kind of a weighted sum of parts
+FAMILIES = "onward.families"  # the package whose modules define further parts; imported when a kind is unknown
+
+
+class Part:
+    """A choice among alternatives, with fields of its own, in a configuration: a frozen dataclass, registered under its
+    `kind`.
+
+    A direct subclass without a kind is a type of part (`class Norm(Part)`), which a field of a configuration may have
+    as its type; a subclass of it with a kind is one of its choices (`class RMSNorm(Norm, kind="rms")`), and with kind
+    "" only a base class of choices. As text a choice is `rms` or `rms(eps=1e-6)`, as JSON or TOML `{"kind": "rms",
+    "eps": 1e-6}`. An `internal` choice exists to read published files and is not offered to users. Where a type has a
+    choice of kind `sum`, `dpo + 0.2 * sft` is that choice, with the pairs (1.0, dpo) and (0.2, sft) as its `terms`.
+    """
+
+    kind: ClassVar[str]
+    kinds: ClassVar[dict[str, type[Any]]]
+    internal: ClassVar[bool]
+    named: frozenset[str]  # fields set when the part was made, even to their defaults
+
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        part = super().__new__(cls)
+        given = bind(cls.__init__, (part, *values), named).arguments if values or named else {}  # a copy gives none
+        object.__setattr__(part, "named", frozenset(given) - {"self"})
+        return part
+
+    def __init_subclass__(cls, kind: str | None = None, internal: bool = False) -> None:
+        if kind is None:
+            cls.kinds = {}
+        elif kind:
+            cls.kind, cls.internal = kind, internal
+            cls.kinds[kind] = cls
+
+    def __post_init__(self) -> None:
+        slot = next(base for base in type(self).__mro__ if "kinds" in vars(base))
+        check_fields(self, f"{slot.__name__.lower()}.{self.kind}.")
+
+    @classmethod
+    def shorthand(cls, value: Any) -> Any:
+        """Expand a value that stands for a part of this type, such as 16 for lora(rank=16), to the part's table, a dict
+        with `kind`; None for other values. A direct subclass may override this method; by default no value stands for a
+        part."""
+        return None
+
+    @classmethod
+    def choices(cls) -> dict[str, type[Any]]:
+        """Return the choices (subclasses with a kind) of this type of part that are offered to users, by kind."""
+        return {kind: choice for kind, choice in cls.kinds.items() if not choice.internal}
+
+
+type_hints = functools.cache(get_type_hints)  # take a millisecond for each class, and a save reads a dozen
+
+
+def hints(cls: type) -> dict[str, Any]:
+    """Return the annotated type of each field of a dataclass that its constructor takes, by field, without Range
+    annotations."""
+    types_ = type_hints(cls)
+    return {f.name: types_[f.name] for f in dataclasses.fields(cls) if f.init}
+
+
+def read_docs(cls: type) -> dict[str, str]:
+    """Return the documentation of each field of a dataclass, by field, for `--help`: the comment at the end of the
+    field's line in the source."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if dataclasses.is_dataclass(base):
+            try:
+                source = inspect.getsource(base)
+            except (OSError, TypeError):  # no source file
+                continue
+            docs |= dict(re.findall(r"^    (\w+): [^#\n]*# (.*)$", source, re.MULTILINE))
+    return docs
+
+
+docs: abc.Callable[[type], dict[str, str]] = functools.cache(read_docs)
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """Make an instance of the dataclass `cls` from plain values by field, such as those of JSON or of a command line.
+    Raises a UserError for an unknown or missing field and a value of the wrong type; `where` precedes the field's name
+    in the message."""
+    known, prefix = hints(cls), f"{where}." if where else ""
+    for name in values:
+        if name not in known:
+            hint = nearest(str(name), known) if known else "it has no options"
+            raise UserError(f"{prefix}{name} is not a known option: {hint}")
+    made = {name: convert(known[name], value, prefix + name) for name, value in values.items()}
+    needed = (dataclasses.MISSING, dataclasses.MISSING)
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if f.init and f.name not in made and (f.default, f.default_factory) == needed:
+            raise UserError(f"{prefix}{f.name} is missing: give it a value ({docs(cls).get(f.name, f.name)})")
+    check(field_types(cls), made, prefix)  # which names the place; the constructor does not know it
+    return cls(**made)
+
+
+def plain(value: Any) -> Any:
+    """Convert a dataclass to plain values (dicts, lists, strings, numbers, booleans and None): the reverse of
+    `build`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind = kind_of(value) if isinstance(value, Part) else {}
+        return kind | {name: plain(getattr(value, name)) for name in hints(type(value))}
+    if isinstance(value, tuple | list):
+        return [plain(v) for v in value]
+    return {k: plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def kind_of(part: Part) -> dict[str, str]:
+    """Return the entries of a part's table, its form in JSON, that identify its class: {"kind": ...} and, for a class
+    of the user's, "import" with the module to import before the table can be read."""
+    module = type(part).__module__
+    known = module == "__main__" or module.startswith(f"{__package__}.")
+    return {"kind": part.kind} if known else {"kind": part.kind, "import": module}
+
+
+def convert(kind: Any, value: Any, where: str) -> Any:
+    """Return a plain value, such as from JSON, or a text, such as from the command line, converted to the annotated
+    type `kind`. Raises a UserError that begins with `where`, the name of the field, if that is impossible."""
+    origin, args = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        if type(None) in args and (value is None or value == "none"):
+            return None
+        if any(get_origin(a) is tuple for a in args):  # one part, or several that repeat over the layers
+            value = parse(value, where) if isinstance(value, str) else value
+            args = tuple(a for a in args if (get_origin(a) is tuple) == isinstance(value, list | tuple))
+        elif len(args) == 2 and isinstance(args[1], type) and issubclass(args[1], Part):  # a number or a part
+            numeric = isinstance(value, int | float) or bool(isinstance(value, str) and re.match(r"[-+.]?\d", value))
+            return convert(args[0] if numeric else args[1], value, where)
+        return convert(next(a for a in args if a is not type(None)), value, where)
+    if origin is Literal:
+        if value in args:
+            return value
+        raise UserError(f"{where} is {shown(value)}: {nearest(str(value), map(str, args))}")
+    if origin is tuple:
+        value = parse(value, where) if isinstance(value, str) else value
+        if args == (str, Ellipsis) and not isinstance(value, list | tuple):
+            value = [value]
+        if isinstance(value, list | tuple):
+            each = args[:1] * len(value) if args[-1] is Ellipsis else args
+            if len(each) == len(value):
+                return tuple(convert(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(each, value)))
+        raise UserError(f"{where} is {shown(value)}: it takes {describe(kind)}")
+    if only_in_python(kind):
+        return value
+    if kind is str and isinstance(value, Mapping) and value.keys() == {"kind"}:
+        return value["kind"]  # a name without quotes
+    if origin in (dict, abc.Mapping):
+        value = parse(value, where) if isinstance(value, str) else value
+        if isinstance(value, Mapping):
+            return dict(value)
+    elif isinstance(value, kind):
+        if not (kind in (int, float) and isinstance(value, bool)):
+            return value
+    elif issubclass(kind, Part):
+        return part(kind, value, where)
+    elif dataclasses.is_dataclass(kind):
+        if isinstance(value, Mapping):
+            return build(kind, value, where)  # type: ignore[arg-type]
+    elif kind is bool and value in ("true", "false"):
+        return value == "true"
+    elif kind in (int, float) and isinstance(value, str | int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+            if kind is float:
+                return number
+            if number == int(number):
+                return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(number)
+        except (ValueError, OverflowError):
+            pass
+    raise UserError(f"{where} is {shown(value)}: it takes {describe(kind)}")
+
+
+def part(slot: type[P], value: Any, where: str) -> P:
+    """Make a part, a choice among the subclasses of `slot` such as Norm, from its text, such as `rms(eps=1e-6)`, its
+    table, such as `{"kind": "rms", "eps": 1e-6}`, or a shorthand. Raises a UserError that begins with `where`, the name
+    of the field, for an unknown kind, and for fields that do not fit."""
+    value = slot.shorthand(value) or (parse(value, where) if isinstance(value, str) else value)
+    if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
+        raise UserError(f"{where} is {shown(value)}: {nearest('', slot.choices())}")
+    kind, module = value["kind"], value.get("import")
+    if kind not in slot.kinds:
+        importlib.import_module(FAMILIES).modules()
+    if kind not in slot.kinds and isinstance(module, str):
+        raise UserError(f"{where} is {kind!r}, which the module {module} defines: {trusted([module])}")
+    if kind not in slot.kinds:
+        raise UserError(
+            f"{where} is {kind!r}, which is not a known kind of {slot.__name__}: {nearest(kind, slot.choices())} "
+            "(for a class of your own, import its module: --import MODULE)"
+        )
+    return build(slot.kinds[kind], {k: v for k, v in value.items() if k not in ("kind", "import")}, f"{where}.{kind}")
+
+
+def part_choices(kind: Any) -> list[type[Part]]:
+    """Return the classes to choose from for a field with the annotation `kind`, if that is a type of part, such as
+    Norm, or a tuple of parts; [] for any other annotation."""
+    types_ = [a for a in (kind, *get_args(kind)) if isinstance(a, type) and issubclass(a, Part)]
+    return [choice for slot in types_ for choice in slot.choices().values()]
+
+
+def import_parts(module: str) -> None:
+    """Import a user's module by name, from the current folder or installed; it registers the parts that it defines,
+    such as a norm, as choices. Raises a UserError if there is no such module."""
+    if os.getcwd() not in sys.path:  # where the command `onward` runs, the current folder is not
+        sys.path.append(os.getcwd())
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise UserError(
+            f"there is no module {module}: --import takes the name of a Python file of the current folder, without "
+            ".py, or of an installed module"
+        ) from None
+    except ValueError as error:  # an empty or relative name
+        raise UserError(
+            f"{module!r} is not the name of a module ({error}): write it as in Python, package.module"
+        ) from None
+
+
+def flag(name: str) -> str:
+    """Return the command line option for a field's name: `--batch-size` for batch_size."""
+    return FLAGS.get(name) or "--" + name.replace("_", "-")
+
+
+def import_options(modules: abc.Iterable[str]) -> str:
+    """Return the command line options that import these modules, each after a space: ` --import MODULE`."""
+    return "".join(f" --import {quote(module)}" for module in modules)
+
+
+def trusted(modules: abc.Iterable[str]) -> str:
+    """Return the advice to import the user's `modules`, for the error message about a folder that needs them. They are
+    never imported automatically: a folder must not run code unless the user asks for it."""
+    return f"if you trust its code, give{import_options(modules)} (in Python, import it first)"
+
+
+def parse(text: str, where: str) -> Any:
+    """Parse a text in Python's notation to plain values: names and calls such as `rms(eps=1e-6)` become dicts such as
+    {"kind": "rms", "eps": 1e-6}, weighted sums of them a dict of the kind "sum". Raises a UserError that begins with
+    `where`, the name of the field, for any other notation."""
+
+    def read(node: ast.expr) -> Any:
+        match node:
+            case ast.BinOp(_, ast.Add() | ast.Sub() | ast.Mult(), _) if any(
+                isinstance(one, ast.Name) for one in ast.walk(node)
+            ):
+                return {"kind": SUM, "terms": terms(node)}
+            case ast.Name(name):
+                return {"kind": name}
+            case ast.Attribute():  # a dotted name, such as attn.q
+                return ast.unparse(node)
+            case ast.Call(ast.Name(name), [], keywords) if all(k.arg for k in keywords):
+                return {"kind": name} | {k.arg: word(k.value) for k in keywords}
+            case ast.Tuple(items) | ast.List(items):
+                return [read(item) for item in items]
+            case _:
+                return ast.literal_eval(node)
+
+    def terms(node: ast.expr) -> list[list[Any]]:
+        match node:
+            case ast.BinOp(left, ast.Add(), right):
+                return terms(left) + terms(right)
+            case ast.BinOp(left, ast.Sub(), right):
+                return terms(left) + [[-weight, part] for weight, part in terms(right)]
+            case ast.BinOp(weight, ast.Mult(), ast.Name() | ast.Call() as part):
+                return [[float(ast.literal_eval(weight)), read(part)]]
+            case ast.Name() | ast.Call():
+                return [[1.0, read(node)]]
+        raise ValueError
+
+    def word(node: ast.expr) -> Any:  # relu, true, none: read by the type of the field
+        return node.id if isinstance(node, ast.Name) else read(node)
+
+    try:
+        return read(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        raise UserError(f"{where} is {shown(text)}: write it as name, name(field=value) or (first, second)") from None
+
+
+def notation(value: Any) -> str:
+    """Format a value as text that `parse` reads; a part as its kind with the fields that differ from their defaults."""
+    if isinstance(value, Part) and value.kind == SUM:
+        [(first, part), *others] = getattr(value, "terms")  # noqa: B009
+        rest = "".join(f" {'-' if w < 0 else '+'} {weighted(abs(w), p)}" for w, p in others)
+        return weighted(first, part) + rest
+    if isinstance(value, Part):
+        changed = ", ".join(f"{name}={inside(field)}" for name, field in changed_fields(value).items())
+        return f"{value.kind}({changed})" if changed else value.kind
+    if isinstance(value, tuple):
+        return f"({', '.join(map(inside, value))}{',' * (len(value) == 1)})"
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def inside(value: Any) -> str:
+    """Format a field of a part, or an element of a tuple, as text for `notation`; texts that are not Python names are
+    in quotes."""
+    return repr(value) if isinstance(value, str) and not value.isidentifier() else notation(value)
+
+
+def weighted(weight: float, part: Any) -> str:
+    """Format `part`, a term of a weighted sum of parts, with its weight: `0.2 * sft`; `sft` for the weight 1."""
+    return notation(part) if weight == 1 else f"{repr(weight).removesuffix('.0')} * {notation(part)}"
+
+
+def decimal(number: float, digits: int) -> str:
+    """Format a number with thousands separators and `digits` decimals; from 1e15 on with four significant digits and a
+    power of ten: 1.014e+304."""
+    return f"{number:,.{digits}f}" if abs(number) < HUGE else f"{number:.4g}"
+
+
+def text(value: Any) -> str:
+    """Format a value for people: numbers with thousands separators, booleans as yes and no, None as ""."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return f"{int(value):,}" if abs(value) < HUGE and value == int(value) else f"{value:.6g}"
+    return "" if value is None else value if isinstance(value, str) else notation(value)
+
+
+def counted(number: int, noun: str) -> str:
+    """Format a count with its noun: 1 step, 2,000 steps."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def changed_fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass instance that differ from their defaults, by name."""
+    changed = {}
+    for f in dataclasses.fields(value):
+        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if f.init and getattr(value, f.name) != default:
+            changed[f.name] = getattr(value, f.name)
+    return changed
+
+
+def only_in_python(kind: Any) -> bool:
+    """Return whether values of the annotated type `kind` are or contain functions, which can be set from Python, but
+    not written as text on the command line."""
+    return get_origin(kind) is abc.Callable or any(map(only_in_python, get_args(kind)))
+
+
+def describe(kind: Any) -> str:
+    """Describe the annotated type `kind` in words for messages and `--help`, such as "a whole number or none"."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join("none" if a is type(None) else describe(a) for a in args)
+    if origin is Literal:
+        return "|".join(map(str, args))
+    if origin is tuple:
+        return f"({describe(args[0])}, ...)" if args[-1] is Ellipsis else f"({', '.join(map(describe, args))})"
+    if origin is abc.Mapping:
+        return "a table, such as {5: 1.5}"
+    if isinstance(kind, type) and issubclass(kind, Part):
+        return "|".join(kind.choices())
+    return {int: "a whole number", float: "a number", str: "text", bool: "true|false"}.get(kind, "a table of fields")
+
+
+def time_in_words(seconds: float) -> str:
+    """Format a time in seconds as 0:05 or 1:02:03."""
+    minutes, hours = int(seconds) // 60 % 60, int(seconds) // 3600
+    return f"{hours}:{minutes:02}:{int(seconds) % 60:02}" if hours else f"{minutes}:{int(seconds) % 60:02}"

@@ -1,0 +1,157 @@
+"""Measures the speed of training: tokens per second, seconds of each phase of a step, and model FLOPs utilization.
+
+Model FLOPs utilization (MFU; PaLM, Chowdhery et al. 2022, appendix B) counts the operations that a step needs, without
+those that recomputation adds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from onward.config.decoder import DecoderConfig
+from onward.data.tokens import Tokens
+from onward.data.windows import Batch, Windows
+from onward.measuring.generation import LARGEST
+from onward.model.decoder import Decoder
+from onward.planning.flops import training_flops
+from onward.planning.machine import wait
+from onward.planning.parameters import parameters
+from onward.training.presets import decoder
+from onward.training.processes import Processes
+from onward.training.step.optimizer import optimizers
+from onward.training.step.trainer import StepConfig, StepPlan, Trainer
+
+WARM_UP = 2  # steps that are not counted
+LEAST = 3  # steps that are counted in any case
+TRIAL_TOKENS = 1024  # of a step that calibrates
+
+
+class Watch:
+    """A stopwatch that sums the seconds of each phase of training steps, such as the backward, in `seconds` by name."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.seconds, self.last = device, defaultdict[str, float](float), perf_counter()
+
+    def note(self, part: str) -> None:
+        """Add the seconds since the last call of `note` to the phase `part`, after waiting for the device."""
+        wait(self.device)
+        now = perf_counter()
+        self.seconds[part] += now - self.last
+        self.last = now
+
+
+class TimedForward(nn.Module):
+    """A module that calls a LossModule (a model and its loss), and tells a Watch (a stopwatch) when each call begins
+    and ends."""
+
+    def __init__(self, module: nn.Module, watch: Watch) -> None:
+        super().__init__()
+        self.module, self.watch = module, watch
+
+    def forward(self, batch: Batch) -> Any:
+        """Return the outputs of the LossModule for a batch, and add their time to the Watch."""
+        self.watch.note("other")
+        result = self.module(batch)
+        self.watch.note("forward and loss")
+        return result
+
+
+@dataclass(frozen=True)
+class TimedProcesses(Processes):
+    """The processes of a run with only one process, which tell a Watch (a stopwatch) when the backward of a step
+    ends."""
+
+    watch: Watch | None = None
+
+    def sum_of_batches(self, values: Sequence[float]) -> list[float]:
+        """Add the time of the backward to the Watch, since a trainer calls this method after it; return the values
+        unchanged."""
+        assert self.watch is not None
+        self.watch.note("backward")
+        return super().sum_of_batches(values)
+
+
+@dataclass(frozen=True)
+class TrainingSpeed:
+    """The measured speed of training a decoder in one precision and with one number of windows per step (`batch`)."""
+
+    precision: str
+    batch: int
+    context: int  # tokens in a window
+    tokens_per_second: float
+    flops_per_token: float  # operations that training needs per token
+    flops_share: float  # operations per second, as a share of the device's peak
+    seconds: dict[str, float]  # seconds of each part of a step
+
+    @property
+    def step(self) -> float:
+        """The seconds of a step."""
+        return sum(self.seconds.values())
+
+
+def measure_training(
+    model: Decoder,
+    precision: str,
+    batch: int,
+    context: int,
+    *,
+    peak: float,
+    seconds: float = 5.0,
+    optimizer: str = "adamw",
+    warm_up: int = WARM_UP,
+    least: int = LEAST,
+) -> TrainingSpeed:
+    """Train a model on random tokens, `batch` windows of `context` tokens in a step, for about `seconds` seconds, and
+    measure the speed; changes the model's weights. Makes at least `least` steps after `warm_up` steps that are not
+    counted. `peak` is the device's peak in this precision, in operations per second."""
+    config, watch = model.config, Watch(model.device)
+    parts = optimizers(model, optimizer, 1e-5, 0.1, (0.9, 0.99))
+    for part in parts:
+        part.register_step_pre_hook(lambda *_: watch.note("clipping"))
+        part.register_step_post_hook(lambda *_: watch.note("optimizer"))
+    trainer = Trainer(
+        model,
+        parts,
+        lambda step: 1e-5,
+        StepConfig(1.0, precision),
+        processes=TimedProcesses(watch=watch),
+        wrap=lambda module: TimedForward(module, watch),
+    )
+    ids = np.random.default_rng(0).integers(config.vocab_size, size=16 * batch * context + 1)
+    windows = Windows([Tokens.of(ids)], context, seed=0)
+    steps, begin = 0, perf_counter()
+    while steps < warm_up + least or perf_counter() - begin < seconds:
+        if steps == warm_up:
+            watch.seconds.clear()
+        watch.note("other")
+        plan = StepPlan([windows.read(range(steps * batch, (steps + 1) * batch)).to(model.device)])
+        watch.note("data")
+        trainer.train_step(plan)
+        watch.note("other")
+        steps += 1
+    taken = {part: spent / (steps - warm_up) for part, spent in watch.seconds.items()}
+    speed = batch * context / sum(taken.values())
+    operations = training_flops(config, context)
+    return TrainingSpeed(precision, batch, context, speed, operations, speed * operations / peak, taken)
+
+
+def trial_share(
+    config: DecoderConfig, precision: str, context: int, peak: float, device: torch.device, seconds: float = 1.0
+) -> float:
+    """Measure the fraction of a device's peak speed that training reaches, for about `seconds` seconds after a warm-up
+    step. It trains a decoder of this configuration with windows of `context` tokens; in place of a large decoder, the
+    preset `small` with at most 8192 tokens in the vocabulary. `peak` is in operations per second."""
+    context = min(context, TRIAL_TOKENS)
+    if parameters(config) > LARGEST:
+        config = replace(decoder("small", min(config.vocab_size, 8192), {}), context_length=context)
+    model, batch = Decoder(config).train().to(device), max(1, TRIAL_TOKENS // context)
+    speed = measure_training(model, precision, batch, context, peak=peak, seconds=seconds, warm_up=1, least=1)
+    return speed.flops_share
