@@ -6,11 +6,11 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 import onward
 from onward.cli import main
@@ -68,6 +68,7 @@ def shortened(words: list[str]) -> list[str]:
             if flag in words:
                 del words[words.index(flag) : words.index(flag) + 2]
         words += ["--steps", "3"]
+        words += [] if "--validation-tokens" in words else ["--validation-tokens", "500"]
         if words[0] == "train" and "--from" not in words:
             words += ["--preset", "tiny", *([] if any(map(is_prepared, words)) else ["--tokenizer", "byte"])]
     elif words[0] in ("compare", "sweep"):
@@ -94,7 +95,7 @@ def test_page_runs_and_makes_its_pictures(
     assert {kind for kind, _ in blocks} <= KINDS
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     names: dict[str, object] = {}
-    address = ADDRESS
+    address, parser = ADDRESS, get_args_parser()
     for kind, body in blocks:
         body = body.replace(ADDRESS, address)
         assert kind != "text" or not body.startswith(("onward ", "torchrun ")), body
@@ -121,11 +122,10 @@ def test_page_runs_and_makes_its_pictures(
                     assert main(shlex.split(command[0])) == 0, line
                 case ["torchrun"]:
                     at = words.index("onward") + 1
-                    words[words.index("--nproc-per-node") + 1] = "1"  # training/test_processes.py has two
+                    parser.parse_args(words[1:at])
                     if "--mesh" in words:
                         words[words.index("--mesh") + 1] = "replicate=1"
-                    launched = [sys.executable, "-m", "torch.distributed.run", *words[1:at], *shortened(words[at:])]
-                    assert subprocess.run(launched).returncode == 0, line
+                    assert main(shortened(words[at:])) == 0, line  # training/test_launchers.py has many processes
     for name in IMAGE.findall(text):
         if (reader / name).exists():  # its numbers depend on the machine that trained the model
             made, kept = (

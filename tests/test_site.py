@@ -115,7 +115,8 @@ def test_pages_fit_the_window_with_enough_contrast(scheme: str, width: int, site
     page.on("pageerror", lambda error: faults.append(str(error)))
     missing = lambda request: request.failure != "net::ERR_ABORTED"  # as the next page was opened
     page.on("requestfailed", lambda request: missing(request) and faults.append(request.url))
-    for name in (*PAGES, *(f"learn/{chapter.path.stem}" for chapter in chapters())):
+    others = [f"learn/{chapter.path.stem}" for chapter in chapters()]
+    for name in (*PAGES, *others[scheme == "dark" :: 2]):  # each chapter once
         page.goto((site / f"{name}.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         assert not page.evaluate(OVERFLOWING), name

@@ -75,13 +75,7 @@ def train(count: int, until: int, settings: dict[str, Any], folder: Path) -> dic
 
 @pytest.mark.parametrize(
     ("mlp", "counts"),
-    [
-        ("gated", (2, 1)),
-        *(
-            pytest.param(mlp, (2, 3, 1), marks=pytest.mark.long)
-            for mlp in ("gated", "experts(count=4, top_k=2, d_ff=16)")
-        ),
-    ],
+    [pytest.param(mlp, (2, 3, 1), marks=pytest.mark.long) for mlp in ("gated", "experts(count=4, top_k=2, d_ff=16)")],
 )
 def test_number_of_processes_changes_neither_windows_nor_weights(
     mlp: str, counts: Sequence[int], story_file: Path, tmp_path: Path
