@@ -43,7 +43,6 @@ class SparseAutoencoder(nn.Module):
 
     @property
     def decoder(self) -> Tensor:
-        """The directions of the features (F, D), each of norm 1."""
         return F.normalize(self.directions)
 
     def encode(self, x: Tensor) -> Tensor:
@@ -77,7 +76,7 @@ class ReconstructionLoss(Loss):
     name: str
 
     def __call__(self, autoencoder: SparseAutoencoder, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the sum over the batch's targets to minimize, and the same sum detached, to report."""
+        """The sum over targets to minimize, and the same sum detached, to report."""
         with torch.no_grad(), without_dropout(self.model), trace(self.model, self.name) as t:
             self.model.hidden(batch.tokens, batch.positions)
         x = exact(t[self.name]).flatten(0, 1)

@@ -60,8 +60,7 @@ def fit(
             yield trainer.train_step(StepPlan([windows.read(range(ROWS * step, ROWS * (step + 1)))]))
 
 
-def silent(step: Step) -> None:
-    """Do nothing: the default of `watch`, the function that is called after each training step."""
+def silent(step: Step) -> None: ...
 
 
 def fit_lens(

@@ -49,7 +49,7 @@ class HeadRoles:
 
 
 def weights_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield (layer, attention weights (B, H, T, T)) for each layer, given token ids (B, T)."""
+    """Yield (layer, weights (B, H, T, T))."""
     weights: dict[int, Tensor] = {}
     with without_dropout(model), torch.no_grad(), trace(model, "blocks.*.attn.weights") as t:
         model.hidden(tokens.to(model.device))
@@ -59,8 +59,8 @@ def weights_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def mean_weight(weights: Tensor, offset: int, first: int = 0) -> Tensor:
-    """Return the mean attention weight (H,) of each head on the token `offset` positions before the query, over the B
-    texts and over query positions from `first` on. `weights` are (B, H, T, T)."""
+    """Mean weight (H,) on the token `offset` before the query, over texts and queries from `first` on; weights are (B,
+    H, T, T)."""
     diagonal = weights.diagonal(-offset, 2, 3)  # entry i is row i + offset
     return diagonal[..., max(0, first - offset) :].mean((0, 2)).cpu()
 
@@ -135,8 +135,7 @@ def head_roles(
 
 
 def rarity_of(tokens: Sequence[int]) -> Tensor:
-    """Return the rarity (T,) of each token of a text: -log of the token's share of the text, divided by the greatest
-    such value; 0 if all tokens are the same."""
+    """Rarity (T,) of each token: -log of its share of the text, divided by the greatest such value."""
     ids = torch.tensor(list(tokens))
     counts = (ids[:, None] == ids).sum(1)
     surprise = -(counts / len(ids)).log()
@@ -145,8 +144,7 @@ def rarity_of(tokens: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class RoleCurve:
-    """The score of every attention head for one role, such as induction, in each stored checkpoint of a run, with the
-    steps of the checkpoints."""
+    """The scores of every head for one role in each checkpoint of a run."""
 
     role: str
     steps: list[int]

@@ -145,8 +145,7 @@ class Alternatives:
 
     @property
     def best(self) -> str:
-        """The answer with the greatest log-probability per byte, the choice that acc_norm of lm-evaluation-harness
-        counts."""
+        """The answer with the greatest log-probability per byte, as acc_norm of lm-evaluation-harness counts."""
         return self.texts[max(range(len(self.texts)), key=self.per_byte.__getitem__)]
 
 

@@ -38,8 +38,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, tor
 
 @dataclass(frozen=True)
 class Finding:
-    """One promise of exactness that `onward verify` tests, such as "cached = plain" (logits with and without a cache
-    are equal), with the difference that was measured and the difference that is allowed."""
+    """A promise of exactness, such as "cached = plain", with the measured and the allowed difference."""
 
     promise: str
     measured: float  # largest difference, in the unit `of`
@@ -49,16 +48,13 @@ class Finding:
 
     @property
     def holds(self) -> bool:
-        """Whether the difference is within the tolerance; False for NaN."""
+        # False for NaN
         return self.measured <= self.allowed
 
 
 class Subject:
-    """The model that `onward verify` tests, with two rows of random tokens (2, T) and their logits (2, T, V) from a
-    plain forward without a cache.
-
-    `hf` is the config.json that the model was loaded from.
-    """
+    """The model to verify, two rows of random tokens (2, T), and their logits (2, T, V) without a cache; `hf` is its
+    config.json."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer | None, hf: Mapping[str, Any]) -> None:
         self.model, self.tokenizer, self.hf = model, tokenizer, hf
@@ -70,14 +66,11 @@ class Subject:
         self.allowed = TOLERANCE[model.dtype] * max(1.0, float(self.plain.abs().max()))
 
     def compare(self, promise: str, logits: Tensor, note: str = "") -> Finding:
-        """Compare logits (2, T, V) that were computed in another way with those of the plain forward, and return the
-        finding for `promise`, such as "cached = plain", with the remark `note`."""
         difference = float((logits.float() - self.plain.float()).abs().max())
         return Finding(promise, difference, self.allowed, "a logit", note)
 
     def manager(self, kind: str, chunk: int) -> CacheManager:
-        """Create an empty KV cache of the `kind` "contiguous" or "paged" for the two rows of tokens, of which a call
-        gets at most `chunk` tokens each."""
+        """A cache, "contiguous" or "paged", for the two rows, with at most `chunk` tokens in a call."""
         length = self.tokens.size(1)
         options: dict[str, Any] = {"device": self.model.device, "dtype": self.model.dtype}
         if kind == "paged":
@@ -88,8 +81,7 @@ class Subject:
         return CacheManager(KVCache(self.model.config, 2, length, chunk, **options))
 
     def feed(self, manager: CacheManager, tokens: Tensor, start: int) -> Tensor:
-        """Run the model with the KV cache of `manager` on tokens (2, S) at positions from `start` on; returns their
-        logits (2, S, V)."""
+        """Logits (2, S, V) of tokens (2, S) at positions from `start` on."""
         end = start + tokens.size(1)
         for row in range(2):
             manager.reserve(row, start, end)
@@ -97,9 +89,8 @@ class Subject:
         return self.model(tokens, positions, manager.cache.view())
 
     def in_chunks(self, chunk: int, kind: str = "contiguous", wrong: bool = False) -> Tensor:
-        """Compute the logits (2, T, V) of the test tokens with a KV cache of the `kind` "contiguous" or "paged", by
-        calls of at most `chunk` tokens. With `wrong`, each call is preceded by one with wrong tokens at the same
-        positions, which the right ones then overwrite."""
+        """Logits (2, T, V) by calls of at most `chunk` tokens. With `wrong`, each follows one with wrong tokens at the
+        same positions, which it overwrites."""
         manager, pieces = self.manager(kind, chunk), []
         for start in range(0, self.tokens.size(1), chunk):
             piece = self.tokens[:, start : start + chunk]
@@ -109,8 +100,7 @@ class Subject:
         return torch.cat(pieces, 1)
 
     def generate(self, *, rows: int = 1, draft: bool = False) -> list[int]:
-        """Return the tokens that greedy decoding adds to the first half of the first row of test tokens, while the
-        engine also generates for `rows` - 1 requests of other lengths, and with speculative decoding if `draft`."""
+        """Greedy tokens after half of the first row, beside `rows` - 1 requests of other lengths."""
         engine = Engine(self.model, rows=rows, draft=ModelDraft(self.model, 3) if draft else None)
         half = self.tokens.size(1) // 2
         prompts = [self.tokens[row % 2, : half - row].tolist() for row in range(rows)]
@@ -123,8 +113,7 @@ class Subject:
         return requests[0].tokens
 
     def generated(self, promise: str, **options: Any) -> Finding:
-        """Generate greedy tokens with `generate(**options)`, and return the finding for `promise`: the largest gap, in
-        a plain forward, between the logit of a generated token and the greatest logit."""
+        """The largest gap, in a plain forward, between the logit of a generated token and the greatest."""
         tokens, half = self.generate(**options), self.tokens.size(1) // 2
         row = torch.tensor([[*self.tokens[0, :half].tolist(), *tokens]], device=self.tokens.device)
         logits = self.model(row)[0, half - 1 : -1].float()
@@ -134,8 +123,6 @@ class Subject:
 
 
 def saved(subject: Subject) -> Finding:
-    """Compare the logits of the subject's model with those of a saved and reloaded copy, which must be bit-for-bit
-    identical."""
     with tempfile.TemporaryDirectory() as folder:
         save_model(subject.model, Path(folder), subject.hf)
         loaded, _ = load_model(Path(folder), device=subject.model.device)
@@ -143,7 +130,6 @@ def saved(subject: Subject) -> Finding:
 
 
 def streamed(subject: Subject) -> Finding:
-    """Compare the text of a generated answer, decoded token by token, with the text of all its tokens at once."""
     assert subject.tokenizer
     tokens, answer = subject.generate(), Answer(subject.tokenizer)
     for token in tokens:
@@ -154,7 +140,6 @@ def streamed(subject: Subject) -> Finding:
 
 
 def batched(subject: Subject) -> Finding:
-    """Compare the logits of the two test rows in one call with those of each row alone."""
     alone = [subject.model(row[None]) for row in subject.tokens]
     return subject.compare("batched = alone", torch.cat(alone))
 
@@ -199,8 +184,7 @@ def verify(
 
 
 def against(subject: Subject, reference: Reference) -> Finding:
-    """Compare the logits of the subject's model with those of `reference`, the same model in another program. The note
-    of the finding names the first layer whose residual stream differs beyond the tolerance."""
+    """Compare with another program; the note names the first layer whose residual stream differs."""
     theirs = reference.compute(subject.tokens)
     finding = subject.compare(f"Onward = {reference.name}", theirs.logits)
     ours = TOLERANCE[subject.model.dtype]

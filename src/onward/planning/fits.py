@@ -29,8 +29,7 @@ SAME = 0.1  # budgets whose logarithms differ by less are the same
 
 
 class Unreliable(UserWarning):
-    """The warning that training runs are not sufficient to determine the constants of a scaling law; the message says
-    why."""
+    """The warning that runs do not determine the constants of a scaling law."""
 
 
 class Run(NamedTuple):
@@ -42,15 +41,13 @@ class Run(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """The floating-point operations of the training, 6 N D."""
         return 6 * self.parameters * self.tokens
 
 
 @dataclass(frozen=True)
 class LossFit:
-    """A scaling law of the loss L(N, D), for N parameters and D training tokens, fitted to runs. `intervals` has, for
-    each constant by name and for "a" (the best N is proportional to C ** a for C operations), the 2.5th and 97.5th
-    percentiles over fits to resampled runs."""
+    """A law of the loss L(N, D) fitted to runs. `intervals` are 95 % over fits to resampled runs, for each constant and
+    for "a": the best N is proportional to C ** a."""
 
     law: Loss
     objective: float  # sum of the Huber losses
@@ -60,14 +57,12 @@ class LossFit:
 
     @property
     def determined(self) -> bool:
-        """Whether the runs determine the law: in the fitted law the loss falls with more parameters and with more
-        tokens, but not faster than in any published law."""
+        """Whether the loss falls with parameters and with tokens, not faster than in any published law."""
         return 0 < self.law.alpha < 2 and 0 < self.law.beta < 2
 
     def forecast(self, parameters: float, tokens: float, seed: int = 0) -> Forecast:
-        """Predict the loss of a new run of a model with `parameters` parameters on `tokens` tokens. The 95 % interval
-        comes from the laws of resampled runs, each with the residual of a random run (drawn with `seed`) added, since a
-        new run also deviates from its law."""
+        """Predict the loss of a new run. Its 95 % interval comes from the laws of resampled runs, each plus the
+        residual of a random run, since a new run deviates from its law too."""
         noise = np.random.default_rng(seed).choice(self.residuals, len(self.resampled))
         n, d = np.float64(parameters), np.float64(tokens)
         with np.errstate(over="ignore", invalid="ignore"):  # of resampled laws that their runs do not determine
@@ -90,8 +85,8 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Parabola:
-    """A parabola of the loss over the log of the number of parameters, fitted to runs with about equally many training
-    operations (`flops`); the best size is at its minimum (Chinchilla's IsoFLOP profiles)."""
+    """The loss over log parameters of runs with about equal `flops`; the best size is at its minimum (Chinchilla's
+    IsoFLOP profiles)."""
 
     flops: float
     sizes: list[float]
@@ -102,8 +97,7 @@ class Parabola:
 
 @dataclass(frozen=True)
 class PowerFit:
-    """A law L(C) = scale * C ** -exponent + floor of the loss of the best run with C training operations, with 95 %
-    intervals of its constants from resampled data."""
+    """The loss L(C) = scale * C ** -exponent + floor of the best run of C operations, with 95 % intervals."""
 
     scale: float
     exponent: float
@@ -111,13 +105,11 @@ class PowerFit:
     intervals: dict[str, tuple[float, float]]
 
     def loss(self, flops: float) -> float:
-        """Return the loss, in nats per token, of the best run of `flops` operations."""
         return float(self.scale * flops**-self.exponent + self.floor)
 
 
 def checked(runs: Sequence[Run]) -> None:
-    """Raise a UserError for fewer than four runs or for values that are not positive numbers; warn if a model of the
-    same size has a higher loss after more tokens."""
+    """Raise a UserError for too few or impossible runs; warn of a model that is worse after more tokens."""
     if len(runs) < LEAST:
         raise UserError(
             f"{len(runs)} runs determine no law: give at least {LEAST}, of different sizes and numbers of tokens"
@@ -140,9 +132,8 @@ def checked(runs: Sequence[Run]) -> None:
 
 
 def objective(x: Array, n: Array, d: Array, loss: Array) -> tuple[Array, Array, Array]:
-    """Compute, for S candidate laws x (S, 5) = (log A, log B, log E, alpha, beta) and R runs, the Huber losses (S, R),
-    the errors of log L (S, R), and the derivatives of the errors (S, R, 5). `n`, `d` and `loss` (R,) are the logarithms
-    of the runs' parameters, tokens and losses."""
+    """The Huber losses (S, R), the errors of log L (S, R) and their derivatives (S, R, 5), for S laws x (S, 5) = (log
+    A, log B, log E, alpha, beta) and the logarithms of R runs (R,)."""
     a, b, e, alpha, beta = x.T[:, :, None]
     terms = np.stack([a - alpha * n, b - beta * d, np.broadcast_to(e, (len(x), len(n)))])
     top = terms.max(0)
@@ -156,9 +147,8 @@ def objective(x: Array, n: Array, d: Array, loss: Array) -> tuple[Array, Array, 
 
 
 def minima(x: Array, counts: Array, rounds: int, *numbers: Array) -> tuple[Array, Array]:
-    """Find the minima (S, 5) reached from candidate laws x (S, 5), and their objectives (S,), by up to `rounds`
-    Levenberg-Marquardt steps on all candidates at once. `counts` (S, R) or (1, R) are the weights of the runs;
-    `numbers` are the other arguments of `objective`."""
+    """The minima (S, 5) that Levenberg-Marquardt steps reach from all laws x (S, 5) at once, and their objectives (S,);
+    `counts` (S, R) or (1, R) weight the runs."""
     damping = np.ones(len(x))
     value, error, slopes = objective(x, *numbers)
     value = (counts * value).sum(1)
@@ -216,20 +206,17 @@ def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFi
 
 
 def law_of(x: Array) -> Loss:
-    """Return the law of the loss with the constants x (5,) = (log A, log B, log E, alpha, beta)."""
     with np.errstate(over="ignore"):  # as in `forecast`
         return Loss(*np.exp(x[[2, 0, 1]]).tolist(), *x[3:].tolist())
 
 
 def constants(x: Array) -> dict[str, float]:
-    """Return the constants of a law, given as x (5,) (see `law_of`), by name, and "a": the best number of parameters is
-    proportional to C ** a for C operations."""
     law = law_of(x)
     return {**vars(law), "a": law.beta / (law.alpha + law.beta)}
 
 
 def intervals(samples: Sequence[dict[str, float]]) -> dict[str, tuple[float, float]]:
-    """Compute the 2.5th and 97.5th percentiles of each number over `samples`, dicts with the same names."""
+    """The 2.5th and 97.5th percentiles of each number."""
     if not samples:
         return {}
     ends = {name: np.percentile([sample[name] for sample in samples], [2.5, 97.5]) for name in samples[0]}
@@ -237,8 +224,7 @@ def intervals(samples: Sequence[dict[str, float]]) -> dict[str, tuple[float, flo
 
 
 def parabolas(runs: Sequence[Run]) -> list[Parabola]:
-    """Fit a parabola of the loss for each group of runs with about equally many operations and at least three sizes.
-    Warns if its minimum lies outside these sizes."""
+    """Fit a parabola to each group of runs with about equal operations and at least three sizes."""
     checked(runs)
     groups: list[list[Run]] = []
     for run in sorted(runs, key=lambda run: run.flops):
@@ -265,9 +251,8 @@ def parabolas(runs: Sequence[Run]) -> list[Parabola]:
 
 
 def fit_frontier(curves: Sequence[Parabola]) -> Frontier:
-    """Fit the best size as a power of the training operations to the minima of `curves`, one parabola per budget of
-    operations, by least squares of the logarithms. Raises a UserError unless two parabolas have their minimum within
-    the sizes of their runs."""
+    """Fit the best size as a power of the operations; raises a UserError for fewer than two minima within sizes of
+    runs."""
     inside = [curve for curve in curves if curve.best is not None and curve.inside]
     if len(inside) < 2:
         raise UserError("the best sizes of at least two budgets are needed, each between sizes that were trained")
@@ -286,7 +271,7 @@ def fit_power(flops: Sequence[float], losses: Sequence[float], resamples: int = 
     c, wanted = np.array(flops, float), np.array(losses, float)
 
     def fitted(c: Array, wanted: Array) -> dict[str, float]:
-        """Fit to the losses `wanted` of budgets `c`: for each exponent tried, scale and floor are a linear problem."""
+        # for each exponent tried, scale and floor are a linear problem
         middle = np.exp(np.log(c).mean())
 
         def tried(exponent: float) -> tuple[float, float, float, float]:

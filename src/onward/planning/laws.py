@@ -39,31 +39,26 @@ class Loss:
         return g * (flops / 6) ** (self.beta / total), (flops / 6) ** (self.alpha / total) / g
 
     def tokens_for(self, parameters: float, loss: float) -> float:
-        """Compute the number of training tokens after which a model of `parameters` parameters reaches `loss`; infinity
-        if it never does."""
+        """Training tokens after which a model of so many parameters reaches `loss`; infinity if it never does."""
         left = loss - self.E - self.A / parameters**self.alpha
         return (self.B / left) ** (1 / self.beta) if left > 0 else math.inf
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """A scaling law of the best model size: N = scale * C ** exponent parameters for C training operations, on D = C /
-    (6 N) tokens."""
+    """A law of the best model size: N = scale * C ** exponent for C training operations, on C / (6 N) tokens."""
 
     scale: float
     exponent: float
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """Compute the best (parameters, training tokens) for a budget of `flops` operations."""
         parameters = self.scale * flops**self.exponent
         return parameters, flops / (6 * parameters)
 
 
 @dataclass(frozen=True)
 class Law:
-    """A published scaling law: its name, its source, and the fitted formula `law`. `exponents` are the 10th and 90th
-    percentiles of the exponent in N ~ C ** exponent, the best size for C operations; None if they were not
-    published."""
+    """A published scaling law; `exponents` are the 10th and 90th percentiles of the exponent in N ~ C ** exponent."""
 
     name: str
     source: str
@@ -71,13 +66,11 @@ class Law:
     exponents: tuple[float, float] | None = None
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """Compute the (parameters, training tokens) with the least loss for a budget of `flops` operations."""
         return self.law.optimum(flops)
 
     def range(self, flops: float) -> tuple[float, float] | None:
-        """Compute the range of the best size for `flops` operations, (smallest, largest) in parameters: the exponent
-        takes both ends of its published interval, while the law still passes through the best size at the middle of the
-        runs to which it was fitted. None if no interval was published."""
+        """Range of the best size: the exponent takes both ends of its interval, around the middle of the fitted
+        runs."""
         if self.exponents is None:
             return None
         middle = self.optimum(MIDDLE)[0]
@@ -115,7 +108,7 @@ def flops_for(law: Law, *, parameters: float | None = None, tokens: float | None
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best model for an amount of computation, by one law: its size, its tokens and its loss."""
+    """The best model for an amount of computation, by one law."""
 
     law: str
     flops: float
@@ -129,7 +122,6 @@ class Optimum:
 
 
 def optimum(law: Law, flops: float) -> Optimum:
-    """Return the model with the least loss, by a law, for `flops` training operations."""
     parameters, tokens = law.optimum(flops)
     loss = law.law.loss(parameters, tokens) if isinstance(law.law, Loss) else None
     outside = not FITTED[0] <= flops <= FITTED[1]
@@ -139,8 +131,7 @@ def optimum(law: Law, flops: float) -> Optimum:
 
 @dataclass(frozen=True)
 class Smaller:
-    """A model at most as large as the compute-optimal one for its loss, trained on enough more tokens to reach this
-    loss, so that generating with it is cheaper."""
+    """A model that reaches the loss of the compute-optimal one, whose size it has at most, with more tokens."""
 
     parameters: float
     tokens: float
@@ -149,7 +140,6 @@ class Smaller:
 
     @property
     def total(self) -> float:
-        """The operations (FLOPs) of the training and of all later use."""
         return self.training + self.answering
 
 

@@ -31,8 +31,7 @@ CHEAP = tuple(name for name, check in CHECKS.items() if check.cheap)
 
 @torch.no_grad()
 def examine(subject: Subject | Corpus, names: Collection[str] = ()) -> Iterator[Finding]:
-    """Run the checks of `onward doctor` named in `names`, by default all, on a model or a corpus, and yield their
-    findings one by one. A check that raises an exception gives a finding with the status "not run"."""
+    """Run the checks (by default all) and yield their findings; an exception is the status "not run"."""
     for name, check in (CORPUS if isinstance(subject, Corpus) else CHECKS).items():
         if names and name not in names:
             continue
@@ -48,8 +47,7 @@ def examine(subject: Subject | Corpus, names: Collection[str] = ()) -> Iterator[
 
 @contextmanager
 def restored_state(model: nn.Module) -> Iterator[None]:
-    """Restore the mode (train or eval) of each module and the state of the random number generators at the end of the
-    `with` block."""
+    """Restore the mode of each module and the random state at the end of the `with` block."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         with torch.random.fork_rng():

@@ -30,8 +30,7 @@ LOOKUPS = "embedding", "index", "index_select"
 
 @dataclass(eq=False)
 class Linear:
-    """A recorded matrix product with a weight of the model: the input, the weight, the result and the module that
-    computed it."""
+    """A recorded matrix product with a weight of the model."""
 
     given: Tensor
     weight: Tensor
@@ -43,8 +42,7 @@ class Linear:
 
 @dataclass(eq=False)
 class Attention:
-    """A recorded computation of attention: the product of attention weights and values, and the product of queries and
-    keys from which the weights were computed."""
+    """A recorded attention: the product of weights and values, and of the queries and keys before."""
 
     module: str
     queries: Tensor  # (H, T, E), as passed to the product
@@ -58,8 +56,6 @@ class Attention:
 
 @dataclass(eq=False)
 class Sum:
-    """A recorded addition of two tensors of one shape."""
-
     left: Tensor
     right: Tensor
     result: Tensor
@@ -67,13 +63,11 @@ class Sum:
 
 
 def is_continuous(x: Tensor) -> bool:
-    """Return whether a tensor holds floating-point or complex numbers."""
     return x.is_floating_point() or x.is_complex()
 
 
 class Operations(TorchDispatchMode):
-    """A PyTorch dispatch mode that records the matrix products, sums and attentions of one forward pass over a text (1,
-    T), from which the checks of `onward doctor` find the parts of any model; `length` is T."""
+    """Records the products, sums and attentions of a forward over a text (1, T), `length` T, of any model."""
 
     def __init__(self, model: nn.Module, length: int) -> None:
         super().__init__()
@@ -104,12 +98,10 @@ class Operations(TorchDispatchMode):
         return result
 
     def is_weight(self, x: Tensor) -> bool:
-        """Return whether a tensor is a parameter of the model, a view of one, or computed from parameters alone."""
+        """Whether a tensor is a parameter, a view of one, or computed from parameters alone."""
         return id(x) in self.weights or x.untyped_storage().data_ptr() in self.storages
 
     def note(self, name: str, given: list[Tensor], out: Tensor) -> None:
-        """Record one tensor operation of the forward pass: its `name` in PyTorch, its tensor arguments `given` and its
-        result `out`."""
         self.alive += [*given, out]
         floats = [x for x in given if is_continuous(x)]
         if name in LOOKUPS and floats and self.is_weight(floats[0]):
@@ -127,12 +119,10 @@ class Operations(TorchDispatchMode):
             self.sums.append(Sum(floats[0], floats[1], out, self.current_module()))
 
     def current_module(self) -> str:
-        """Return the name of the module whose forward runs now; "" for the model itself."""
         return self.module[-1] if self.module else ""
 
     def product(self, left: Tensor, right: Tensor, out: Tensor) -> None:
-        """Record a matrix product of `left` and `right` with the result `out`: a product with a weight, of queries and
-        keys, or of attention weights and values."""
+        """Record a product with a weight, of queries and keys, or of attention weights and values."""
         weights = self.is_weight(left), self.is_weight(right)
         if sum(weights) == 1:
             x, weight = (right, left) if weights[0] else (left, right)
@@ -150,9 +140,8 @@ class Operations(TorchDispatchMode):
             self.mixed(right.transpose(-2, -1), left.transpose(-2, -1), left)
 
     def mixed(self, weights: Tensor, values: Tensor, of_values: Tensor) -> None:
-        """Record an attention: pair the product of attention `weights` and `values` with the last product of queries
-        and keys. Grouped heads (K, G T, E), whose G queries per key share one matrix, become (K G, T, E). `of_values`
-        is the operand of the product that holds the values, possibly transposed."""
+        """Pair the product of weights and values with the last one of queries and keys. Grouped heads (K, G T, E),
+        whose G queries per key share one matrix, become (K G, T, E)."""
         assert self.scores
         T, (queries, keys) = self.length, self.scores
         of = lambda x: self.sources.get(id(x), [])
@@ -168,8 +157,7 @@ class Operations(TorchDispatchMode):
         self.scores, self.twice = None, False
 
     def follow(self, name: str, floats: list[Tensor], out: Tensor) -> None:
-        """Record from which projections the result `out` of the operation `name` is computed. `floats` are the
-        operation's floating-point arguments."""
+        """Record from which projections a result is computed."""
         T, known = self.length, [x for x in floats if not self.is_weight(x)]
         if out.shape[-2:] == (T, T):
             descends = any(id(x) in self.soft for x in known)
@@ -197,23 +185,21 @@ class Operations(TorchDispatchMode):
             self.mark_read(x)
 
     def mark_read(self, *tensors: Tensor) -> None:
-        """Mark the recorded products that have these tensors as results: an operation other than a product with a
-        weight, such as an activation function, uses them."""
+        """Mark products as used by an operation other than a product with a weight, such as an activation."""
         for x in tensors:
             if id(x) in self.direct:
                 self.direct[id(x)].read = True
 
 
 def length_of_texts(s: Subject) -> int:
-    """Return a length T for short test texts that divides no size of the model's parameters, so that a (T, T) tensor
-    can only be attention; 0 if there is none."""
+    """A length that divides no size of the parameters, so that a (T, T) tensor can only be attention; 0: none."""
     sizes = {size for p in s.model.parameters() for size in p.shape}
     return next((n for n in range(min(13, s.tokens.size(1)), 3, -1) if all(size % n for size in sizes)), 0)
 
 
 @torch.no_grad()
 def operations(s: Subject, tokens: Tensor) -> Operations:
-    """Run the model on a text (1, T), token ids, and return its recorded operations."""
+    """The recorded operations of the model on a text (1, T)."""
     watched = Operations(s.model, tokens.size(1))
 
     def enter(name: str) -> Callable[..., None]:
@@ -242,8 +228,7 @@ def operations(s: Subject, tokens: Tensor) -> Operations:
 
 @contextmanager
 def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
-    """Replace each floating-point parameter p of a model by new(p) inside the `with` block, and restore all at the end.
-    A parameter for which new(p) is None stays unchanged."""
+    """Replace each parameter p by new(p), unless that is None, inside the `with` block."""
     kept: list[tuple[Tensor, Tensor]] = []
     try:
         with torch.no_grad():
@@ -260,9 +245,8 @@ def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterato
 
 
 def loud(s: Subject, gain: float = 1.5) -> Any:
-    """Return a context manager that rescales the model's weights inside the `with` block so that every part has a
-    visible effect: each matrix multiplies the size of vectors by about `gain`, and no parameter is zero. In a fresh
-    model scores and branches are near 0, and many mistakes are smaller than rounding."""
+    """Context in which every part has a visible effect: each matrix multiplies the size of vectors by about `gain`, and
+    no parameter is zero. In a fresh model, many mistakes are smaller than rounding."""
     generator = torch.Generator().manual_seed(2)
 
     def new(p: Tensor) -> Tensor | None:

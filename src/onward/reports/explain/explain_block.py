@@ -18,8 +18,7 @@ from onward.tracing.sites import attend_modules
 
 
 def block(token: Followed, layer: int) -> Iterator[Step]:
-    """Yield the steps of `onward explain` that show block `layer` in detail for the followed token, whose way through
-    the model is explained: attention, then feed-forward."""
+    """Show block `layer` in detail for the followed token: attention, then feed-forward."""
     c, name, count = token.config, f"blocks.{layer}", len(token.tokens)
     where = f"Block {layer} (of 0 to {c.n_layers - 1})"
     wide = f"(1, {count}, {c.d_model})"
@@ -55,8 +54,6 @@ def block(token: Followed, layer: int) -> Iterator[Step]:
 
 
 def block_in_short(token: Followed, layer: int) -> Step:
-    """Return one step of `onward explain` that summarizes the effect of block `layer` on the followed token, for blocks
-    that are not shown in detail."""
     c, name = token.config, f"blocks.{layer}"
     before, attended = token.at(f"{name}.in"), token.at(f"{name}.attn.out")
     weights = token.weights(layer)
@@ -76,8 +73,7 @@ def block_in_short(token: Followed, layer: int) -> Step:
 
 
 def attention(token: Followed, layer: int, where: str) -> Iterator[Step]:
-    """Yield the steps of `onward explain` that show the attention of block `layer` for the followed token: queries,
-    keys and values, rotation, scores and weights. `where` is the block's name in the titles."""
+    """`where` is the block's name in the titles."""
     c, name, count = token.config, f"blocks.{layer}.attn", len(token.tokens)
     queries, keys, values = (token.t[f"{name}.{part}"][0].float().cpu() for part in "qkv")
     yield projections(token, layer, where, queries[token.p], keys[token.p], values[token.p])
@@ -124,8 +120,7 @@ def attention(token: Followed, layer: int, where: str) -> Iterator[Step]:
 
 
 def projections(token: Followed, layer: int, where: str, q: Tensor, k: Tensor, v: Tensor) -> Step:
-    """Return the step of `onward explain` that shows the followed token's queries `q` (H, E), keys `k` (K, E) and
-    values `v` (K, F) in block `layer`. `where` is the block's name in the title."""
+    """The token's queries `q` (H, E), keys `k` (K, E) and values `v` (K, F)."""
     c, latent, count = token.config, f"blocks.{layer}.attn.latent", len(token.tokens)
     shape = f"q (1, {count}, {len(q)}, {q.size(1)}), k and v (1, {count}, {len(k)}, {k.size(1)})"
     panels = [head_vectors("queries", q), head_vectors("keys", k), head_vectors("values", v)]
@@ -155,8 +150,7 @@ def projections(token: Followed, layer: int, where: str, q: Tensor, k: Tensor, v
 
 
 def rotation(token: Followed, layer: int, where: str, q: Tensor) -> Step:
-    """Return the step of `onward explain` that shows how block `layer` rotates queries and keys by their positions. `q`
-    (H, E) are the followed token's rotated queries; `where` is the block's name in the title."""
+    """`q` (H, E) are the token's rotated queries."""
     c, part, position = token.config, at(token.config.attention, layer), at(token.config.position, layer)
     first = q.size(1) - part.rope_width(c)  # of latent attention, the numbers before it are not rotated
     pairs = f"Pairs of the last {part.rope_width(c)} numbers" if first else "Pairs of numbers"
@@ -177,8 +171,6 @@ def rotation(token: Followed, layer: int, where: str, q: Tensor) -> Step:
 
 
 def feed_forward(token: Followed, layer: int, where: str, wide: str) -> Iterator[Step]:
-    """Yield the steps of `onward explain` that show the feed-forward of block `layer` for the followed token. `where`
-    is the block's name in the titles; `wide` is the shape of the residual stream, as text."""
     c, name, count = token.config, f"blocks.{layer}.mlp", len(token.tokens)
     out = token.at(f"{name}.out")
     if f"{name}.router.choices" in token.t:

@@ -29,8 +29,7 @@ OF_ALL_BLOCKS = ("in", "attn.weights", "attn.out", "mlp.out", "out")
 
 
 class Followed:
-    """The token whose way through a model `onward explain` shows: it is at index `position` of a text's `tokens`. It
-    holds the main activations of all blocks and every activation of block `layer`, which is shown in detail."""
+    """The token at index `position`, with the main activations of all blocks and every activation of block `layer`."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, tokens: Sequence[int], position: int, layer: int) -> None:
         self.model, self.config, self.tokenizer = model, model.config, tokenizer
@@ -45,21 +44,18 @@ class Followed:
 
     @property
     def piece(self) -> str:
-        """The text of the followed token, in quotes."""
         return f"“{self.pieces[self.p]}”"
 
     def at(self, name: str) -> Tensor:
-        """Return the activation `name`, such as "blocks.0.attn.out", at the followed token, in fp32."""
+        """The activation at the followed token, in fp32."""
         return self.t[name][0, self.p].float().cpu()
 
     def weights(self, layer: int) -> Tensor:
-        """Return the attention weights (H, p + 1) of the followed token, at position p, over itself and the tokens
-        before it, in block `layer`."""
+        """Attention weights (H, p + 1) of the token at position p over itself and the tokens before."""
         return self.t[f"blocks.{layer}.attn.weights"][0, :, self.p, : self.p + 1].float().cpu()
 
     def guess(self, layer: int) -> str:
-        """Return a sentence for the explanation that says which next token the model would predict if it ended after
-        block `layer` (the logit lens)."""
+        """Say which next token the model would predict if it ended after block `layer` (the logit lens)."""
         with torch.inference_mode():
             x = self.t[f"blocks.{layer}.out"][:, self.p : self.p + 1]
             p = self.model.logits(self.model.norm(x))[0, 0].float().softmax(-1)
@@ -67,9 +63,7 @@ class Followed:
         return f"If the model ended here, it would predict “{name}” with {p.max():.1%}.".replace("%", " %")
 
     def norm(self, part: Norm, title: str, before: str, after: str, wide: str) -> Step:
-        """Return the step of the explanation that shows a norm. `part` is the norm in the model's config; `before` and
-        `after` are the names of its input and output activations, such as "blocks.0.in"; `wide` is their shape, as
-        text."""
+        """`before` and `after` name the input and output activations, `wide` is their shape as text."""
         y, scale, module = self.at(after), f"{after}.scale", self.model.get_submodule(after)
         divided = formula(part)
         weighted = ", then multiplied by learned weights" * any(True for _ in module.parameters())
@@ -85,22 +79,19 @@ class Followed:
         )
 
     def of_heads(self, title: str, x: Tensor, scale: Scale | None = None, reading: str = "") -> Panel:
-        """Return a panel of shaded cells with a row per head and a column for each of the last KEYS tokens up to the
-        followed token. `x` (H, p + 1) are the values of the cells, p the position of the followed token; `reading` is
-        the sentence shown for the cell under the pointer, such as "{row} looks at {column} with {value}"."""
+        """A row per head, a column for each of the last KEYS tokens up to the followed one; x (H, p + 1)."""
         shown = slice(max(0, self.p + 1 - KEYS), self.p + 1)
         rows = [f"head {h}" for h in range(min(len(x), 2 * HEADS))]
         values = x[: len(rows), shown].numpy()
         return cells(title, values, rows, self.pieces[shown], scale=scale, reading=reading)
 
     def weights_panel(self, layer: int) -> Panel:
-        """Return a panel of the followed token's attention weights in block `layer`."""
         scale = Scale(1, root=True, unit="weight")
         return self.of_heads("attention weights", self.weights(layer), scale, "{row} looks at {column} with {value}")
 
 
 def vector(title: str, x: Tensor) -> Panel:
-    """Return a panel that shows the first NUMBERS elements of the vector `x`."""
+    """The first NUMBERS elements of a vector."""
     shown = x[:NUMBERS]
     more = f" (first {NUMBERS} of {len(x):,} numbers)" if len(x) > NUMBERS else ""
     return cells(
@@ -114,8 +105,7 @@ def vector(title: str, x: Tensor) -> Panel:
 
 
 def head_vectors(title: str, x: Tensor) -> Panel:
-    """Return a panel that shows the first elements of each head's vector, a row of `x` (H, E): H heads, E elements
-    each."""
+    """The first elements of each head's vector, x (H, E)."""
     shown = x[:HEADS, :NUMBERS]
     more = f" (first {NUMBERS} of {x.size(1)} numbers)" if x.size(1) > NUMBERS else ""
     return cells(

@@ -33,7 +33,6 @@ def explain(model: Decoder, tokenizer: Tokenizer, text: str, position: int = -1,
 
 
 def steps(token: Followed) -> Iterator[Step]:
-    """Yield all steps of the explanation for the followed token, from the text to the next token."""
     yield from beginning(token)
     for layer in range(token.config.n_layers):
         yield from block(token, layer) if layer == token.layer else [block_in_short(token, layer)]
@@ -41,7 +40,6 @@ def steps(token: Followed) -> Iterator[Step]:
 
 
 def beginning(token: Followed) -> Iterator[Step]:
-    """Yield the steps of the explanation from the text to the first vector of the residual stream."""
     c, first = token.config, max(0, token.p - TOKENS + 1)
     shown = range(first, min(len(token.tokens), first + TOKENS))
     mark = np.array([[float(i == token.p) for i in shown]] * 2)
@@ -98,7 +96,6 @@ def beginning(token: Followed) -> Iterator[Step]:
 
 
 def end(token: Followed) -> Iterator[Step]:
-    """Yield the steps of the explanation from the last vector of the residual stream to the next token."""
     c, count, text = token.config, len(token.tokens), "".join(token.pieces[: token.p + 1]).replace("·", " ")
     if "norm" in token.t:
         last = c.n_layers - 1
@@ -153,5 +150,5 @@ def end(token: Followed) -> Iterator[Step]:
 
 
 def sum_of(a: Tensor, b: Tensor) -> str:
-    """Return the addition of two numbers (tensors of one element) as a text, such as 0.120 + 0.300 = 0.420."""
+    """An addition as text, such as 0.120 + 0.300 = 0.420."""
     return f"{a:.3f} {'+' if b >= 0 else '−'} {abs(b):.3f} = {a + b:.3f}"

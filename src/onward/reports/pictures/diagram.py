@@ -37,8 +37,7 @@ Place = Literal["stream", "enter", "branch", "add", "title"]  # enter: the first
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the diagram of a decoder: boxes side by side, each a module or an operation, as (name, weights or
-    computation), on the residual stream or on a branch that leaves it, and the shape of the result."""
+    """Boxes side by side, each a module or an operation, on the residual stream or on a branch of it."""
 
     place: Place
     boxes: Sequence[tuple[str, str]]  # name, and weights or computation, of each box
@@ -64,7 +63,6 @@ def block(config: DecoderConfig = EXAMPLE) -> Picture:
 
 
 def rows_of(config: DecoderConfig) -> Iterator[Row]:
-    """Yield the rows of the diagram of a decoder, from tokens to logits."""
     *blocks, (rest, _) = modules(config)
     vectors, position = f"(B, T, {config.d_model:,})", at(config.position, 0)
     yield Row("stream", [("tokens", "ids")], "(B, T)")
@@ -100,7 +98,7 @@ def rows_of(config: DecoderConfig) -> Iterator[Row]:
 
 
 def in_short(layers: Sequence[int]) -> str:
-    """Return layer numbers in words: layer 3; layers 0 to 5; layers 0, 2, ..., 24; layers 0, 1, 5, ..., 7."""
+    """Layer numbers in words: layer 3; layers 0 to 5; layers 0, 2, ..., 24; layers 0, 1, 5, ..., 7."""
     first, last, step = layers[0], layers[-1], layers[1] - layers[0] if len(layers) > 1 else 1
     if [*layers] != [*range(first, last + 1, step)]:
         shown = layers if len(layers) < 5 else [*layers[:3], "...", last]
@@ -111,13 +109,11 @@ def in_short(layers: Sequence[int]) -> str:
 
 
 def capped(score: str, cap: float) -> str:
-    """Return the formula of a soft cap on `score`: cap tanh(score / cap)."""
     return f"{cap:g} tanh({score} / {cap:g})"
 
 
 def block_rows(config: DecoderConfig, layer: int, module: nn.Module, vectors: str) -> Iterator[Row]:
-    """Yield the diagram's rows for a Transformer block. `module` is the block at index `layer`; `vectors` is the shape
-    of the residual stream, as text."""
+    """`module` is the block at index `layer`, `vectors` the shape of the residual stream as text."""
     part, children = at(config.block, layer), dict(module.named_children())
     branches = {"attn": [*attention_rows(config, layer, children["attn"])]}
     if "mlp" in children:
@@ -142,7 +138,6 @@ def block_rows(config: DecoderConfig, layer: int, module: nn.Module, vectors: st
 
 
 def attention_rows(config: DecoderConfig, layer: int, attn: nn.Module) -> Iterator[Row]:
-    """Yield the diagram's rows for `attn`, the attention module of the block at index `layer`."""
     part, position = at(config.attention, layer), at(config.position, layer)
     heads = f"(B, T, {config.n_heads}, {config.d_head})"
     linear = {name: child for name, child in attn.named_children() if isinstance(child, nn.Linear)}
@@ -167,7 +162,6 @@ def attention_rows(config: DecoderConfig, layer: int, attn: nn.Module) -> Iterat
 
 
 def feed_forward_rows(config: DecoderConfig, layer: int, mlp: nn.Module) -> Iterator[Row]:
-    """Yield the diagram's rows for `mlp`, the feed-forward module of the block at index `layer`."""
     part, vectors = at(config.mlp, layer), f"(B, T, {config.d_model:,})"
     if isinstance(part, Experts):
         width = part.d_ff or config.d_ff
@@ -188,8 +182,7 @@ def feed_forward_rows(config: DecoderConfig, layer: int, mlp: nn.Module) -> Iter
 
 
 def weights(module: object) -> str:
-    """Describe the weights of a module for its box in the diagram: `inputs → outputs` for a linear layer, else the
-    number of parameters; "" without parameters."""
+    """`inputs → outputs` of a linear layer, else the number of parameters; "" without any."""
     if not isinstance(module, nn.Module) or not any(True for _ in module.parameters()):
         return ""
     if isinstance(module, nn.Linear):
@@ -198,13 +191,12 @@ def weights(module: object) -> str:
 
 
 def box_width(name: str, detail: str) -> float:
-    """Return the width in pixels of a diagram's box with the texts `name` and `detail`, wide enough in any of the usual
-    fonts."""
+    """Pixels of a box, enough in any of the usual fonts."""
     return 7.6 * cell_len(name) + 7.2 * cell_len(detail) + 26
 
 
 def drawn(rows: Sequence[Row]) -> tuple[str, float, float]:
-    """Return the rows of the diagram as (SVG elements, their total width, their total height), in pixels."""
+    """SVG elements, their total width and height in pixels."""
     parts, y, entered, frame = [], 6.0, 0.0, 0.0
     right = 24 + max(
         BRANCH + sum(box_width(*box) + 10 for box in row.boxes) + 6.7 * cell_len(row.shape) + 20
@@ -258,7 +250,6 @@ def drawn(rows: Sequence[Row]) -> tuple[str, float, float]:
 
 
 def lines(rows: Sequence[Row]) -> list[str]:
-    """Return the rows of the diagram as lines of text for a terminal."""
     starts = {"stream": "│ ", "enter": "├─► ", "branch": "│   ", "add": "+ ◄─┘", "title": ""}
     texts: list[str] = []
     for row in rows:

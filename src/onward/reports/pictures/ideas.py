@@ -133,8 +133,7 @@ def rope() -> Picture:
 
 
 def dial(title: str, vectors: np.ndarray) -> Panel:
-    """Return a panel that draws the unit vectors (N, 2), one for each of the positions 0 to N - 1, as hands of a
-    dial."""
+    """Unit vectors (N, 2) of positions 0 to N - 1 as hands of a dial."""
     center, radius = DIAL / 2, DIAL / 2 - 16
     parts = [f'<circle class="edge" cx="{center:g}" cy="{center:g}" r="{radius:g}"/>']
     for position, (x, y) in enumerate(vectors):
@@ -154,8 +153,7 @@ def dial(title: str, vectors: np.ndarray) -> Panel:
 
 
 def alibi_bias(heads: int, count: int) -> Tensor:
-    """Compute the biases (H, T, T) that ALiBi adds to the attention scores of `count` tokens (T) in `heads` heads
-    (H)."""
+    """Biases (H, T, T) that ALiBi adds to the scores."""
     order, slopes = torch.arange(count)[None], alibi_slopes(heads)
     return AttentionMask(order, order, slopes=slopes, score_bias=linear_bias).score_bias(torch.float32)[0]
 

@@ -41,8 +41,7 @@ def optimum_picture(flops: float) -> Picture:
 
 
 def profiles(law: Loss, flops: float) -> Panel:
-    """Return a panel of IsoFLOP curves: the loss by model size that the scaling law `law` predicts, for budgets of a
-    tenth, one and ten times `flops`."""
+    """Loss by model size for a tenth, one and ten times `flops`."""
     best = law.optimum(flops)[0]
     sizes = np.logspace(np.log10(best) - 1, np.log10(best) + 1, POINTS)
     budgets = {f"{scale * flops:.1e} FLOPs": scale * flops for scale in (0.1, 1, 10)}
@@ -51,9 +50,7 @@ def profiles(law: Loss, flops: float) -> Panel:
 
 
 def isoflops(law: Loss, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola]) -> Panel:
-    """Return a panel of the loss by model size, for each compute budget with runs of different sizes: the curve that
-    the scaling law `law` predicts, and the runs as points. `profiles_of_runs` has, for each such budget, the parabola
-    fitted to its runs."""
+    """Loss by model size for each budget of several sizes: the curve of `law`, and the runs as points."""
     sizes = np.log10([run.parameters for run in runs])
     x = np.linspace(sizes.min() - 0.1, sizes.max() + 0.1, POINTS)
     budgets = [parabola.flops for parabola in profiles_of_runs]
@@ -65,13 +62,8 @@ def isoflops(law: Loss, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola
 def fit_picture(
     fit: LossFit, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola], frontier: Frontier | None
 ) -> Picture:
-    """Draw a scaling law fitted to runs: the loss of the best model by compute budget, IsoFLOP curves, the best number
-    of parameters N and of tokens D by budget (left out if the runs do not determine the law), and the residual of each
-    run.
-
-    `profiles_of_runs` has the parabola fitted to the runs of each budget with several model sizes; `frontier` is the
-    law of best sizes fitted to the minima of these parabolas, None without one.
-    """
+    """Draw a law fitted to runs: the loss by budget, IsoFLOP curves, best sizes (unless the runs do not determine the
+    law), and residuals."""
     low, high = min(run.flops for run in runs), max(run.flops for run in runs)
     made, x_name = np.log10([run.flops for run in runs]), "FLOPs, as a power of ten"
     panels = [isoflops(fit.law, runs, profiles_of_runs)] if profiles_of_runs else []

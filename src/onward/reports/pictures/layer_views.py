@@ -144,7 +144,7 @@ def experts(reading: Reading) -> Picture:
 
 
 def expert_panel(layer: int, shares: np.ndarray, pieces: Sequence[str]) -> Panel:
-    """Return a panel of one layer's expert weights `shares` (X, T): X experts at the T tokens `pieces`."""
+    """`shares` (X, T) of X experts at T tokens."""
     return cells(
         f"layer {layer}",
         shares,

@@ -49,8 +49,7 @@ def next_token(reading: Reading, *, sampling: Sampling = USUAL) -> Picture:
 
 
 def applied(sampling: Sampling, step: str) -> str:
-    """Return as text the options in `sampling` that the sampling step `step`, such as "top_p", uses and that have an
-    effect, with their values if they are numbers."""
+    """The options of a sampling step that have an effect, with values that are numbers."""
     values = {name: getattr(sampling, name) for name in STEPS[step]}
     changed = {name: value for name, value in values.items() if value != getattr(UNCHANGED, name)}
     return ", ".join(f"{name} {v:g}" if isinstance(v, int | float) else name for name, v in changed.items())

@@ -17,7 +17,7 @@ NEAREST = 2  # models that stand beside a figure
 
 @dataclass(frozen=True)
 class Published:
-    """A published result of a well-known model, such as GPT-2's score at a task, with its source."""
+    """A published result of a well-known model."""
 
     model: str
     parameters: int
@@ -50,7 +50,6 @@ PYTHIA_SIZES = {
 
 
 def figures() -> Iterator[Published]:
-    """Yield all published results of well-known models that this module lists."""
     for model, (size, core, *scores) in GPT2.items():
         source = NANOCHAT + "dev/estimate_gpt3_core.ipynb"
         yield Published(model, size, CORE, "CORE", "centered", 0, core, source)
@@ -67,7 +66,6 @@ def figures() -> Iterator[Published]:
 
 
 def nearest(parameters: int, suite: str, task: str, metric: str, examples: int) -> list[Published]:
-    """Return published results of the models nearest to `parameters` in size, the nearest first, for the same task,
-    metric and number of solved examples in the prompt, measured by the same `suite` of benchmarks."""
+    """Results of the models nearest in size, for the same task, metric and number of examples."""
     same = [f for f in figures() if (f.suite, f.task, f.metric, f.examples) == (suite, task, metric, examples)]
     return sorted(same, key=lambda figure: abs(log(figure.parameters / max(1, parameters))))[:NEAREST]
