@@ -61,9 +61,7 @@ def trained(
     on_event: Callable[[Event], object] | None,
     config: Mapping[str, Any],
 ) -> LanguageModel:
-    """Train a new run with a configuration of class `kind`, whose fields are `config`, by name; return its model. The
-    other arguments are those of `train`. Raises a UserError if `out` is empty, or if a source is a text in place of a
-    path."""
+    """Train a new run of this class of configuration, and return its model."""
     if not str(out):
         raise UserError("out is empty: give the folder of the run, such as 'runs/mybook'")
     texts = [sources] if isinstance(sources, str | Path) else sources

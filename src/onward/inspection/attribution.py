@@ -73,9 +73,8 @@ def logit_attribution(
     modules = dict(model.named_modules())
 
     def before(name: str, direction: Tensor) -> Tensor:
-        # the norm's bias counts as a constant
         nonlocal constant
-        norm = modules.get(name, nn.Identity())
+        norm = modules.get(name, nn.Identity())  # a block without this norm
         constant += norm_constant(norm, direction)
         return direction if isinstance(norm, nn.Identity) else before_norm(norm, direction, at(f"{name}.scale"))
 

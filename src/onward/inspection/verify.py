@@ -48,8 +48,7 @@ class Finding:
 
     @property
     def holds(self) -> bool:
-        # False for NaN
-        return self.measured <= self.allowed
+        return self.measured <= self.allowed  # False for NaN
 
 
 class Subject:

@@ -19,8 +19,8 @@ STYLES = {"more": 4, "less": -6, "third": 15, "soft": 4}  # of the precisions, a
 
 
 def roofline(name: str, speeds: Sequence[Speed], limits: Limits) -> Picture:
-    """Draw a roofline: the measured decoding speeds of the model `name` as points under the limits of the machine,
-    which are its bandwidth times intensity (operations per byte), and the peak of each dtype."""
+    """Decoding speeds as points under the machine's limits: bandwidth times intensity (operations per byte), and the
+    peak of each dtype."""
     caption = (
         "A decoding step of few rows is limited by memory bandwidth (the sloping line, "
         f"{limits.bandwidth / 1e9:.1f} GB/s here). More rows use each weight that is read, which moves a point to the "
@@ -30,8 +30,7 @@ def roofline(name: str, speeds: Sequence[Speed], limits: Limits) -> Picture:
 
 
 def panel(speeds: Sequence[Speed], limits: Limits) -> Panel:
-    """Return the panel of a roofline: measured decoding speeds as points, and the machine's limits as lines; operations
-    per second by operations per byte, both logarithmic."""
+    """Operations per second by operations per byte, both logarithmic."""
     reached = [speed.intensity * speed.bandwidth_share * limits.bandwidth for speed in speeds]
     peak, xs = max(limits.flops.values()), [speed.intensity for speed in speeds]
     low, high = min(xs) / 2, max(*xs, peak / limits.bandwidth) * 2

@@ -54,8 +54,7 @@ class Listening(Limits):
     drain: Annotated[float, Range(0, 86400)] = 30.0  # time limit in seconds for running answers after SIGTERM
 
     def keys(self) -> list[str]:
-        """Return the API keys that clients may use, from the options, the environment and the file of keys; [] if no
-        key is needed. Raises a UserError for a file that cannot be read or has no keys, and for an empty key."""
+        """The API keys that clients may use; [] if none is needed."""
         keys = [*self.api_key, *([os.environ[KEY_VARIABLE]] if os.environ.get(KEY_VARIABLE) else [])]
         if self.api_key_file:
             try:
@@ -72,5 +71,4 @@ class Listening(Limits):
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the server."""
         return self.host in LOCAL

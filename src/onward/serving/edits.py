@@ -30,8 +30,7 @@ class Edits(BaseModel):
     layers: list[Whole] = Field(default_factory=list, max_length=MOST_OFF)
 
     def names(self, model: Decoder) -> list[str]:
-        """Return the names of the activations that become 0, as `onward.edit` takes them. Raises an ApiError for a head
-        or layer that the model lacks."""
+        """Names of the activations that become 0; raises an ApiError for a head or layer that the model lacks."""
         n_layers, n_heads = model.config.n_layers, model.config.n_heads
         for layer in (*self.layers, *(layer for layer, _ in self.heads)):
             if not 0 <= layer < n_layers:
@@ -46,8 +45,7 @@ class Edits(BaseModel):
 
 
 def edited_for(model: Decoder, names: Collection[str], requests: Collection[Request]) -> AbstractContextManager[None]:
-    """Return a context in which the activations `names` of a model are 0 in the batch rows of `requests` (the
-    engine's); the rows of other requests are computed as usual."""
+    """A context in which these activations are 0 in the batch rows of the engine's `requests` alone."""
 
     def zeroed(x: Tensor, _: Location) -> Tensor:
         rows = ROWS.get()

@@ -58,8 +58,7 @@ async def embeddings(body: EmbeddingRequest, http: Request) -> dict[str, Any]:
 
 
 def tokens_of(body: EmbeddingRequest, served: Served) -> list[list[int]]:
-    """Return the token ids of each text of a request. Raises an ApiError for a text that is empty or does not fit in
-    the context, and for too many texts."""
+    """The token ids of each text."""
     given = body.input
     if isinstance(given, list) and given and isinstance(given[0], int):
         given = [given]  # type: ignore[list-item]
@@ -81,7 +80,7 @@ def tokens_of(body: EmbeddingRequest, served: Served) -> list[list[int]]:
 
 @torch.inference_mode()
 def embedding(served: Served, tokens: Sequence[int]) -> list[float]:
-    """Return the embedding (D,) of a text, given by its token ids: the mean of its last hidden states, in fp32."""
+    """The mean of a text's last hidden states (D,), in fp32."""
     model: Decoder = served.lm.model
     with use_adapter(model, served.adapter):
         hidden = model.hidden(tensor_on(model.device, [list(tokens)]))
@@ -90,8 +89,7 @@ def embedding(served: Served, tokens: Sequence[int]) -> list[float]:
 
 
 def encoded(vector: list[float], form: str) -> list[float] | str:
-    """Return an embedding as numbers (`form` float) or as base64 of their bytes in fp32, little-endian (`form`
-    base64)."""
+    """Numbers ("float"), or base64 of their bytes in fp32, little-endian."""
     if form == "float":
         return vector
     return base64.b64encode(torch.tensor(vector).numpy().astype("<f4").tobytes()).decode()

@@ -48,9 +48,7 @@ class Inside(SamplingFields):
 
 
 def text_of(body: Inside, http: Request) -> tuple[Service, Served, list[int], int]:
-    """Read the text of a request to look inside the model: return (service, model, the text's token ids, index of the
-    position in it). Raises an ApiError for a position, token or target out of range, and for a text longer than the
-    context."""
+    """(service, model, token ids, position); raises an ApiError for what is out of range."""
     service = service_of(http)
     served = service.model(body.model)
     position = len(body.tokens) - 1 if body.position is None else body.position
@@ -70,8 +68,8 @@ def text_of(body: Inside, http: Request) -> tuple[Service, Served, list[int], in
 
 
 async def looked(service: Service, served: Served, function: Callable[[], T]) -> T:
-    """Call `function`, which runs a model, in the engine's thread between two decoding steps, with the adapter of
-    `served`, without gradients and dropout; return its result."""
+    """Call `function` in the engine's thread between two steps, with the adapter of `served`, without gradients and
+    dropout."""
 
     def run() -> T:
         with use_adapter(served.lm.model, served.adapter), torch.no_grad(), without_dropout(served.lm.model):
@@ -81,15 +79,13 @@ async def looked(service: Service, served: Served, function: Callable[[], T]) ->
 
 
 class Logits:
-    """A cache of the logits (V,) of the next token after recently requested texts, so that changing a sampling option
-    does not run the model again."""
+    """A cache of logits (V,) after recent texts, so that changing a sampling option does not run the model again."""
 
     def __init__(self) -> None:
         self.kept: OrderedDict[tuple[str, tuple[int, ...]], Tensor] = OrderedDict()
 
     def of(self, served: Served, tokens: list[int]) -> Tensor:
-        """Return the logits (V,) of the next token after a text, given by its token ids, from the cache or, if they are
-        not there, by running the model."""
+        """Logits (V,) of the next token."""
         key = served.name, tuple(tokens)
         if key not in self.kept:
             model = served.lm.model
@@ -102,7 +98,6 @@ class Logits:
 
 
 def piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
-    """Return {"token": id, "text": the token's text} for the server's page."""
     return {"token": token, "text": tokenizer.piece(token)}
 
 

@@ -34,9 +34,8 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Served:
-    """A model under the name by which clients request it, with its engine. `adapter` is the name of its LoRA adapter in
-    the engine, "" for the model without adapter. `tool_parser` and `reasoning_parser` are names of `calls.forms`, or
-    auto, for those of the chat template."""
+    """A model under its name in the API. `adapter` is its LoRA adapter in the engine ("": none); parsers are names of
+    `calls.forms`, or auto."""
 
     name: str
     root: str  # the model as named in the command
@@ -55,9 +54,8 @@ def load_served(
     options: EngineOptions,
     load: Callable[[str, Sequence[str]], LanguageModel],
 ) -> list[Served]:
-    """Load `models`, and the LoRA adapters in the folders `adapters` on the first of them; return each with its engine.
-    `load` loads a model with adapters. Raises a UserError for names that occur twice, for models that do not generate,
-    and for models or caches that do not fit in memory."""
+    """Load `models`, and on the first of them the LoRA adapters in folders. Raises a UserError for names that occur
+    twice, for models that do not generate, and for what does not fit in memory."""
     loaded = [load(model, adapters if number == 0 else ()) for number, model in enumerate(models)]
     drafts = [load(options.draft, ()) if options.draft else None for _ in models]
     weights = sum(bytes_of(lm.model) for lm in (*loaded, *drafts) if lm)
@@ -87,17 +85,15 @@ def load_served(
 
 
 def with_tokenizer_of(lm: LanguageModel, folder: Path) -> LanguageModel:
-    """Return a model with the tokenizer in the folder of a base model or an adapter, since each may have a chat
-    template of its own; unchanged if the folder has no tokenizer."""
+    # a base model and each adapter may have a chat template of their own
     if not (folder / "tokenizer.json").exists():
         return lm
     return replace(lm, tokenizer=open_source(folder).tokenizer())
 
 
 def check_weights(folders: Sequence[Path], dtype: torch.dtype | None, quantize: str | None) -> None:
-    """Raise a UserError if the weights of the models in these folders need more memory than this machine has; only
-    headers are read. `dtype` is that of the weights in memory (None: as stored), `quantize` int8, int4 or None. Folders
-    of adapters are skipped."""
+    """Raise a UserError if the weights need more memory than this machine has; only headers are read, and folders of
+    adapters skipped."""
     total, size = 0, memory_size()
     for folder in folders:
         if folder.is_dir() and not (folder / "config.json").exists():
@@ -114,9 +110,8 @@ def check_weights(folders: Sequence[Path], dtype: torch.dtype | None, quantize: 
 
 
 def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel | None, room: int) -> Engine:
-    """Make an engine for a model with a paged cache, in which requests with a common prefix share blocks. `draft` is a
-    smaller model that drafts tokens for speculative decoding, or None; `room` is the maximum number of bytes of the
-    cache if the options give no size. Raises a UserError if the options ask for a longer context than the model's."""
+    """An engine with a paged cache of at most `room` bytes unless the options give its size; requests with a common
+    prefix share its blocks."""
     length = options.context or lm.config.context_length
     if length > lm.config.context_length:
         raise UserError(f"context is {length:,}, and the model's is {lm.config.context_length:,} tokens: lower it")
@@ -147,16 +142,15 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
 
 
 def row_counts(engine: Engine) -> range:
-    """Return the range of batch sizes (rows decoded at once) for which the server compiles decoding steps before they
-    are needed: on a CPU, where each takes about 0.1 s, from 1 to MOST_COMPILED; elsewhere only 1."""
+    """Batch sizes whose steps are compiled before they are needed: on a CPU, where each takes about 0.1 s, up to
+    MOST_COMPILED; elsewhere only 1."""
     on_cpu = engine.model.device.type == "cpu"
     return range(1, min(engine.scheduler.rows, MOST_COMPILED if on_cpu else 1) + 1)
 
 
 def num_blocks(config: DecoderConfig, rows: int, length: int, chunk: int, dtype: torch.dtype, room: int) -> int:
-    """Return the number of blocks of an engine's paged cache: those that fit in `room` bytes, at most as many as all
-    `rows` (sequences decoded at once) of `length` tokens can use, when prompts are read in chunks of `chunk` tokens.
-    Raises a UserError if one text of `length` tokens does not fit."""
+    """Blocks that fit in `room` bytes, at most as many as all rows can use; raises a UserError if one text does not
+    fit."""
     block = cache_bytes(config, 1, BLOCK, dtype)
     one_row = -(-(length + chunk) // BLOCK)
     blocks = min(room // block, rows * one_row)
@@ -170,17 +164,16 @@ def num_blocks(config: DecoderConfig, rows: int, length: int, chunk: int, dtype:
 
 
 def engines_of(served: Sequence[Served]) -> list[Engine]:
-    """Return the engines of the served models, each once: a model and its adapters share one."""
+    """Each engine once: a model and its adapters share one."""
     return list({id(one.engine): one.engine for one in served}.values())
 
 
 def memory_of(served: Sequence[Served]) -> tuple[int, int]:
-    """Return (bytes of the models' weights, bytes of the engines' caches)."""
+    """Bytes of weights, and of caches."""
     engines = engines_of(served)
     caches = [entry for engine in engines for layer in engine.runner.cache.layers for entry in layer.entries.values()]
     return sum(bytes_of(engine.model) for engine in engines), sum(entry.nbytes for entry in caches)
 
 
 def bytes_of(model: Decoder) -> int:
-    """Return the bytes of a model's weights; tied weights count once."""
-    return sum({id(one): one.nbytes for one in model.state_dict(keep_vars=True).values()}.values())
+    return sum({id(one): one.nbytes for one in model.state_dict(keep_vars=True).values()}.values())  # tied ones once

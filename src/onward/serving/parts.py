@@ -18,14 +18,12 @@ TEXTS = "text", "input_text", "output_text", "reasoning_text", "summary_text"  #
 
 
 def is_text(kind: str) -> str:
-    """Return the type of a content part. Raises a ValueError unless it is text."""
     if kind not in TEXTS:
         raise ValueError("this model reads text only")
     return kind
 
 
 def hold_table(arguments: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    """Return the arguments of a call. Raises a ValueError for a text that is not the JSON of an object."""
     if isinstance(arguments, str) and not isinstance(json.loads(arguments or "null"), dict | None):
         raise ValueError("not an object")
     return arguments
