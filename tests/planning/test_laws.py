@@ -100,7 +100,7 @@ def test_a_best_size_outside_the_runs_is_warned_of() -> None:
     with pytest.warns(Unreliable, match="outside the sizes that were trained"):
         found = parabolas(some)
     assert not any(one.inside for one in found)
-    with pytest.raises(UserError, match="the best sizes of at least two budgets are needed"):
+    with pytest.raises(UserError, match="fewer than two budgets have their best size between"):
         fit_frontier(found)
 
 
@@ -115,9 +115,9 @@ TABLES = {
     "NaN": ("n,d,loss\n1e6,1e7,3\n2e6,1e7,nan\n", "line 3: loss is nan: leave out runs without a result"),
     "an empty cell": ("n,d,loss\n1e6,,3\n", "line 2 has no d: leave out runs without a result"),
     "a short row": ("n,d,loss\n\n1e6,1e7,3\n1e6,1e7\n", "line 4 has no loss: leave out runs without a result"),
-    "a long row": ("n,d,loss\n1,000,1e7,3\n", "line 2 has more cells than the first line names columns"),
+    "a long row": ("n,d,loss\n1,000,1e7,3\n", "line 2 has more cells than the table has columns"),
     "nothing": ("", "has no column parameters \\(it has none\\)"),
-    "too few": ("n,d,loss\n1e6,1e7,3\n2e6,1e7,2.9\n", "2 runs determine no law"),
+    "too few": ("n,d,loss\n1e6,1e7,3\n2e6,1e7,2.9\n", "Cannot fit a law to 2 runs"),
     "one size": ("n,d,loss\n" + "1e6,1e7,3\n1e6,2e7,2.9\n" * 3, "all runs have the same size"),
 }
 
@@ -197,7 +197,7 @@ def test_command_tells_the_optima(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("optimum --flops much", "--flops is 'much': write a positive number"),
         ("optimum --hours 2 --device h10", "--device is 'h10': did you mean h100?"),
         ("fit", "no runs: name a folder of runs"),
-        ("fit nothing.csv", "nothing.csv cannot be read"),
+        ("fit nothing.csv", "Cannot read nothing.csv"),
     ],
 )
 def test_wrong_words_are_refused(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

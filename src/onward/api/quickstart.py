@@ -75,11 +75,15 @@ def make_room(config: RunConfig, *, assistant: bool) -> None:
     stale = [stage.folder(folder) for stage in STAGES if assistant and stage.folder(folder).exists()]
     for old in stale:
         if not str(options_of(old).get("sources", [""])[0]).startswith(str(folder)):
-            raise UserError(f"{old} holds something other than a quickstart: choose another --out")
+            raise UserError(
+                f"Cannot replace {old}, which holds something other than a quickstart: choose another --out"
+            )
     if folder.exists():
         earlier = options_of(folder)
         if earlier.get("prompt") != config.prompt or not BUILT_IN.keys() >= {*earlier["sources"]}:
-            raise UserError(f"{folder} holds something other than a quickstart: choose another --out")
+            raise UserError(
+                f"Cannot replace {folder}, which holds something other than a quickstart: choose another --out"
+            )
         with run_lock(folder):
             shutil.rmtree(folder)
     for old in stale:

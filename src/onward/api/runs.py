@@ -66,7 +66,9 @@ def trained(
         raise UserError("out is empty: give the folder of the run, such as 'runs/mybook'")
     texts = [sources] if isinstance(sources, str | Path) else sources
     if text := next((str(text) for text in texts if "\n" in str(text)), ""):
-        raise UserError(f"sources holds the text {text[:20]!r}..., and takes paths: write the text into a file first")
+        raise UserError(
+            f"Cannot train on the text {text[:20]!r}..., because sources are paths: write the text into a file first"
+        )
     run = Run.start(build(kind, {"sources": [str(text) for text in texts], "out": str(out), **config}))
     on_event = on_event or progress(run)
     for event in run.train():

@@ -176,7 +176,7 @@ class HarnessModel(TemplateLM):
         most = min(values.pop("max_gen_toks"), self.max_length - 1)
         ends = Ends(tuple(text for text in values.pop("until", []) if text), self.strips)
         if unread := values.keys() - READ:
-            raise UserError(f"a task gives {min(unread)}, which generation does not read: remove it from the task")
+            raise UserError(f"Cannot generate with the option {min(unread)} of a task: remove it from the task")
         values = {"temperature": 0.0, **values}
         return GenerationOptions(max_new_tokens=most, stop_when=ends, seed=SEED, **values)
 
@@ -197,8 +197,8 @@ class HarnessModel(TemplateLM):
         if count := sum(length > room for length in lengths):
             warnings.warn(
                 Truncated(
-                    f"{count} of {len(lengths)} requests are longer than the {room} tokens that the context has for "
-                    "them, and lose their first ones: give fewer examples"
+                    f"{count} of {len(lengths)} requests lose their first tokens, because the context has room for "
+                    f"{room}: give fewer examples"
                 ),
                 stacklevel=2,
             )

@@ -68,6 +68,7 @@ def run_harness(
     kept = kept or Kept()
 
     def ask(task: str) -> None:
+        # answers are kept under their tokens: the library's cache ignores the weights, and is a database of pickles
         model = HarnessModel(lm, kept=kept, progress=partial(under, task, progress))
         outcome = run_one(model, task, manager, examples, limit, chat, graded)
         own = [row for name, metrics in outcome["results"].items() for row in rows_of(name, metrics, examples)]
@@ -150,12 +151,12 @@ def reason(task: str, failure: Exception) -> str:
     """The error message of a task, with a remedy where one is known."""
     text = " ".join(str(failure).split())[:300] or type(failure).__name__
     if "marked as unsafe" in text:
-        return f"{task} runs programs in no sandbox: ask its questions by --tasks programs:FILE --run-code"
+        return f"Cannot run {task}, which runs programs in no sandbox: ask by --tasks programs:FILE --run-code"
     if (repository := REPOSITORY.search(text)) and isinstance(failure, OSError):
         from datasets import config
 
         return (
-            f"{task} reads {repository[1] or repository[2]} of the Hugging Face hub, which is not in "
+            f"Cannot run {task}, because {repository[1] or repository[2]} of the Hugging Face hub is not in "
             f"{config.HF_DATASETS_CACHE} and cannot be downloaded: run it once with a "
             "network, or copy that folder from a machine that has it"
         )
@@ -170,7 +171,7 @@ def check_file(file: Path) -> None:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"{file}, line {line}: {error.problem or 'this is not YAML'}") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{file} cannot be read ({' '.join(str(error).split())}): give a YAML file") from None
+        raise UserError(f"Cannot read {file} ({' '.join(str(error).split())}): give a YAML file") from None
     if not isinstance(root, yaml.MappingNode):
         raise UserError(f"{file} holds no task: write `task: NAME` and the other fields, one a line")
     keys = {str(key.value): key.start_mark.line + 1 for key, _ in root.value}

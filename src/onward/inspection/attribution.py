@@ -98,8 +98,9 @@ def logit_attribution(
     size = max(1.0, float(size), abs(embedding) + sum(float(x.abs().sum()) for x in stacked))
     if not abs(total - logit) <= TOLERANCE[model.dtype] * size:
         raise UserError(
-            f"the contributions to the logit add up to {total:.6g}, and the logit is {logit:.6g}: an edit, a hook or a "
-            "module of your own adds something other than heads, feed-forwards and embeddings to the residual stream"
+            f"Cannot attribute the logit {logit:.6g}, because the contributions add up to {total:.6g}: an "
+            "edit, a hook or a module of your own adds something other than heads, feed-forwards and "
+            "embeddings to the residual stream"
         )
     return LogitAttribution(
         list(tokens), position, target, against, logit, embedding, stacked[0], stacked[1], stacked[2], constant

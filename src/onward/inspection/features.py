@@ -43,7 +43,7 @@ class SparseAutoencoder(nn.Module):
 
     @property
     def decoder(self) -> Tensor:
-        return F.normalize(self.directions)
+        return F.normalize(self.directions)  # on use, so that any training loop keeps their length at 1
 
     def encode(self, x: Tensor) -> Tensor:
         """Compute the features (..., F), at most `active` of them nonzero, of activation vectors x (..., D)."""
@@ -92,7 +92,10 @@ def autoencoder_of(model: Decoder, name: str, features: int = 0, active: int = 1
     known, name = activations(model), full_name(name)
     resolve(known, [name])
     if len(known[name].shape) != 3 or known[name].shape[:2] != ("B", "T") or not known[name].editable:
-        raise UserError(f"{name} is {known[name]}: a sparse autoencoder needs an activation (B, T, D), such as mlp.out")
+        raise UserError(
+            f"Cannot train a sparse autoencoder on {name}, which is {known[name]}: choose an activation (B, "
+            "T, D), such as mlp.out"
+        )
     width = int(known[name].shape[2])
     return SparseAutoencoder(width, features or 8 * width, active, seed).to(model.device)
 

@@ -72,7 +72,7 @@ def repeated_tokens(model: Decoder, length: int = 0, texts: int = 4, seed: int =
     c, generator = model.config, torch.Generator().manual_seed(seed)
     length = length or min(50, c.context_length // 2, c.vocab_size)
     if 2 * length > c.context_length or length < 2:
-        raise UserError(f"length is {length}: twice as many tokens must fit into the context of {c.context_length}")
+        raise UserError(f"Cannot repeat {length} tokens: choose from 2 to {c.context_length // 2}, half of the context")
     rows = [torch.randperm(c.vocab_size, generator=generator)[:length] for _ in range(texts)]
     if length > c.vocab_size:
         rows = [torch.randint(c.vocab_size, (length,), generator=generator) for _ in range(texts)]
@@ -106,7 +106,7 @@ def head_roles(
     NAME         for `pairs` {NAME: [(t, k), ...]}: mean weight of token t on token k
     """
     if pairs and tokens is None:
-        raise UserError("pairs are given without tokens: give both")
+        raise UserError("Cannot score pairs without tokens: give both")
     ids = repeated_tokens(model, length, seed=seed)
     half = ids.size(1) // 2
     c, rows = model.config, dict[str, list[Tensor]]()
@@ -127,7 +127,8 @@ def head_roles(
                 for t, k in token_pairs:
                     if not 0 <= k <= t < len(tokens):
                         raise UserError(
-                            f"pair ({t}, {k}) of {name}: give (token, earlier token), 0 to {len(tokens) - 1}"
+                            f"Cannot score the pair ({t}, {k}) of {name}: give (token, earlier token), "
+                            f"from 0 to {len(tokens) - 1}"
                         )
                 queries, keys = zip(*token_pairs)
                 rows.setdefault(name, []).append(w[:, list(queries), list(keys)].mean(-1))

@@ -21,7 +21,7 @@ def as_row(model: Decoder, tokens: Sequence[int]) -> Tensor:
     if not len(tokens):
         raise UserError("the text has no tokens: give at least one")
     if len(tokens) > length:
-        raise UserError(f"the text is {len(tokens)} tokens and the model's context {length}: shorten it")
+        raise UserError(f"Cannot read a text of {len(tokens)} tokens with a context of {length}: shorten it")
     return torch.tensor([list(tokens)], device=model.device)
 
 

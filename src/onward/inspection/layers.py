@@ -85,7 +85,10 @@ def units(
             model.hidden(as_row(model, tokens))
         features = exact(encode(t[name][0])).cpu()
         if features.ndim != 2:
-            raise UserError(f"{name} is {activation_names(model).get(name)}: name an activation with units (B, T, F)")
+            raise UserError(
+                f"Cannot measure units of {name}, which is {activation_names(model).get(name)}: name an "
+                "activation (B, T, F)"
+            )
         greatest = features.max(0)
         peaks.append(greatest.values)
         positions.append(greatest.indices)
@@ -125,7 +128,7 @@ def router_load(model: Decoder, texts: Sequence[Sequence[int]], kind: Callable[[
     a token id to the name of its kind. Raises a UserError for a model without experts."""
     names = [n for n in activation_names(model) if n.endswith("router.choices")]
     if not names:
-        raise UserError("this model has no experts, so there is no router to look at")
+        raise UserError("Cannot look at routers, because this model has no experts")
     experts = max(int(activation_names(model)[n.replace("router.choices", "shares")].split()[-1][:-1]) for n in names)
     labels = {token: kind(token) for text in texts for token in text}
     kinds = sorted({*labels.values()})

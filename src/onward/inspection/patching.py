@@ -59,14 +59,19 @@ def heads_of(model: Decoder, site: str) -> dict[int, tuple[int, int]]:
 def rows_of(model: Decoder, clean: Sequence[int], corrupted: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Both texts as tensors (1, T); raises a UserError if their lengths differ."""
     if len(clean) != len(corrupted):
-        raise UserError(f"the texts have {len(clean)} and {len(corrupted)} tokens: patching needs as many in both")
+        raise UserError(
+            f"Cannot patch between texts of {len(clean)} and {len(corrupted)} tokens: give texts of the same length"
+        )
     return as_row(model, clean), as_row(model, corrupted)
 
 
 def differing(good: Tensor, bad: Tensor) -> tuple[float, float]:
     """Both metrics; raises a UserError if they are equal, since there is no effect to measure."""
     if float(good) == float(bad):
-        raise UserError("the metric is the same for both texts: choose texts, or a metric, that differ")
+        raise UserError(
+            "Cannot measure an effect, because the metric is the same for both texts: choose other texts, or "
+            "another metric"
+        )
     return float(good), float(bad)
 
 

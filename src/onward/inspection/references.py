@@ -137,7 +137,10 @@ def opened(library: Any, path: Path, model: Decoder, length: int, callback: Any)
     try:
         theirs = library.llama_vocab_n_tokens(library.llama_model_get_vocab(loaded)), library.llama_model_n_embd(loaded)
         if theirs != (ours := (model.config.vocab_size, model.config.d_model)):
-            raise UserError(f"{path} is of another model: its vocabulary and width are {theirs}, and not {ours}")
+            raise UserError(
+                f"Cannot compare with {path}, which holds another model: its vocabulary and width are "
+                f"{theirs} instead of {ours}"
+            )
         options = library.llama_context_default_params()
         options.n_ctx = options.n_batch = options.n_ubatch = length
         options.type_k = options.type_v = F32

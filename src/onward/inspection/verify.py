@@ -174,7 +174,7 @@ def verify(
     with without_dropout(model):
         subject = Subject(model, tokenizer, hf or {})
         if not subject.plain.isfinite().all():
-            raise UserError(f"the logits of the model are NaN or infinite in {model.dtype}: nothing can be compared")
+            raise UserError(f"Cannot compare logits, because the model's are NaN or infinite in {model.dtype}")
         for name, measure in PROMISES.items():
             if name != "streamed" or tokenizer is not None:
                 yield measure(subject)

@@ -28,7 +28,7 @@ def decoder_of(model: str, vocab_size: int) -> DecoderConfig:
 
 def check_context(config: DecoderConfig, context: int) -> None:
     if context > config.context_length:
-        raise UserError(f"context is {context:,}, and the model's is {config.context_length:,} tokens: lower it")
+        raise UserError(f"context is {context:,}: it must be at most the model's {config.context_length:,} tokens")
 
 
 def has_random_weights(model: str) -> bool:

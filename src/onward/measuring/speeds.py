@@ -25,7 +25,10 @@ def generation_lengths(model: str, prompt: int | None, new: int | None) -> tuple
     room = decoder_of(model, VOCABULARY).context_length
     prompt, new = prompt or min(TOKENS, room // 2), new or min(TOKENS, room // 2)
     if prompt + new > room:
-        raise UserError(f"prompt is {prompt} and new is {new}: together they must fit the context of {room} tokens")
+        raise UserError(
+            f"Cannot fit prompts of {prompt} tokens and {new} new ones into the context of {room}: lower "
+            "--prompt or --new"
+        )
     return prompt, new
 
 

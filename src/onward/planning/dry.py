@@ -184,6 +184,7 @@ def dry_step(
 
     kinds = kinds_of_layers(config)
     chosen = sorted({*kinds})
+    # a formula holds for one kind of block in one precision; fake tensors run the code of every part, users' too
     fake, live = FakeTensorMode(), LiveBytes()
     cuts: list[Segment] = []
     cut: Any = lambda *_: cuts.append(live.cut())

@@ -54,6 +54,7 @@ def memory_of(
 
 def evaluation_meshes(decoders: Iterable[DecoderConfig], count: int) -> list[Mesh]:
     """Meshes in which `count` processes can evaluate all decoders; the first has replicas only."""
+    # no shards: processes would wait for each other, since they have different numbers of questions
     sizes = set.intersection(*({n for n in tensor_sizes(one, count, count) if divisible(one, n)} for one in decoders))
     return [Mesh(replicate=count // n, tensor=n) for n in sorted(sizes)]
 

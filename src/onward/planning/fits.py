@@ -112,13 +112,13 @@ def checked(runs: Sequence[Run]) -> None:
     """Raise a UserError for too few or impossible runs; warn of a model that is worse after more tokens."""
     if len(runs) < LEAST:
         raise UserError(
-            f"{len(runs)} runs determine no law: give at least {LEAST}, of different sizes and numbers of tokens"
+            f"Cannot fit a law to {len(runs)} runs: give at least {LEAST}, of different sizes and numbers of tokens"
         )
     for number, run in enumerate(runs, 1):
         if not all(np.isfinite(run)) or min(run) <= 0:
             raise UserError(
-                f"run {number} has {run.parameters:g} parameters, {run.tokens:g} tokens and loss {run.loss}: "
-                "leave out runs without a loss"
+                f"Cannot fit a law to run {number} with {run.parameters:g} parameters, {run.tokens:g} "
+                f"tokens and loss {run.loss}: leave out runs without a loss"
             )
     for run, other in product(runs, runs):
         if run.parameters == other.parameters and run.tokens < other.tokens and run.loss < other.loss:
@@ -179,7 +179,7 @@ def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFi
     checked(runs)
     for what, given in (("size", {r.parameters for r in runs}), ("number of tokens", {r.tokens for r in runs})):
         if len(given) < 2:
-            raise UserError(f"all runs have the same {what}: vary it")
+            raise UserError(f"Cannot fit a law, because all runs have the same {what}: vary it")
     numbers = tuple(np.log(np.array(runs, float).T))
     once = np.ones((1, len(runs)))
     starts = np.array([*product(*STARTS)])
@@ -255,7 +255,10 @@ def fit_frontier(curves: Sequence[Parabola]) -> Frontier:
     runs."""
     inside = [curve for curve in curves if curve.best is not None and curve.inside]
     if len(inside) < 2:
-        raise UserError("the best sizes of at least two budgets are needed, each between sizes that were trained")
+        raise UserError(
+            "Cannot fit a law of the best size, because fewer than two budgets have their best size between "
+            "trained sizes: train smaller and larger models"
+        )
     exponent, scale = np.polyfit(
         np.log([curve.flops for curve in inside]), np.log([curve.best or 1 for curve in inside]), 1
     )
@@ -267,7 +270,7 @@ def fit_power(flops: Sequence[float], losses: Sequence[float], resamples: int = 
     C, `losses` the losses of the best run of each. The intervals come from `resamples` random resamplings of these
     pairs, drawn with `seed`. Raises a UserError for fewer than four values."""
     if len(flops) < LEAST:
-        raise UserError(f"{len(flops)} budgets determine no curve of three constants: give at least {LEAST}")
+        raise UserError(f"Cannot fit a curve of three constants to {len(flops)} budgets: give at least {LEAST}")
     c, wanted = np.array(flops, float), np.array(losses, float)
 
     def fitted(c: Array, wanted: Array) -> dict[str, float]:

@@ -78,6 +78,7 @@ def of_stage(config: DecoderConfig, mesh: Mesh, stage: int) -> DecoderConfig:
 def groups(config: DecoderConfig, mesh: Mesh, stage: int = 0) -> list[Group]:
     """Parameters of a pipeline stage: one group per kind of block, then embedding, final norm and head."""
     *blocks, (rest, _) = modules(of_stage(config, mesh, stage))
+    # a tied weight is on the first and the last stage, which exchange its gradient
     held = [holds(name, config, stage, mesh.pipeline) for name, _ in rest.named_parameters()]
     return [
         *(Group(tuple(pieces_of(block, mesh)), count, True) for block, count in blocks),

@@ -23,11 +23,11 @@ COLUMNS = {  # names of a column in tables of others
 def read_table(path: Path) -> list[Run]:
     """Read the runs in a table with the columns parameters, tokens (or flops, as 6 N D) and loss."""
     if path.suffix not in (".csv", ".tsv"):
-        raise UserError(f"{path} is neither a folder of runs nor a .csv or .tsv: name one of them")
+        raise UserError(f"Cannot read runs from {path}: name a folder of runs, or a .csv or .tsv file")
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}): name a table") from None
+        raise UserError(f"Cannot read {path} ({error}): name a table") from None
     rows = csv.DictReader(lines, delimiter="\t" if path.suffix == ".tsv" else ",")
     names = {name.strip().lower(): name for name in rows.fieldnames or ()}
     columns = {what: names[alias] for what, aliases in COLUMNS.items() for alias in reversed(aliases) if alias in names}
@@ -40,7 +40,7 @@ def read_table(path: Path) -> list[Run]:
 def of_row(row: Mapping[str | None, Any], columns: Mapping[str, str], where: str) -> Run:
     """`columns` names the column of each quantity, `where` the line in errors."""
     if None in row:
-        raise UserError(f"{where} has more cells than the first line names columns: write numbers without commas")
+        raise UserError(f"{where} has more cells than the table has columns: write numbers without commas")
     numbers = {}
     for what, column in columns.items():
         if not (row[column] or "").strip():

@@ -143,7 +143,7 @@ def of_tensor(
 ) -> Iterator[Collective]:
     make, n = partial(Collective, "tensor", SUM), mesh.tensor
     layers, ends = branches_of(config, rows, length, precision, embeds=stage == 0)
-    divided = divides_tokens(length, n)
+    divided = divides_tokens(length, n)  # whole otherwise: padding would change the statistics of a router
     yield from of_branches(layers, ends, n, divided=divided, recompute=recompute)
     width = low_width(precision) if mesh.summed > 1 else 4
     summed = [

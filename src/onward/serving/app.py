@@ -43,6 +43,7 @@ def make_app(
 ) -> FastAPI:
     """The application of a Service. `keys` are accepted API keys (empty: none is needed), `hosts` the names that a Host
     header may have, `origins` the web sites whose pages may call it."""
+    # /docs is our own page: FastAPI's loads a script from another host, which the Content-Security-Policy forbids
     app = FastAPI(title="Onward", description=ABOUT, docs_url=None, redoc_url=None, default_response_class=JSONReply)
     app.state.service, app.state.metrics = service, Metrics(service)
     app.state.logits, app.state.roles = inside.Logits(), {}

@@ -87,13 +87,13 @@ async def chat_completions(body: ChatRequest, http: Request) -> Any:
     served = service.model(body.model)
     if len(body.messages) > service.limits.max_messages:
         most = f"give at most {service.limits.max_messages}"
-        raise ApiError(f"messages has {len(body.messages)} of them: {most}", param="messages")
+        raise ApiError(f"Cannot answer a conversation of {len(body.messages)} messages: {most}", param="messages")
     tools = Tools.of(body.tools, body.tool_choice, body.parallel_tool_calls)
     schema = schema_of(body.response_format)
     messages = [message_of(message.model_dump(), number) for number, message in enumerate(body.messages)]
     ends = {name: value for name in ENDS if (value := getattr(body, name)) is not None}
     if body.top_logprobs and not body.logprobs:
-        raise ApiError("top_logprobs is given without logprobs: set it to true", param="top_logprobs")
+        raise ApiError("Cannot give top_logprobs without logprobs: set it to true", param="top_logprobs")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     job, forms = await begin(service, served, body, messages, tools, "chat", schema, ends, num_logprobs)
     reply = Reply(body, served, job, tools, forms)
@@ -218,11 +218,16 @@ def variables_of(given: Mapping[str, Any] | None, tools: Tools, served: Served) 
     """Variables for the chat template: those given in the request, and the tools."""
     variables = dict(given or {})
     if clash := variables.keys() & {"messages", "tools", "add_generation_prompt", "continue_final_message"}:
-        message = f"chat_template_kwargs holds {min(clash)}, which is a field of the request: give it there"
+        message = (
+            f"Cannot set {min(clash)} in chat_template_kwargs, because it is a field of the request: give it there"
+        )
         raise ApiError(message, param="chat_template_kwargs")
     if tools.choice != "none":
         if "tools" not in template_of(served):
-            raise ApiError(f"the chat template of {served.name} does not show tools to the model", param="tools")
+            raise ApiError(
+                f"Cannot offer tools, because the chat template of {served.name} does not show them to the model",
+                param="tools",
+            )
         variables["tools"] = [{"type": "function", "function": function.given} for function in tools.functions]
     return variables
 

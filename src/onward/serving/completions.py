@@ -50,7 +50,9 @@ async def completions(body: CompletionRequest, http: Request) -> Any:
     room = served.engine.length - max(map(len, prompts), default=0)
     options = body.options(max(1, min(DEFAULT_TOKENS, room)), logprobs=body.logprobs)
     if body.best_of not in (None, options.n):
-        raise ApiError(f"best_of is {body.best_of}: leave it out, or give n answers ({options.n})", param="best_of")
+        raise ApiError(
+            f"Cannot rank answers by best_of {body.best_of}: leave it out, or give n ({options.n})", param="best_of"
+        )
     job = await service.submit(served, prompts, options, "completions", body.edits)
     reply = Reply(body, served, job, [Choice(body, served, prompt) for prompt in prompts for _ in range(options.n)])
     if body.echo and body.logprobs is not None:

@@ -61,7 +61,7 @@ class Listening(Limits):
                 lines = Path(self.api_key_file).read_text(encoding="utf-8").split()
             except (OSError, UnicodeDecodeError) as error:
                 reason = getattr(error, "strerror", None) or "it is not text"
-                raise UserError(f"api_key_file {self.api_key_file} cannot be read ({reason}): name a file") from None
+                raise UserError(f"Cannot read api_key_file {self.api_key_file} ({reason}): name a file") from None
             if not lines:
                 raise UserError(f"api_key_file {self.api_key_file} is empty: write a key into it, or leave it out")
             keys += lines

@@ -43,7 +43,10 @@ async def embeddings(body: EmbeddingRequest, http: Request) -> dict[str, Any]:
     check_others(body.model_extra or {})
     if body.dimensions not in (None, served.lm.config.d_model):
         size = served.lm.config.d_model
-        raise ApiError(f"dimensions is {body.dimensions}, and this model has {size}: leave it out", param="dimensions")
+        raise ApiError(
+            f"Cannot return {body.dimensions} dimensions, because this model has {size}: leave dimensions out",
+            param="dimensions",
+        )
     texts = await service.compute(tokens_of, body, served)
     vectors = []
     for tokens in texts:  # others decode between two texts
@@ -73,8 +76,12 @@ def tokens_of(body: EmbeddingRequest, served: Served) -> list[list[int]]:
         if not 0 <= min(tokens) <= max(tokens) < vocab_size:
             raise ApiError(f"{place} has a token beyond the vocabulary of {vocab_size}", param=place)
         if len(tokens) > length:
-            message = f"{place} has {len(tokens)} tokens, and this model's maximum context length is {length} tokens"
-            raise ApiError(f"{message}: shorten it", param=place, code=TOO_LONG)
+            limit = f"this model's maximum context length is {length} tokens"
+            raise ApiError(
+                f"Cannot read the {len(tokens)} tokens of {place}, because {limit}: shorten it",
+                param=place,
+                code=TOO_LONG,
+            )
     return texts
 
 

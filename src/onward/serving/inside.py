@@ -53,17 +53,21 @@ def text_of(body: Inside, http: Request) -> tuple[Service, Served, list[int], in
     served = service.model(body.model)
     position = len(body.tokens) - 1 if body.position is None else body.position
     if not 0 <= position < len(body.tokens):
-        raise ApiError(f"position is {position}, and there are {len(body.tokens)} tokens", param="position")
+        raise ApiError(
+            f"Position {position} does not exist: the text has tokens 0 to {len(body.tokens) - 1}", param="position"
+        )
     if len(body.tokens) > served.engine.length:
         length = f"this model's maximum context length is {served.engine.length} tokens"
         raise ApiError(
-            f"tokens has {len(body.tokens)} token ids, and {length}: shorten it", param="tokens", code=TOO_LONG
+            f"Cannot read a text of {len(body.tokens)} tokens, because {length}: shorten it",
+            param="tokens",
+            code=TOO_LONG,
         )
     size = served.lm.config.vocab_size
     if not 0 <= min(body.tokens) <= max(body.tokens) < size:
-        raise ApiError(f"tokens holds one beyond the vocabulary of {size}", param="tokens")
+        raise ApiError(f"Cannot read token ids beyond the vocabulary of {size}", param="tokens")
     if body.target is not None and not 0 <= body.target < size:
-        raise ApiError(f"target is {body.target}, and the vocabulary has {size} tokens", param="target")
+        raise ApiError(f"Target {body.target} does not exist: the vocabulary has ids 0 to {size - 1}", param="target")
     return service, served, body.tokens, position
 
 

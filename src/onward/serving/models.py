@@ -64,7 +64,9 @@ def load_served(
     for model, lm, draft in zip(models, loaded, drafts):
         lm.text()
         if head_labels(lm.model):
-            raise UserError(f"{model} classifies texts and generates none: serve a model that generates")
+            raise UserError(
+                f"Cannot serve {model}, which classifies texts and generates none: serve a model that generates"
+            )
         engine = engine_for(lm, options, draft, max(int(SHARE * free / len(models)), 0))
         name = Path(model).resolve().name if Path(model).exists() else model
         own = adapter_names(lm.model)
@@ -80,7 +82,7 @@ def load_served(
         ]
     names = [one.name for one in served]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise UserError(f"{min(twice)} is the name of two models: rename one of their folders")
+        raise UserError(f"Cannot serve two models of the name {min(twice)}: rename one of their folders")
     return served
 
 
@@ -104,8 +106,8 @@ def check_weights(folders: Sequence[Path], dtype: torch.dtype | None, quantize: 
     if size and total > size:
         names = ", ".join(folder.name for folder in folders)
         raise UserError(
-            f"the weights of {names} need {in_bytes(total)}, and this machine has {in_bytes(size)} of memory: "
-            "serve a smaller model, or set --quantize int4"
+            f"Cannot load {names}, because the weights need {in_bytes(total)} and this machine has "
+            f"{in_bytes(size)} of memory: serve a smaller model, or set --quantize int4"
         )
 
 
@@ -114,7 +116,7 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
     prefix share its blocks."""
     length = options.context or lm.config.context_length
     if length > lm.config.context_length:
-        raise UserError(f"context is {length:,}, and the model's is {lm.config.context_length:,} tokens: lower it")
+        raise UserError(f"context is {length:,}: it must be at most the model's {lm.config.context_length:,} tokens")
     chunk = min(CHUNK, length)
     if options.cache_memory:
         room = int(byte_count(options.cache_memory, "cache_memory"))
@@ -137,6 +139,7 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
         prompt_cache=options.prompt_cache or None,
         prefill_budget=options.prefill_budget,
     )
+    # no program of a user changes a served model, so a step need not check every module and tensor
     engine.runner.state.owned = True
     return engine
 
@@ -157,8 +160,8 @@ def num_blocks(config: DecoderConfig, rows: int, length: int, chunk: int, dtype:
     if blocks < one_row:
         least = one_row * block
         raise UserError(
-            f"the cache has room for {blocks * BLOCK:,} tokens ({in_bytes(room)}), and a context of {length:,} "
-            f"needs {in_bytes(least)}: set --context lower or --cache-memory higher"
+            f"Cannot keep a context of {length:,} tokens, which needs {in_bytes(least)}, in a cache of "
+            f"{in_bytes(room)} for {blocks * BLOCK:,} tokens: set --context lower or --cache-memory higher"
         )
     return blocks
 

@@ -46,7 +46,9 @@ class ResponsesRequest(ChatFields):
         if LOGPROBS in (self.include or ()):
             return self.top_logprobs or 0
         if self.top_logprobs:
-            raise ApiError(f"top_logprobs is given, and include lacks {LOGPROBS}: add it", param="top_logprobs")
+            raise ApiError(
+                f"Cannot return top_logprobs, because include lacks {LOGPROBS}: add it", param="top_logprobs"
+            )
         return None
 
 
@@ -57,7 +59,7 @@ async def responses(body: ResponsesRequest, http: Request) -> Any:
     service = service_of(http)
     served = service.model(body.model)
     if body.n not in (None, 1):
-        raise ApiError(f"n is {body.n}: a response has one answer, so leave it out", param="n")
+        raise ApiError(f"Cannot return {body.n} answers, because a response has one: leave n out", param="n")
     if isinstance(body.input, list) and len(body.input) > service.limits.max_messages:
         raise ApiError(f"input has {len(body.input)} items: give at most {service.limits.max_messages}", param="input")
     tools = Tools.of(body.tools, body.tool_choice, body.parallel_tool_calls)

@@ -31,9 +31,11 @@ def listen(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         if isinstance(error, socket.gaierror):
-            raise UserError(f"host is {host!r}, which is not an address of this machine: give another") from None
+            raise UserError(
+                f"Cannot listen on {host!r}, which is not an address of this machine: give another --host"
+            ) from None
         raise UserError(
-            f"port {port} of {host} cannot be used ({error.strerror}): choose another with --port"
+            f"Cannot listen on port {port} of {host} ({error.strerror}): choose another with --port"
         ) from None
     return bound
 

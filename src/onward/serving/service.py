@@ -119,7 +119,7 @@ class Service:
         if count > most:
             raise UserError(
                 (f"n is {options.n}" if options.n > 1 else f"prompt has {len(prompts)} texts")
-                + f", so that {count} answers are needed, and {most} may be pending: ask for fewer at a time"
+                + f": {count} answers are more than the {most} that may be pending; ask for fewer at a time"
             )
 
         def prepare() -> dict[Any, Any]:
@@ -138,7 +138,9 @@ class Service:
         names = edits.names(served.lm.model) if edits else []
         answers = await self.compute(prepare)
         if self.pending + count > most:
-            raise ApiError(f"{self.pending} answers are pending, the most that the server allows: try again later", 429)
+            raise ApiError(
+                f"Cannot wait for more answers, because {self.pending} are pending already: try again later", 429
+            )
         self.check_ready()
         context = edited_for(served.lm.model, names, answers) if names else nullcontext()
         job = Job(engine, answers, label, self.ended, context)

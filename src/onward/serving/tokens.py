@@ -83,7 +83,8 @@ async def detokenize(body: DetokenizeRequest, http: Request) -> dict[str, str]:
     check_others(body.model_extra or {})
     if unknown := [token for token in body.tokens if not 0 <= token < served.lm.config.vocab_size]:
         raise ApiError(
-            f"there is no token {unknown[0]}: the vocabulary has {served.lm.config.vocab_size}", param="tokens"
+            f"Token {unknown[0]} does not exist: the vocabulary has ids 0 to {served.lm.config.vocab_size - 1}",
+            param="tokens",
         )
     text = served.lm.text().decode(body.tokens)
     return {"prompt": text, "content": text}

@@ -37,7 +37,7 @@ class Tools:
                 f"tool_choice is {shown(choice)}: give none, auto, required or a function", param="tool_choice"
             )
         elif choice == "required" and not functions:
-            raise ApiError("tool_choice is required and there are no tools: give some", param="tool_choice")
+            raise ApiError("Cannot require a call without tools: give some", param="tool_choice")
         return cls(functions, choice or "auto" if functions else "none", parallel is not False)
 
     @property
@@ -61,7 +61,7 @@ def named_in(choice: Mapping[str, Any], functions: Sequence[Function]) -> str:
     inner = choice.get("function")
     name = inner.get("name") if isinstance(inner, Mapping) else choice.get("name")
     if not isinstance(name, str) or name not in [function.name for function in functions]:
-        raise ApiError(f"tool_choice names {shown(name)}, which is not among the tools", param="tool_choice")
+        raise ApiError(f"Cannot call {shown(name)} of tool_choice, which is not among the tools", param="tool_choice")
     return name
 
 
@@ -92,7 +92,7 @@ def function_of(tool: Any, number: int) -> Function:
     kind = (parameters or {}).get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise ApiError(
-            f"the parameters of tools[{number}] have the type {shown(kind)}: arguments are an object",
+            f"Cannot use tools[{number}], whose parameters have the type {shown(kind)}: arguments are an object",
             param=f"tools[{number}]",
         )
     given = {key: value for key, value in function.items() if key in ("name", "description", "parameters", "strict")}

@@ -189,7 +189,7 @@ def tied(s: Subject) -> Outcome:
 
 
 def shared(s: Subject) -> Outcome:
-    """Note modules with parameters that occur twice; see the decisions: no failure, as in a Universal Transformer."""
+    """Note modules with parameters that occur twice; a Universal Transformer shares its block by design."""
     first: dict[int, str] = {}
     for name, module in s.model.named_modules(remove_duplicate=False):
         known = first.setdefault(id(module), name)

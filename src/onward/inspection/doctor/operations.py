@@ -212,6 +212,7 @@ def operations(s: Subject, tokens: Tensor) -> Operations:
     def leave(module: nn.Module, args: Any, result: Any) -> None:
         watched.module.pop()
 
+    # the fast path is one operation, in which no attention can be recognized
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     named = [(name, module) for name, module in s.model.named_modules() if name]

@@ -121,12 +121,13 @@ class Subject:
             what = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
             if isinstance(error, IndexError) and "range" in what:
                 raise UserError(
-                    f"the model cannot be called with {tokens.size(1)} token ids of up to {int(tokens.max())} "
-                    f"({what}): give --vocab-size if it has fewer ids, or --context-length if its context is shorter"
+                    f"Cannot call the model with {tokens.size(1)} token ids of up to {int(tokens.max())} "
+                    f"({what}): give --vocab-size if it has fewer ids, or --context-length if its context "
+                    "is shorter"
                 ) from error
             raise UserError(
-                f"the model cannot be called with token ids {tuple(tokens.shape)}, of int64 ({what}): give --adapter "
-                "FILE.py:FUNCTION, where FUNCTION(model, tokens) returns logits"
+                f"Cannot call the model with token ids {tuple(tokens.shape)}, of int64 ({what}): give "
+                "--adapter FILE.py:FUNCTION, where FUNCTION(model, tokens) returns logits"
             ) from error
         logits = logits_of(result)
         name = self.parameter(*TARGET_NAMES)
@@ -154,7 +155,9 @@ class Subject:
         pair = isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(x, Tensor) for x in batch)
         if not pair or batch[0].dim() != 2 or batch[0].shape != batch[1].shape or batch[0].is_floating_point():
             shapes = [tuple(x.shape) for x in batch if isinstance(x, Tensor)] if isinstance(batch, Sequence) else batch
-            raise UserError(f"a batch is {shapes!r:.200}: give pairs of token ids and targets, integers (B, T) each")
+            raise UserError(
+                f"Cannot use a batch of {shapes!r:.200}: give pairs of token ids and targets, integers (B, T) each"
+            )
         if int(batch[0].max()) >= self.vocab_size:
             raise UserError(
                 f"a batch has token id {int(batch[0].max())}, but the model has only {self.vocab_size} token ids"
@@ -311,8 +314,9 @@ def logits_of(result: Any) -> Tensor:
     result = result.logits if hasattr(result, "logits") else result[0] if isinstance(result, tuple) else result
     if isinstance(result, list) and result and all(isinstance(x, Tensor) and x.dim() == 3 for x in result):
         raise UserError(
-            f"the model returns a list of {len(result)} logits, as of early exits: give --adapter FILE.py:FUNCTION, "
-            "where FUNCTION(model, tokens) returns one of them, such as model(tokens)[-1]"
+            f"Cannot read the logits, because the model returns a list of {len(result)}, as for early "
+            "exits: give --adapter FILE.py:FUNCTION, where FUNCTION(model, tokens) returns one of them, "
+            "such as model(tokens)[-1]"
         )
     if not isinstance(result, Tensor) or result.dim() != 3:
         shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__

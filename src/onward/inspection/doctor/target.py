@@ -124,9 +124,12 @@ def made(target: str, kwargs: str) -> tuple[nn.Module, bool]:
         model = builder if isinstance(builder, nn.Module) else builder(**arguments)
     except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{target} cannot be created ({what:.300}): give its arguments as --kwargs") from None
+        raise UserError(f"Cannot create {target} ({what:.300}): give its arguments as --kwargs") from None
     if not isinstance(model, nn.Module):
-        raise UserError(f"{target} is {type(model).__name__}: name a torch.nn.Module, or a function that returns one")
+        raise UserError(
+            f"Cannot check {target}, which is {type(model).__name__}: name a torch.nn.Module, or a function "
+            "that returns one"
+        )
     return model, model is not builder
 
 
@@ -138,7 +141,9 @@ def named(target: str, what: str) -> Any:
     module = imported(source)
     if not hasattr(module, name):
         known = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        raise UserError(f"{what} names {name!r}, which is not in {source}: choose from {', '.join(known) or 'none'}")
+        raise UserError(
+            f"Cannot find {name!r}, which {what} names, in {source}: choose from {', '.join(known) or 'none'}"
+        )
     return getattr(module, name)
 
 
@@ -171,4 +176,4 @@ def imported(source: str) -> ModuleType:
         return module
     except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{source} cannot be imported ({what:.300}): run it in Python to see where") from None
+        raise UserError(f"Cannot import {source} ({what:.300}): run it in Python to see where") from None

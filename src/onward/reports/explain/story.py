@@ -86,6 +86,6 @@ class Story:
         elif path.suffix == ".html":
             content = self.html(theme)
         else:
-            raise UserError(f"{path} does not end in .html or .json: choose one of these endings")
+            raise UserError(f"Cannot write {path}: choose a name that ends in .html or .json")
         with atomic_write(path) as new:
             new.write_text(content, encoding="utf-8")

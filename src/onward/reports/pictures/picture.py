@@ -179,9 +179,7 @@ def legend_of(scale: Scale) -> str:
 
 def format_of(path: Path) -> str:
     if path.suffix not in FORMATS:
-        raise UserError(
-            f"{path} does not end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: choose one of these endings"
-        )
+        raise UserError(f"Cannot write {path}: choose a name that ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     return path.suffix
 
 

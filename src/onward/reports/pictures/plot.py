@@ -82,6 +82,7 @@ class Heights:
         )
 
 
+# our own SVG: a page needs each curve as a picture and as data to redraw, and matplotlib writes only the picture
 @dataclass(frozen=True)
 class Series:
     """One curve: `coordinates` (3, N) in steps, seconds and tokens, and `heights` (N,) in pixels."""

@@ -133,7 +133,7 @@ def patch(reading: Reading, *, corrupted: str = "", right: str = "", wrong: str 
     answer, other_answer = reading.next_token(right, clean), reading.next_token(wrong, other)
     if answer == other_answer:
         raise UserError(
-            "the likeliest next token is the same after both texts: choose other texts, or give --right and --wrong"
+            "Cannot patch texts with the same likeliest next token: choose other texts, or give --right and --wrong"
         )
     metric = logit_difference(answer, other_answer)
     streams = activation_patching(reading.model, clean, other, metric, "in").effects.numpy()

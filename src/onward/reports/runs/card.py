@@ -37,7 +37,10 @@ def model_card(folder: Path, license: str, name: str = "") -> str:
         given = f"license is {license!r}" if license else "the model needs a license"
         raise UserError(f"{given}: give --license apache-2.0, mit, cc-by-4.0 or another identifier that the hub lists")
     if is_adapter(folder):
-        raise UserError(f"{folder} is an adapter: merge it into its base with onward merge, and publish the result")
+        raise UserError(
+            f"Cannot describe {folder}, which is an adapter: merge it into its base with onward merge, and "
+            "publish the result"
+        )
     name = name or folder.resolve().name
     record, model_type = Record(folder), str(read_config(folder).get("model_type", ""))
     model, tokenizer = load_model(folder)[0], open_source(folder).tokenizer()

@@ -76,6 +76,7 @@ def of_record(record: Record) -> str:
     drawn = of_figures(record.figures())
     if record.metrics.steps:
         guesses = record.guesses(find(f"{record.folder}/")[1].vocab_size)
+        # an image, so that its styles do not affect the notebook
         drawn += boxed(loss_svg(record.metrics, guesses), "Loss by training step")
     return drawn
 

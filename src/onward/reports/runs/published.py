@@ -67,5 +67,6 @@ def figures() -> Iterator[Published]:
 
 def nearest(parameters: int, suite: str, task: str, metric: str, examples: int) -> list[Published]:
     """Results of the models nearest in size, for the same task, metric and number of examples."""
+    # suites have other rules for a task: for piqa, one compares sums of log-probabilities, another means over tokens
     same = [f for f in figures() if (f.suite, f.task, f.metric, f.examples) == (suite, task, metric, examples)]
     return sorted(same, key=lambda figure: abs(log(figure.parameters / max(1, parameters))))[:NEAREST]

@@ -121,7 +121,7 @@ class Record(Shown):
             return "no run"
         if (self.folder / "result.json").exists():
             return "finished"
-        return "running" if is_running(self.folder) else "stopped"
+        return "running" if is_running(self.folder) else "stopped"  # by a lock, which ends with its process
 
     @property
     def parameters(self) -> int | None:

@@ -153,7 +153,7 @@ def why_they_differ(record: Record) -> str:
 def comparison(record: Record, figures: Figures, config: DecoderConfig, other: Record) -> str:
     """Figures of two runs side by side, and the options and parts that differ."""
     if not other.metrics.steps:
-        raise UserError(f"{other.folder} has no steps on record to compare with: name the folder of a run")
+        raise UserError(f"Cannot compare with {other.folder}, which has no steps on record: name the folder of a run")
     theirs = find(f"{other.folder}/")[1]
     both = [figures, other.figures()]
     shown: dict[str, list[Any]] = {

@@ -69,6 +69,7 @@ def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
     for outcome in outcomes:
         runs = [Record(run).figures() for run in outcome.runs]
         values = outcome.values(measure)
+        # a seed fixes the order of the windows, so that much of the noise cancels in a difference
         paired = paired_difference(values, base, level) if values and base and outcome is not outcomes[0] else None
         seconds = fmean(run.seconds or 0.0 for run in runs)
         result.append(

@@ -58,6 +58,7 @@ def conclude(run: Run) -> dict[str, Any]:
         model, _ = open_model(run.folder, device)
         results = task_results(run.tasks, model, run.tokenizer, run.config.task_limit)
         keep_scores(run.folder, scores_of(run.tasks, results, run.step))
+    # from result.json, so that page, file and console show the same figures
     write_reports(run.folder, device=device)
     return figures
 
