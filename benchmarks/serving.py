@@ -147,8 +147,8 @@ def main() -> None:
     from benchmarks.decode.tables import Table
     from onward.data.corpora import embedded
     from onward.measuring.generation import GREEDY
-    from onward.serving.config import EngineOptions
     from onward.serving.models import engine_for, row_counts
+    from onward.serving.server_options import EngineOptions
 
     torch.set_num_threads(options.threads)
     sizes = SIZES["tiny" if options.tiny else "full"]

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from onward.cli import main
-from onward.serving.config import Limits, Listening
 from onward.serving.server import serve
+from onward.serving.server_options import Listening, RequestLimits
 
 from support.server import Running, serving, started
 
@@ -24,7 +24,7 @@ LONG = {"prompt": "The cat", "max_tokens": 24, "temperature": 0.9, "ignore_eos":
 
 @pytest.fixture(scope="module")
 def server(tiny_run: Path) -> Iterator[Running]:
-    limits = Limits(max_queue=3, max_body="10KB", max_messages=4)
+    limits = RequestLimits(max_queue=3, max_body="10KB", max_messages=4)
     with serving(tiny_run, rows=2, limits=limits, keys=["secret"], hosts=["api.example.org"]) as running:
         yield running
         assert running.idle()

@@ -37,7 +37,7 @@ NUM_ANSWERS, MAX_TOKENS = 32, 48  # held-out questions that the model answers, a
 
 
 @dataclass(frozen=True)
-class Stage:
+class AssistantStage:
     """A fine-tuning run of `onward quickstart --assistant`."""
 
     method: Method
@@ -50,8 +50,8 @@ class Stage:
 
 
 STAGES = (
-    Stage(SFT(), "to answer questions", 0.65, 1.5e-3),
-    Stage(DPO(), "to prefer the better of two answers", 0.35, 5e-4),
+    AssistantStage(SFT(), "to answer questions", 0.65, 1.5e-3),
+    AssistantStage(DPO(), "to prefer the better of two answers", 0.35, 5e-4),
 )
 
 
@@ -101,7 +101,7 @@ def held_out_answers() -> dict[str, str]:
     return dict([*answers().items()][HELD_OUT - 1 :: HELD_OUT])
 
 
-def finetuning(stage: Stage, base: Path, before: Path, time: str, processes: int) -> FinetuneConfig:
+def finetuning(stage: AssistantStage, base: Path, before: Path, time: str, processes: int) -> FinetuneConfig:
     """Write a stage's training and held-out questions into `base`, the pre-training, and return its configuration: it
     fine-tunes the run `before` for its share of `time`, such as 5m."""
     held_out = held_out_answers()

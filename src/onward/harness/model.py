@@ -174,7 +174,7 @@ class HarnessModel(TemplateLM):
         values = dict(normalize_gen_kwargs(given, 256))
         values.pop("do_sample", None)
         most = min(values.pop("max_gen_toks"), self.max_length - 1)
-        ends = Ends(tuple(text for text in values.pop("until", []) if text), self.strips)
+        ends = StopTexts(tuple(text for text in values.pop("until", []) if text), self.strips)
         if unread := values.keys() - READ:
             raise UserError(f"Cannot generate with the option {min(unread)} of a task: remove it from the task")
         values = {"temperature": 0.0, **values}
@@ -183,7 +183,7 @@ class HarnessModel(TemplateLM):
     def cut(self, tokens: list[int], options: GenerationOptions) -> str:
         """The answer before the first stop string, decoded without its prompt, as lm-evaluation-harness does."""
         text = self.text.decode(tokens)
-        for stop in options.stop_when.texts if isinstance(options.stop_when, Ends) else ():
+        for stop in options.stop_when.texts if isinstance(options.stop_when, StopTexts) else ():
             text = text.split(stop)[0]
         return text
 
@@ -205,7 +205,7 @@ class HarnessModel(TemplateLM):
 
 
 @dataclass(frozen=True)
-class Ends:
+class StopTexts:
     """A stopping condition: the text of an answer contains one of `texts`."""
 
     texts: tuple[str, ...]

@@ -37,7 +37,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, tor
 
 
 @dataclass(frozen=True)
-class Finding:
+class PromiseFinding:
     """A promise of exactness, such as "cached = plain", with the measured and the allowed difference."""
 
     promise: str
@@ -51,7 +51,7 @@ class Finding:
         return self.measured <= self.allowed  # False for NaN
 
 
-class Subject:
+class VerifiedModel:
     """The model to verify, two rows of random tokens (2, T), and their logits (2, T, V) without a cache; `hf` is its
     config.json."""
 
@@ -64,9 +64,9 @@ class Subject:
         self.plain = model(self.tokens)
         self.allowed = TOLERANCE[model.dtype] * max(1.0, float(self.plain.abs().max()))
 
-    def compare(self, promise: str, logits: Tensor, note: str = "") -> Finding:
+    def compare(self, promise: str, logits: Tensor, note: str = "") -> PromiseFinding:
         difference = float((logits.float() - self.plain.float()).abs().max())
-        return Finding(promise, difference, self.allowed, "a logit", note)
+        return PromiseFinding(promise, difference, self.allowed, "a logit", note)
 
     def manager(self, kind: str, chunk: int) -> CacheManager:
         """A cache, "contiguous" or "paged", for the two rows, with at most `chunk` tokens in a call."""
@@ -111,39 +111,41 @@ class Subject:
             raise error
         return requests[0].tokens
 
-    def generated(self, promise: str, **options: Any) -> Finding:
+    def generated(self, promise: str, **options: Any) -> PromiseFinding:
         """The largest gap, in a plain forward, between the logit of a generated token and the greatest."""
         tokens, half = self.generate(**options), self.tokens.size(1) // 2
         row = torch.tensor([[*self.tokens[0, :half].tolist(), *tokens]], device=self.tokens.device)
         logits = self.model(row)[0, half - 1 : -1].float()
         below = logits.amax(-1) - logits.gather(-1, row[0, half:, None])[:, 0]
         equal = int((below == 0).sum())
-        return Finding(promise, float(below.max()), self.allowed, "a logit", f"{equal} of {len(tokens)} tokens equal")
+        return PromiseFinding(
+            promise, float(below.max()), self.allowed, "a logit", f"{equal} of {len(tokens)} tokens equal"
+        )
 
 
-def saved(subject: Subject) -> Finding:
+def saved(subject: VerifiedModel) -> PromiseFinding:
     with tempfile.TemporaryDirectory() as folder:
         save_model(subject.model, Path(folder), subject.hf)
         loaded, _ = load_model(Path(folder), device=subject.model.device)
         return replace(subject.compare("saved = loaded", loaded(subject.tokens)), allowed=0.0)
 
 
-def streamed(subject: Subject) -> Finding:
+def streamed(subject: VerifiedModel) -> PromiseFinding:
     assert subject.tokenizer
     tokens, answer = subject.generate(), Answer(subject.tokenizer)
     for token in tokens:
         answer.push(token)
     streamed_text, text = answer.finish(), subject.tokenizer.decode(tokens)
     wrong = abs(len(streamed_text) - len(text)) + sum(a != b for a, b in zip(streamed_text, text))
-    return Finding("streamed = whole text", float(wrong), 0.0, "characters", f"{len(text)} characters")
+    return PromiseFinding("streamed = whole text", float(wrong), 0.0, "characters", f"{len(text)} characters")
 
 
-def batched(subject: Subject) -> Finding:
+def batched(subject: VerifiedModel) -> PromiseFinding:
     alone = [subject.model(row[None]) for row in subject.tokens]
     return subject.compare("batched = alone", torch.cat(alone))
 
 
-PROMISES: dict[str, Callable[[Subject], Finding]] = {
+PROMISES: dict[str, Callable[[VerifiedModel], PromiseFinding]] = {
     "saved": saved,
     "batched": batched,
     "cached": lambda s: s.compare("cached = plain", s.in_chunks(1), "token by token"),
@@ -163,7 +165,7 @@ def verify(
     tokenizer: Tokenizer | None = None,
     hf: Mapping[str, Any] | None = None,
     reference: Reference | None = None,
-) -> Iterator[Finding]:
+) -> Iterator[PromiseFinding]:
     """Measure each of Onward's promises of exactness on a model, such as equal logits with and without a cache; yields
     the findings one by one.
 
@@ -172,7 +174,7 @@ def verify(
     logits are not finite.
     """
     with without_dropout(model):
-        subject = Subject(model, tokenizer, hf or {})
+        subject = VerifiedModel(model, tokenizer, hf or {})
         if not subject.plain.isfinite().all():
             raise UserError(f"Cannot compare logits, because the model's are NaN or infinite in {model.dtype}")
         for name, measure in PROMISES.items():
@@ -182,7 +184,7 @@ def verify(
             yield against(subject, reference)
 
 
-def against(subject: Subject, reference: Reference) -> Finding:
+def against(subject: VerifiedModel, reference: Reference) -> PromiseFinding:
     """Compare with another program; the note names the first layer whose residual stream differs."""
     theirs = reference.compute(subject.tokens)
     finding = subject.compare(f"Onward = {reference.name}", theirs.logits)

@@ -88,7 +88,7 @@ def read_bytes(model: nn.Module, embed: nn.Module) -> int:
 
 
 @dataclass(frozen=True)
-class Limits:
+class MachineLimits:
     """Measured limits of the machine: bytes and operations per second."""
 
     bandwidth: float
@@ -111,7 +111,7 @@ class Speed:
 
 
 def measure(
-    model: Decoder, precision: Precision, batch: int, *, prompt: int, new: int, seconds: float, limits: Limits
+    model: Decoder, precision: Precision, batch: int, *, prompt: int, new: int, seconds: float, limits: MachineLimits
 ) -> Speed:
     """Median of up to five greedy generations for `batch` random prompts, in about `seconds` after a warm-up."""
     config = model.config
@@ -160,7 +160,7 @@ def trial(config: DecoderConfig, precision: str, rows: int, device: torch.device
         quantize_model(model, precision)
     new = min(NEW, config.context_length // 2)
     keys: dict[str, Any] = {"prompt": min(PROMPT, config.context_length // 2), "new": new, "seconds": 0.3}
-    return measure(model, "float32", rows, limits=Limits(1.0, {dtype: 1.0}), **keys).decode
+    return measure(model, "float32", rows, limits=MachineLimits(1.0, {dtype: 1.0}), **keys).decode
 
 
 @torch.inference_mode()

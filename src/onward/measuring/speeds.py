@@ -8,7 +8,7 @@ import torch
 
 from onward.base.errors import UserError
 from onward.measuring.decoders import check_context, decoder_of, models_in
-from onward.measuring.generation import Limits, Precision, Speed, measure
+from onward.measuring.generation import MachineLimits, Precision, Speed, measure
 from onward.measuring.training import TrainingSpeed, measure_training
 from onward.planning.machine import peak_flops, read_bandwidth
 
@@ -43,11 +43,11 @@ def generation_speeds(
     seconds: float,
     revision: str = "",
     watch: Callable[[str], None] = silent,
-) -> tuple[list[Speed], Limits]:
+) -> tuple[list[Speed], MachineLimits]:
     """Speeds for each precision and batch size, about `seconds` for each, and the machine's limits; `watch` is called
     with each case before it is measured."""
     dtypes = {torch.float32 if precision == "float32" else torch.bfloat16 for precision in precisions}
-    limits = Limits(read_bandwidth(device), {dtype: peak_flops(dtype, device, kernels=True) for dtype in dtypes})
+    limits = MachineLimits(read_bandwidth(device), {dtype: peak_flops(dtype, device, kernels=True) for dtype in dtypes})
     speeds = []
     for precision, decoder in models_in(precisions, model, device, VOCABULARY, revision):
         for batch in batches:

@@ -34,7 +34,7 @@ LEAST = 3  # steps that are counted in any case
 TRIAL_TOKENS = 1024  # of a step that calibrates
 
 
-class Watch:
+class Stopwatch:
     """Sums the seconds of each phase of training steps."""
 
     def __init__(self, device: torch.device) -> None:
@@ -50,7 +50,7 @@ class Watch:
 class TimedForward(nn.Module):
     """A LossModule that tells a Watch when it begins and ends."""
 
-    def __init__(self, module: nn.Module, watch: Watch) -> None:
+    def __init__(self, module: nn.Module, watch: Stopwatch) -> None:
         super().__init__()
         self.module, self.watch = module, watch
 
@@ -65,7 +65,7 @@ class TimedForward(nn.Module):
 class TimedProcesses(Processes):
     """One process that tells a Watch when the backward ends."""
 
-    watch: Watch | None = None
+    watch: Stopwatch | None = None
 
     def sum_of_batches(self, values: Sequence[float]) -> list[float]:
         assert self.watch is not None
@@ -105,7 +105,7 @@ def measure_training(
     """Train a model on random tokens, `batch` windows of `context` tokens in a step, for about `seconds` seconds, and
     measure the speed; changes the model's weights. Makes at least `least` steps after `warm_up` steps that are not
     counted. `peak` is the device's peak in this precision, in operations per second."""
-    config, watch = model.config, Watch(model.device)
+    config, watch = model.config, Stopwatch(model.device)
     parts = optimizers(model, optimizer, 1e-5, 0.1, (0.9, 0.99))
     for part in parts:
         part.register_step_pre_hook(lambda *_: watch.note("clipping"))

@@ -39,7 +39,7 @@ class Fact:
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class ConfigChange:
     """A value that differs between two configurations; None for a configuration that does not have it."""
 
     what: str
@@ -71,7 +71,7 @@ def describe_parts(config: DecoderConfig) -> list[tuple[str, str]]:
     return lines
 
 
-def differences(before: DecoderConfig, after: DecoderConfig) -> list[Change]:
+def differences(before: DecoderConfig, after: DecoderConfig) -> list[ConfigChange]:
     """List the values that differ between two decoders' configurations, `before` and `after`, sizes first."""
     old, new = ({fact.what: fact for fact in facts(config)} for config in (before, after))
     order = {what: i for i, what in enumerate(new)}
@@ -81,7 +81,7 @@ def differences(before: DecoderConfig, after: DecoderConfig) -> list[Change]:
         a, b = (None if fact is None else fact.value for fact in both)
         mentioned = [fact for fact in both if fact and not fact.silent]
         if mentioned and a != b:
-            changes.append(Change(what, a, b, mentioned[-1].meaning))
+            changes.append(ConfigChange(what, a, b, mentioned[-1].meaning))
     return changes
 
 

@@ -10,10 +10,10 @@ from onward.config.mesh import Mesh, divides_tokens
 from onward.evaluation.continuations import CHUNK, ROWS, TOKENS
 from onward.evaluation.score import LOGITS, TOGETHER
 from onward.planning.arrangements import tensor_sizes
+from onward.planning.device_memory import narrowed
+from onward.planning.divided_parameters import groups
 from onward.planning.dry import dry_step
 from onward.planning.memory import GenerationMemory, cache_bytes
-from onward.planning.mesh import narrowed
-from onward.planning.pieces import groups
 
 LOGIT = (
     10  # most bytes of a logit: in bf16, with an fp32 copy and a log-probability, or in fp32, with its gathered parts

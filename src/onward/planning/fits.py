@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onward.base.errors import UserError
-from onward.planning.laws import Frontier, Loss
+from onward.planning.laws import Frontier, LossLaw
 
 Array = NDArray[np.float64]
 DELTA = 1e-3  # of the Huber loss of log L (arXiv:2203.15556, section 3.3)
@@ -32,7 +32,7 @@ class Unreliable(UserWarning):
     """The warning that runs do not determine the constants of a scaling law."""
 
 
-class Run(NamedTuple):
+class RunPoint(NamedTuple):
     """A trained model as a data point of a scaling law: its parameters, its training tokens and its loss."""
 
     parameters: float
@@ -49,11 +49,11 @@ class LossFit:
     """A law of the loss L(N, D) fitted to runs. `intervals` are 95 % over fits to resampled runs, for each constant and
     for "a": the best N is proportional to C ** a."""
 
-    law: Loss
+    law: LossLaw
     objective: float  # sum of the Huber losses
     intervals: dict[str, tuple[float, float]]
     residuals: list[float]  # log of the loss minus the log predicted by the fit
-    resampled: list[Loss]  # laws fitted to resampled runs
+    resampled: list[LossLaw]  # laws fitted to resampled runs
 
     @property
     def determined(self) -> bool:
@@ -108,7 +108,7 @@ class PowerFit:
         return float(self.scale * flops**-self.exponent + self.floor)
 
 
-def checked(runs: Sequence[Run]) -> None:
+def checked(runs: Sequence[RunPoint]) -> None:
     """Raise a UserError for too few or impossible runs; warn of a model that is worse after more tokens."""
     if len(runs) < LEAST:
         raise UserError(
@@ -169,7 +169,7 @@ def minima(x: Array, counts: Array, rounds: int, *numbers: Array) -> tuple[Array
     return x, value
 
 
-def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFit:
+def fit_loss(runs: Sequence[RunPoint], resamples: int = 200, seed: int = 0) -> LossFit:
     """Fit L(N, D) to runs, by minimizing from each starting point of the grid in Chinchilla's appendix. The sum of the
     Huber losses is minimized; with their mean the search would stop too early (arXiv:2404.10102).
 
@@ -205,9 +205,9 @@ def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFi
     return fit
 
 
-def law_of(x: Array) -> Loss:
+def law_of(x: Array) -> LossLaw:
     with np.errstate(over="ignore"):  # as in `forecast`
-        return Loss(*np.exp(x[[2, 0, 1]]).tolist(), *x[3:].tolist())
+        return LossLaw(*np.exp(x[[2, 0, 1]]).tolist(), *x[3:].tolist())
 
 
 def constants(x: Array) -> dict[str, float]:
@@ -223,10 +223,10 @@ def intervals(samples: Sequence[dict[str, float]]) -> dict[str, tuple[float, flo
     return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 
 
-def parabolas(runs: Sequence[Run]) -> list[Parabola]:
+def parabolas(runs: Sequence[RunPoint]) -> list[Parabola]:
     """Fit a parabola to each group of runs with about equal operations and at least three sizes."""
     checked(runs)
-    groups: list[list[Run]] = []
+    groups: list[list[RunPoint]] = []
     for run in sorted(runs, key=lambda run: run.flops):
         if groups and np.log(run.flops / groups[-1][0].flops) < SAME:
             groups[-1].append(run)

@@ -14,7 +14,7 @@ from onward.planning.fits import (
     LossFit,
     Parabola,
     PowerFit,
-    Run,
+    RunPoint,
     fit_frontier,
     fit_loss,
     fit_power,
@@ -29,7 +29,7 @@ LARGER = 10.0  # operations of the run that is forecast, by those of the largest
 class FittedLaw:
     """All scaling laws fitted to `runs`, and the warnings of the fits."""
 
-    runs: Sequence[Run]
+    runs: Sequence[RunPoint]
     loss: LossFit
     parabolas: list[Parabola]
     frontier: Frontier | None  # None if fewer than two parabolas have their minimum within the sizes of their runs
@@ -58,7 +58,7 @@ class FittedLaw:
         }
 
 
-def fit_runs(runs: Sequence[Run]) -> FittedLaw:
+def fit_runs(runs: Sequence[RunPoint]) -> FittedLaw:
     """Fit all scaling laws to runs, and collect the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

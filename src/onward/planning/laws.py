@@ -17,7 +17,7 @@ PF_DAY = 8.64e19  # FLOPs of 10 ** 15 a second for a day
 
 
 @dataclass(frozen=True)
-class Loss:
+class LossLaw:
     """A scaling law of the loss: L(N, D) = E + A / N ** alpha + B / D ** beta in nats per token, for N parameters and D
     training tokens (Chinchilla, equation 2)."""
 
@@ -62,7 +62,7 @@ class Law:
 
     name: str
     source: str
-    law: Loss | Frontier
+    law: LossLaw | Frontier
     exponents: tuple[float, float] | None = None
 
     def optimum(self, flops: float) -> tuple[float, float]:
@@ -79,8 +79,8 @@ class Law:
 
 
 # The constants of approach 3 are those of the paper's source, since the two digits that it prints give other optima.
-CHINCHILLA = Loss(math.exp(0.5267228), math.exp(6.0073404), math.exp(6.0179186), 0.33917084, 0.2849083)
-REFIT = Loss(1.8172, 482.01, 2085.43, 0.3478, 0.3658)
+CHINCHILLA = LossLaw(math.exp(0.5267228), math.exp(6.0073404), math.exp(6.0179186), 0.33917084, 0.2849083)
+REFIT = LossLaw(1.8172, 482.01, 2085.43, 0.3478, 0.3658)
 NEWEST = Law("re-fit of 2024", "fit of L(N, D) to the same runs", REFIT, (0.487, 0.539))
 LAWS = (
     Law("Chinchilla 1", "training curves (through the rows of table 3)", Frontier(0.09916, 0.49810), (0.488, 0.502)),
@@ -123,7 +123,7 @@ class Optimum:
 
 def optimum(law: Law, flops: float) -> Optimum:
     parameters, tokens = law.optimum(flops)
-    loss = law.law.loss(parameters, tokens) if isinstance(law.law, Loss) else None
+    loss = law.law.loss(parameters, tokens) if isinstance(law.law, LossLaw) else None
     outside = not FITTED[0] <= flops <= FITTED[1]
     sizes = law.range(flops)
     return Optimum(law.name, flops, parameters, sizes, tokens, tokens / parameters, loss, law.source, outside)
@@ -146,7 +146,7 @@ class Smaller:
 SHARES = 1.0, 0.7, 0.5, 0.35, 0.25
 
 
-def smaller_models(law: Loss, flops: float, answered: float) -> list[Smaller]:
+def smaller_models(law: LossLaw, flops: float, answered: float) -> list[Smaller]:
     """List models of the best size for `flops` training operations by `law`, and of smaller sizes that reach the same
     loss with more tokens, with the operations of training and of later use for `answered` tokens (read or
     generated)."""

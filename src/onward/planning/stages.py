@@ -5,9 +5,9 @@ from dataclasses import replace
 from onward.config.decoder import DecoderConfig
 from onward.config.mesh import Mesh
 from onward.parallel.pipeline import holds
+from onward.planning.divided_parameters import ParameterGroup
 from onward.planning.dry import DryStep, Segment
 from onward.planning.parameters import kinds, modules, size
-from onward.planning.pieces import Group
 
 
 def of_one_batch(dry: DryStep, part: DecoderConfig, mesh: Mesh, stage: int, states: int) -> DryStep:
@@ -21,7 +21,7 @@ def of_one_batch(dry: DryStep, part: DecoderConfig, mesh: Mesh, stage: int, stat
     return dry if stage == mesh.pipeline - 1 else replace(dry, head=Segment(0, 0))
 
 
-def of_later_batch(dry: DryStep, part: DecoderConfig, mesh: Mesh, stage: int, shards: list[Group]) -> DryStep:
+def of_later_batch(dry: DryStep, part: DecoderConfig, mesh: Mesh, stage: int, shards: list[ParameterGroup]) -> DryStep:
     """The memory of a later batch, which adds its gradients to those of the first and frees them. `shards`: parameters
     that FSDP divides, whose gradients outside of blocks are reduced at the end of the step."""
     if shards:

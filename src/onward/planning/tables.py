@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onward.base.errors import UserError
-from onward.planning.fits import Run
+from onward.planning.fits import RunPoint
 
 COLUMNS = {  # names of a column in tables of others
     "parameters": ("parameters", "params", "n", "model size", "model_size"),
@@ -20,7 +20,7 @@ COLUMNS = {  # names of a column in tables of others
 }
 
 
-def read_table(path: Path) -> list[Run]:
+def read_table(path: Path) -> list[RunPoint]:
     """Read the runs in a table with the columns parameters, tokens (or flops, as 6 N D) and loss."""
     if path.suffix not in (".csv", ".tsv"):
         raise UserError(f"Cannot read runs from {path}: name a folder of runs, or a .csv or .tsv file")
@@ -37,7 +37,7 @@ def read_table(path: Path) -> list[Run]:
     return [of_row(row, columns, f"{path}, line {rows.line_num}") for row in rows]
 
 
-def of_row(row: Mapping[str | None, Any], columns: Mapping[str, str], where: str) -> Run:
+def of_row(row: Mapping[str | None, Any], columns: Mapping[str, str], where: str) -> RunPoint:
     """`columns` names the column of each quantity, `where` the line in errors."""
     if None in row:
         raise UserError(f"{where} has more cells than the table has columns: write numbers without commas")
@@ -52,7 +52,7 @@ def of_row(row: Mapping[str | None, Any], columns: Mapping[str, str], where: str
         if not (math.isfinite(numbers[what]) and numbers[what] > 0):
             raise UserError(f"{where}: {column} is {row[column]}: leave out runs without a result")
     tokens = numbers["tokens"] if "tokens" in numbers else numbers["flops"] / 6 / numbers["parameters"]
-    return Run(numbers["parameters"], tokens, numbers["loss"])
+    return RunPoint(numbers["parameters"], tokens, numbers["loss"])
 
 
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15}

@@ -23,10 +23,10 @@ from onward.config.routing import SigmoidRouting
 from onward.model.decoder import Decoder
 from onward.parallel.pipeline import FIRST
 from onward.parallel.vocabulary import rows_at_once
+from onward.planning.device_memory import narrowed
+from onward.planning.divided_parameters import ParameterGroup, groups, matrices_by_shape, of_stage
 from onward.planning.dry import Shortened, computing_in, kinds_of_layers, reduced
 from onward.planning.memory import AUTOCAST
-from onward.planning.mesh import narrowed
-from onward.planning.pieces import Group, groups, matrices_by_shape, of_stage
 
 SUM, GATHER, SCATTER, SEND, BROADCAST = "all-reduce", "all-gather", "reduce-scatter", "send", "broadcast"
 
@@ -86,7 +86,7 @@ def collectives(
 
 
 def of_pipeline(
-    config: DecoderConfig, param_groups: list[Group], mesh: Mesh, tokens: int, stage: int
+    config: DecoderConfig, param_groups: list[ParameterGroup], mesh: Mesh, tokens: int, stage: int
 ) -> Iterator[Collective]:
     # hidden states and their gradients, in fp32, for as many batches of `tokens` tokens as there are stages
     n = mesh.pipeline
@@ -101,7 +101,7 @@ def of_pipeline(
     yield Collective("", SUM, "loads of experts", mesh.count, min(1, experts), 8 * experts)
 
 
-def of_shards(param_groups: list[Group], mesh: Mesh, precision: str) -> Iterator[Collective]:
+def of_shards(param_groups: list[ParameterGroup], mesh: Mesh, precision: str) -> Iterator[Collective]:
     # blocks are gathered in the forward and again in the backward; gradients are summed in fp32
     make = partial(Collective, "shard")
     for group in param_groups:
@@ -112,7 +112,7 @@ def of_shards(param_groups: list[Group], mesh: Mesh, precision: str) -> Iterator
         yield make(SCATTER, f"gradients of {kind}", mesh.shards, group.count, sums)
 
 
-def of_replicas(param_groups: list[Group], mesh: Mesh) -> Iterator[Collective]:
+def of_replicas(param_groups: list[ParameterGroup], mesh: Mesh) -> Iterator[Collective]:
     gradients = 4 * sum(group.count * group.total("local", trained=True) for group in param_groups)
     calls = sum(group.count for group in param_groups) if mesh.divides else 1
     yield Collective("replicate", SUM, "gradients", mesh.replicate, calls, gradients)
@@ -133,7 +133,7 @@ def of_context(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Ite
 
 def of_tensor(
     config: DecoderConfig,
-    param_groups: list[Group],
+    param_groups: list[ParameterGroup],
     mesh: Mesh,
     rows: int,
     length: int,
@@ -166,7 +166,9 @@ def of_tensor(
             yield make("gradients of the inputs of the head", n, chunks, ends.before_head)
 
 
-def of_branches(layers: list[Branches], ends: Ends, n: int, *, divided: bool, recompute: bool) -> Iterator[Collective]:
+def of_branches(
+    layers: list[BranchSizes], ends: EndSizes, n: int, *, divided: bool, recompute: bool
+) -> Iterator[Collective]:
     """Sums of the branches' outputs and of the gradients of their inputs or, if the tokens between branches are
     `divided`, gathers and scatters of as many bytes."""
     inputs, outputs = [size for one in layers for size in one.inputs], [size for one in layers for size in one.outputs]
@@ -195,7 +197,7 @@ def of_norms(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Itera
 
 
 @dataclass
-class Ends:
+class EndSizes:
     """Bytes of the embeddings, of the first block's input, of the last block's output, of the head's input."""
 
     embedded: int = 0
@@ -205,7 +207,7 @@ class Ends:
 
 
 @dataclass
-class Branches:
+class BranchSizes:
     """Bytes of the outputs and inputs of one block's attention and feed-forward, in their order. `ends_early`: a
     recomputation stops before the last output, which no backward reads."""
 
@@ -226,14 +228,14 @@ class Branches:
 
 def branches_of(
     config: DecoderConfig, rows: int, length: int, precision: str, *, embeds: bool
-) -> tuple[list[Branches], Ends]:
+) -> tuple[list[BranchSizes], EndSizes]:
     """The sizes of each layer's branches and around the blocks, in a dry run of two blocks of each kind. Unless the
     decoder `embeds` tokens, it receives hidden states in fp32, as a later stage does."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)
     chosen = [layer for layer in sorted({*kinds}) for _ in range(2)]
-    noted, ends = [Branches() for _ in chosen], Ends()
+    noted, ends = [BranchSizes() for _ in chosen], EndSizes()
 
     def note_ends(block: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
         ends.first, ends.last = ends.first or given[0].nbytes, output.nbytes
@@ -255,7 +257,7 @@ def branches_of(
     return layers, replace(ends, embedded=embedded.nbytes, before_head=before_head.nbytes)
 
 
-def of_muon(param_groups: list[Group], mesh: Mesh) -> Iterator[Collective]:
+def of_muon(param_groups: list[ParameterGroup], mesh: Mesh) -> Iterator[Collective]:
     # in bf16: parts of each matrix's update, and orthogonalized matrices, each computed by one device
     parts, calls, n = Counter[str](), Counter[str](), mesh.stage
     for group in param_groups:

@@ -21,6 +21,7 @@ from onward.planning.arrangements import (
     step_time,
     tensor_sizes,
 )
+from onward.planning.device_memory import device_memory
 from onward.planning.flops import (
     attention_flops,
     causal_attention_flops,
@@ -39,7 +40,6 @@ from onward.planning.memory import (
     most,
     training_memory,
 )
-from onward.planning.mesh import device_memory
 from onward.planning.parameters import active_parameters, cache_bytes_per_token, parameters
 from onward.planning.traffic import Collective, collectives
 from onward.reports.plan_lines import Line, memory_lines, number, size, time_lines, traffic_lines, vocabulary_line

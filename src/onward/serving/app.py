@@ -29,7 +29,7 @@ from onward.serving import (
 )
 from onward.serving.errors import RETRY_AFTER, body_of, error_body
 from onward.serving.guard import Guard
-from onward.serving.metrics import Metrics
+from onward.serving.metrics import ServerMetrics
 from onward.serving.service import Service
 from onward.serving.shapes import mistake, shown
 from onward.serving.streams import JSONReply
@@ -45,7 +45,7 @@ def make_app(
     header may have, `origins` the web sites whose pages may call it."""
     # /docs is our own page: FastAPI's loads a script from another host, which the Content-Security-Policy forbids
     app = FastAPI(title="Onward", description=ABOUT, docs_url=None, redoc_url=None, default_response_class=JSONReply)
-    app.state.service, app.state.metrics = service, Metrics(service)
+    app.state.service, app.state.metrics = service, ServerMetrics(service)
     app.state.logits, app.state.roles = inside.Logits(), {}
     service.observe_job, service.observe_step = app.state.metrics.job, app.state.metrics.step
     for routes in listing, completions, chat, responses, embeddings, tokens, metrics, inside, live, pages, reference:

@@ -23,7 +23,7 @@ from onward.serving.errors import ApiError
 from onward.serving.fields import FORM_CHARACTERS, SamplingFields
 from onward.serving.jobs import Job, Update, merged
 from onward.serving.models import Served
-from onward.serving.parts import Call, Part, ResponseFormat, Tool
+from onward.serving.request_objects import Call, ContentPart, ResponseFormat, Tool
 from onward.serving.service import Service, log_note, service_of
 from onward.serving.shapes import Whole, shown
 from onward.serving.streams import DONE, event
@@ -41,7 +41,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: str = Field(description="system, developer, user, assistant or tool.")
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -96,7 +96,7 @@ async def chat_completions(body: ChatRequest, http: Request) -> Any:
         raise ApiError("Cannot give top_logprobs without logprobs: set it to true", param="top_logprobs")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     job, forms = await begin(service, served, body, messages, tools, "chat", schema, ends, num_logprobs)
-    reply = Reply(body, served, job, tools, forms)
+    reply = ChatReply(body, served, job, tools, forms)
     if body.stream:
         return service.stream(http, job, reply.events)
     return await service.respond(http, job, reply.as_json)
@@ -237,7 +237,7 @@ def template_of(served: Served) -> str:
     return templates.get("default") or next(iter(templates.values()), "")
 
 
-class Reply:
+class ChatReply:
     """The reply to a request, one JSON object or server-sent events, from the updates of its answers."""
 
     def __init__(self, body: ChatRequest, served: Served, job: Job, tools: Tools, forms: Forms) -> None:

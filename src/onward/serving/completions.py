@@ -54,7 +54,9 @@ async def completions(body: CompletionRequest, http: Request) -> Any:
             f"Cannot rank answers by best_of {body.best_of}: leave it out, or give n ({options.n})", param="best_of"
         )
     job = await service.submit(served, prompts, options, "completions", body.edits)
-    reply = Reply(body, served, job, [Choice(body, served, prompt) for prompt in prompts for _ in range(options.n)])
+    reply = CompletionReply(
+        body, served, job, [CompletionChoice(body, served, prompt) for prompt in prompts for _ in range(options.n)]
+    )
     if body.echo and body.logprobs is not None:
         await reply.read_prompts(service)
     if body.stream:
@@ -84,7 +86,7 @@ def truncated(tokens: list[int], body: SamplingFields, served: Served) -> list[i
     return tokens[-(keep if keep > 0 else served.engine.length - 1) :]
 
 
-class Choice:
+class CompletionChoice:
     """One answer of a reply, and the number of its characters that were sent."""
 
     def __init__(self, body: CompletionRequest, served: Served, prompt: list[int]) -> None:
@@ -105,10 +107,10 @@ class Choice:
         return choice | ({"token_ids": update.tokens} if self.body.return_token_ids else {})
 
 
-class Reply:
+class CompletionReply:
     """The reply to a request, one JSON object or server-sent events, from the updates of its answers."""
 
-    def __init__(self, body: CompletionRequest, served: Served, job: Job, choices: Sequence[Choice]) -> None:
+    def __init__(self, body: CompletionRequest, served: Served, job: Job, choices: Sequence[CompletionChoice]) -> None:
         self.body, self.served, self.job, self.choices = body, served, job, choices
         self.head = {
             "id": f"cmpl-{secrets.token_hex(12)}",

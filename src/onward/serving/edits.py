@@ -34,10 +34,14 @@ class Edits(BaseModel):
         n_layers, n_heads = model.config.n_layers, model.config.n_heads
         for layer in (*self.layers, *(layer for layer, _ in self.heads)):
             if not 0 <= layer < n_layers:
-                raise ApiError(f"Cannot apply edits to layer {layer}: the model has layers 0 to {n_layers - 1}", param="edits")
+                raise ApiError(
+                    f"Cannot apply edits to layer {layer}: the model has layers 0 to {n_layers - 1}", param="edits"
+                )
         for _, head in self.heads:
             if not 0 <= head < n_heads:
-                raise ApiError(f"Cannot apply edits to head {head}: a layer has heads 0 to {n_heads - 1}", param="edits")
+                raise ApiError(
+                    f"Cannot apply edits to head {head}: a layer has heads 0 to {n_heads - 1}", param="edits"
+                )
         known = activations(model)
         parts = [f"blocks.{layer}.{part}.out" for layer in self.layers for part in ("attn", "mlp")]
         heads = [f"blocks.{layer}.attn.heads.{head}" for layer, head in self.heads]

@@ -8,14 +8,14 @@ from typing import Any
 
 from onward.serving.calls.source import Event
 
-Change = tuple[str, dict[str, Any]]  # an event of the stream: (type, fields)
+OutputChange = tuple[str, dict[str, Any]]  # an event of the stream: (type, fields)
 TEXTS = {  # of an event of an answer: the type of the item, the beginning of its id, the type of its part
     "content": ("message", "msg", "output_text"),
     "reasoning": ("reasoning", "rs", "reasoning_text"),
 }
 
 
-class Output:
+class OutputItems:
     """The output items of a response so far; `logprobs` belong to the tokens of the next piece of a message."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Output:
     def is_open(self) -> bool:
         return bool(self.items) and self.items[-1]["status"] == "in_progress"
 
-    def add(self, event: Event) -> Iterator[Change]:
+    def add(self, event: Event) -> Iterator[OutputChange]:
         if event.kind == "end":
             yield from self.close("completed")
         elif event.kind == "call":
@@ -40,7 +40,7 @@ class Output:
         else:
             yield from self.add_text(event)
 
-    def add_text(self, event: Event) -> Iterator[Change]:
+    def add_text(self, event: Event) -> Iterator[OutputChange]:
         """Add text of a message or of reasoning, in a new item if necessary."""
         kind, prefix, part_kind = TEXTS[event.kind]
         if not self.is_open or self.items[-1]["type"] != kind:
@@ -60,17 +60,17 @@ class Output:
         if event.text:
             yield f"response.{part_kind}.delta", fields
 
-    def open(self, kind: str, prefix: str, fields: dict[str, Any]) -> Iterator[Change]:
+    def open(self, kind: str, prefix: str, fields: dict[str, Any]) -> Iterator[OutputChange]:
         item = {"id": f"{prefix}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress", **fields}
         self.items.append(item if kind == "function_call" else item | {"content": []})
         yield "response.output_item.added", {"output_index": len(self.items) - 1, "item": self.items[-1]}
 
-    def leave(self) -> Iterator[Change]:
+    def leave(self) -> Iterator[OutputChange]:
         """End the last item, since another follows; a call whose arguments did not end is incomplete."""
         called = self.is_open and self.items[-1]["type"] == "function_call"
         yield from self.close("incomplete" if called else "completed")
 
-    def close(self, status: str) -> Iterator[Change]:
+    def close(self, status: str) -> Iterator[OutputChange]:
         if not self.is_open:
             return
         item = self.items[-1]
@@ -85,7 +85,7 @@ class Output:
             yield "response.content_part.done", {**self.place(), "content_index": 0, "part": part}
         yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": item}
 
-    def finish(self, status: str) -> Iterator[Change]:
+    def finish(self, status: str) -> Iterator[OutputChange]:
         """End the output; an answer without text and calls is an empty message."""
         if not self.items:
             yield from self.add_text(Event("content"))

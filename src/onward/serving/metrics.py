@@ -22,7 +22,7 @@ SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 BETWEEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 
 
-class Metrics(Collector):
+class ServerMetrics(Collector):
     """Counters and histograms in a registry of their own."""
 
     def __init__(self, service: Service) -> None:
@@ -96,5 +96,5 @@ def cache_use(engine: Engine) -> float:
 @router.get("/metrics", response_class=Response)
 async def metrics(http: Request) -> Response:
     """Return the metrics in the text format of Prometheus."""
-    own: Metrics = http.app.state.metrics
+    own: ServerMetrics = http.app.state.metrics
     return Response(generate_latest(own.registry), media_type=CONTENT_TYPE_LATEST)

@@ -22,7 +22,7 @@ from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
 from onward.planning.memory import cache_bytes, weight_bytes
 from onward.planning.tables import byte_count
-from onward.serving.config import EngineOptions
+from onward.serving.server_options import EngineOptions
 from onward.transforms.heads import head_labels
 from onward.transforms.lora import adapter_names
 

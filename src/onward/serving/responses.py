@@ -15,10 +15,10 @@ from onward.serving.calls.splitter import AnswerSplitter
 from onward.serving.chat import ChatFields, begin, message_of, schema_of
 from onward.serving.completions import MOST_LOGPROBS
 from onward.serving.errors import ApiError, body_of
-from onward.serving.items import Output
+from onward.serving.items import OutputItems
 from onward.serving.jobs import Job, Update
 from onward.serving.models import Served
-from onward.serving.parts import Item, Reasoning, Text
+from onward.serving.request_objects import InputItem, Reasoning, TextField
 from onward.serving.service import service_of
 from onward.serving.shapes import Whole, shown
 from onward.serving.streams import event
@@ -32,10 +32,10 @@ LOGPROBS = "message.output_text.logprobs"  # in the field include
 class ResponsesRequest(ChatFields):
     """The body of a request of /v1/responses."""
 
-    input: str | list[Item]
+    input: str | list[InputItem]
     instructions: str | None = Field(None, description="The system message.")
     max_output_tokens: Whole | None = None
-    text: Text | None = Field(None, description="format: text, json_object or json_schema.")
+    text: TextField | None = Field(None, description="format: text, json_object or json_schema.")
     reasoning: Reasoning | None = Field(None, description="effort: a variable for the chat template.")
     include: list[str] | None = Field(None, description=f"{LOGPROBS}: the log-probabilities of tokens.")
     top_logprobs: Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None = None
@@ -67,7 +67,7 @@ async def responses(body: ResponsesRequest, http: Request) -> Any:
         body.reasoning_effort = str(body.reasoning["effort"])
     schema, messages = schema_of(response_format_of(body.text)), messages_of(body)
     job, forms = await begin(service, served, body, messages, tools, "responses", schema, logprobs=body.num_logprobs)
-    reply = Reply(body, served, job, tools, forms)
+    reply = ResponseReply(body, served, job, tools, forms)
     if body.stream:
         return service.stream(http, job, reply.events)
     return await service.respond(http, job, reply.as_json)
@@ -126,14 +126,14 @@ def join(message: dict[str, Any], more: Mapping[str, Any]) -> None:
         message[name] = message[name] + more[name] if message.get(name) else more[name]
 
 
-class Reply:
+class ResponseReply:
     """The reply to a request, one JSON object or server-sent events, from the updates of its answer."""
 
     def __init__(self, body: ResponsesRequest, served: Served, job: Job, tools: Tools, forms: Forms) -> None:
         self.body, self.served, self.job, self.tools = body, served, job, tools
         self.id, self.created = f"resp_{secrets.token_hex(12)}", int(time.time())
         (request,) = job.answers
-        self.splitter, self.output = AnswerSplitter(forms, request.prompt), Output()
+        self.splitter, self.output = AnswerSplitter(forms, request.prompt), OutputItems()
         self.number = -1  # of the last event
 
     def response(self, status: str, finish_reason: str = "") -> dict[str, Any]:

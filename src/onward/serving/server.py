@@ -16,8 +16,8 @@ from fastapi import FastAPI
 
 from onward.base.errors import UserError
 from onward.serving.app import make_app
-from onward.serving.config import Listening
 from onward.serving.models import Served
+from onward.serving.server_options import Listening
 from onward.serving.service import Service
 
 LEAVE = 10.0  # seconds that the engine's thread may take for its last step, or a compilation

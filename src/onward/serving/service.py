@@ -17,13 +17,13 @@ from onward.base.errors import UserError
 from onward.generation.check_request import PromptError, check_request
 from onward.generation.options import GenerationOptions
 from onward.generation.prompts import Prompt, requests_for, schema_note
-from onward.serving.config import Limits
 from onward.serving.edits import Edits, edited_for
 from onward.serving.errors import ApiError, body_of
 from onward.serving.jobs import Job, Update
 from onward.serving.models import Served, engines_of
+from onward.serving.server_options import RequestLimits
 from onward.serving.streams import DONE, event
-from onward.serving.worker import Step, Worker
+from onward.serving.worker import StepObserver, Worker
 
 T = TypeVar("T")
 LOG = logging.getLogger("onward.serving")
@@ -36,7 +36,7 @@ class Service:
     """The state of the server, used only in the event loop. `pending` counts the answers that are not done.
     `observe_job` is called with each job that ends, `observe_step` in the engines' thread after each step."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
         self.state: Literal["loading", "ready", "draining"] = "loading"
         self.served: dict[str, Served] = {}
@@ -45,7 +45,7 @@ class Service:
         self.jobs: set[Job] = set()
         self.threads = ThreadPoolExecutor(2, "onward-prompts")  # tokenize prompts and compile constraints
         self.observe_job: Callable[[Job], None] = lambda job: None
-        self.observe_step: Step = lambda engine, new: None
+        self.observe_step: StepObserver = lambda engine, new: None
 
     def load(self, load: Callable[[], Sequence[Served]]) -> Future[Sequence[Served]]:
         # OpenMP keeps a team of threads for each thread that has computed, and lets all of them sleep between two

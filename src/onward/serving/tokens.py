@@ -11,7 +11,7 @@ from onward.base.errors import UserError
 from onward.serving.chat import ENDS, ChatMessage, message_of, of_messages, variables_of
 from onward.serving.errors import ApiError
 from onward.serving.fields import Body, check_others
-from onward.serving.parts import Tool
+from onward.serving.request_objects import Tool
 from onward.serving.service import service_of
 from onward.serving.shapes import Tokens
 from onward.serving.tools import Tools

@@ -22,7 +22,7 @@ from onward.serving.jobs import Job, Update, deliver
 from onward.serving.models import row_counts
 
 T = TypeVar("T")
-Step = Callable[[Engine, list[tuple[Request, int]]], None]
+StepObserver = Callable[[Engine, list[tuple[Request, int]]], None]
 LOG = logging.getLogger("onward.serving")
 # without the pause, the first of four prompts would be prefilled alone, the others between steps of its answer
 PAUSE = 0.002  # seconds without an arrival that end a burst of requests
@@ -33,7 +33,7 @@ class Worker(threading.Thread):
     """Runs the engines until `stop`. `observe` is called after each step; functions in `spare` are called one by one
     while there is no request."""
 
-    def __init__(self, observe: Step) -> None:
+    def __init__(self, observe: StepObserver) -> None:
         super().__init__(name="onward-engine", daemon=True)
         self.engines: Sequence[Engine] = ()
         self.observe = observe

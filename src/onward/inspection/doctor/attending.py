@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from onward.inspection.doctor.finding import Check, Outcome, Status, largest
-from onward.inspection.doctor.operations import Attention, length_of_texts, loud, operations
+from onward.inspection.doctor.operations import RecordedAttention, length_of_texts, loud, operations
 from onward.inspection.doctor.subject import POSITION_NAMES, TOLERANCE, Subject
 
 TEXTS = 6
@@ -30,7 +30,7 @@ SEEN = 1e-20  # a weight below this is that of a masked key
 POSITIONS = r"(?<![a-z])pos(?!t)|position|wpe|rope|rotary|inv_freq|freqs_cis|alibi|slopes"
 NO_ATTENTION = "no attention (a product of weights (T, T) and values) was recognized in this model"
 
-Layer = Sequence[Attention]  # the recordings of one attention, one per text
+Layer = Sequence[RecordedAttention]  # the recordings of one attention, one per text
 
 
 def layers(s: Subject, kind: str) -> list[Layer]:

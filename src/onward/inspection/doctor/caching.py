@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from onward.inspection.doctor.finding import Check, Outcome, largest, verdict
-from onward.inspection.doctor.parts import attention_layers
+from onward.inspection.doctor.modules import attention_layers
 from onward.inspection.doctor.subject import Cache, Subject
 from onward.model.decoder import Decoder
 from onward.planning.machine import read_bandwidth, wait

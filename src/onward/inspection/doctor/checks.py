@@ -19,7 +19,7 @@ from onward.inspection.doctor.corpus import CORPUS, Corpus
 from onward.inspection.doctor.finding import Check, Finding
 from onward.inspection.doctor.forward import FORWARD
 from onward.inspection.doctor.learning import LEARNING
-from onward.inspection.doctor.parts import PARTS
+from onward.inspection.doctor.modules import PARTS
 from onward.inspection.doctor.stream import STREAM
 from onward.inspection.doctor.subject import About, Subject
 from onward.inspection.doctor.trained import TRAINED

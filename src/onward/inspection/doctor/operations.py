@@ -29,19 +29,19 @@ LOOKUPS = "embedding", "index", "index_select"
 
 
 @dataclass(eq=False)
-class Linear:
+class RecordedProduct:
     """A recorded matrix product with a weight of the model."""
 
     given: Tensor
     weight: Tensor
     result: Tensor
     module: str
-    after: Linear | None  # product that `given` results from, with only views and biases in between
+    after: RecordedProduct | None  # product that `given` results from, with only views and biases in between
     read: bool = False  # whether an operation other than a product with a weight uses the result
 
 
 @dataclass(eq=False)
-class Attention:
+class RecordedAttention:
     """A recorded attention: the product of weights and values, and of the queries and keys before."""
 
     module: str
@@ -55,7 +55,7 @@ class Attention:
 
 
 @dataclass(eq=False)
-class Sum:
+class RecordedSum:
     left: Tensor
     right: Tensor
     result: Tensor
@@ -72,9 +72,9 @@ class Operations(TorchDispatchMode):
     def __init__(self, model: nn.Module, length: int) -> None:
         super().__init__()
         self.length = length
-        self.linears: list[Linear] = []
-        self.attentions: list[Attention] = []
-        self.sums: list[Sum] = []
+        self.linears: list[RecordedProduct] = []
+        self.attentions: list[RecordedAttention] = []
+        self.sums: list[RecordedSum] = []
         self.lookups: list[Tensor] = []  # rows (T, D) of tables
         self.tables: set[int] = set()  # addresses of these tables
         self.module: list[str] = []  # names of the modules that run now
@@ -83,7 +83,7 @@ class Operations(TorchDispatchMode):
         self.weights = {id(p) for p in model.parameters()}
         self.storages = {p.untyped_storage().data_ptr() for p in model.parameters()}
         self.sources: dict[int, list[Tensor]] = {}
-        self.direct: dict[int, Linear] = {}  # results of products with a weight, through views and biases
+        self.direct: dict[int, RecordedProduct] = {}  # results of products with a weight, through views and biases
         self.soft: set[int] = set()  # (T, T) tensors that descend from a softmax
         self.twice = False
         self.scores: tuple[Tensor, Tensor] | None = None  # queries and keys of the last (T, T) product
@@ -116,7 +116,7 @@ class Operations(TorchDispatchMode):
             return
         self.follow(name, floats, out)
         if name in ("add", "add_") and len(floats) == 2 and floats[0].shape == floats[1].shape:
-            self.sums.append(Sum(floats[0], floats[1], out, self.current_module()))
+            self.sums.append(RecordedSum(floats[0], floats[1], out, self.current_module()))
 
     def current_module(self) -> str:
         return self.module[-1] if self.module else ""
@@ -126,7 +126,7 @@ class Operations(TorchDispatchMode):
         weights = self.is_weight(left), self.is_weight(right)
         if sum(weights) == 1:
             x, weight = (right, left) if weights[0] else (left, right)
-            linear = Linear(x, weight, out, self.current_module(), self.direct.get(id(x)))
+            linear = RecordedProduct(x, weight, out, self.current_module(), self.direct.get(id(x)))
             self.linears.append(linear)
             self.sources[id(out)], self.direct[id(out)] = [out], linear
             return
@@ -153,7 +153,7 @@ class Operations(TorchDispatchMode):
         q, k, w, v = unfold(flat[0]), repeat(flat[1]), unfold(flat[2]), repeat(flat[3])
         if q.shape[:2] == k.shape[:2] == w.shape[:2] == v.shape[:2]:
             width = self.linears[-1].given.size(-1) if self.linears else 0
-            self.attentions.append(Attention(self.current_module(), q, k, w, v, sources, self.twice, width))
+            self.attentions.append(RecordedAttention(self.current_module(), q, k, w, v, sources, self.twice, width))
         self.scores, self.twice = None, False
 
     def follow(self, name: str, floats: list[Tensor], out: Tensor) -> None:

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from onward.inspection.doctor.finding import Check, Outcome, largest, verdict
 from onward.inspection.doctor.operations import (
-    Linear,
     Operations,
+    RecordedProduct,
     changed,
     length_of_texts,
     loud,
@@ -36,7 +36,7 @@ def traced(s: Subject) -> Operations | None:
     return s.memo["traced"]
 
 
-def head_of(ops: Operations, s: Subject) -> Linear | None:
+def head_of(ops: Operations, s: Subject) -> RecordedProduct | None:
     """The product that computes the logits."""
     return next((x for x in reversed(ops.linears) if x.result.size(-1) >= s.vocab_size), None)
 

@@ -23,8 +23,8 @@ from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 
 Adapter = Callable[[nn.Module, Tensor], Tensor]  # (model, token ids (B, T)) -> logits (B, T, V)
-Loss = Callable[[Tensor, Tensor], Tensor]  # (logits (B, T, V), targets (B, T)) -> a scalar
-Step = Callable[[Tensor], Tensor]  # the next token ids (1, S) of a text -> their logits (1, S, V)
+LossFunction = Callable[[Tensor, Tensor], Tensor]  # (logits (B, T, V), targets (B, T)) -> a scalar
+CacheStep = Callable[[Tensor], Tensor]  # the next token ids (1, S) of a text -> their logits (1, S, V)
 ROWS, LENGTH = 2, 16  # of the token ids that the checks use
 BATCHES = 64  # the most of the user's batches that are used
 LENGTH_NAMES = "context_length", "block_size", "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"
@@ -43,8 +43,10 @@ class About(TypedDict, total=False):
     fresh: bool  # the weights are newly initialized
     trained: bool  # the model is trained to predict the next token
     adapter: Adapter | None  # adapter(model, tokens) returns the logits of a model with a different signature
-    loss: Loss | None  # training loss of the model; default: the loss that it returns for targets
-    cache: Callable[[nn.Module], Step] | None  # makes an empty cache: a function from the next tokens to their logits,
+    loss: LossFunction | None  # training loss of the model; default: the loss that it returns for targets
+    cache: (
+        Callable[[nn.Module], CacheStep] | None
+    )  # makes an empty cache: a function from the next tokens to their logits,
     # with a method crop(length) if the cache can be rolled back
     batches: Iterable[tuple[Tensor, Tensor]]  # token ids and targets for training, (B, T) each
     validation_batches: Iterable[tuple[Tensor, Tensor]]  # token ids and targets of held-out text, (B, T) each
@@ -57,7 +59,7 @@ class About(TypedDict, total=False):
 class Cache:
     """An empty cache for one text: `step` takes the next token ids (1, S) and returns their logits."""
 
-    step: Step
+    step: CacheStep
     crop: Callable[[int], object] | None = None  # rolls the cache back to a length
     content: Callable[[], Any] = lambda: None  # returns the object that holds the keys and values
 

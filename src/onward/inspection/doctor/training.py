@@ -105,7 +105,7 @@ def held_out(s: Subject) -> Outcome:
     return verdict(share <= COMMON, what, "the split of the texts")
 
 
-class Watch:
+class GradientWatch:
     """Gradients while the user's function trains: sums over backward passes, and their similarity to those that the
     optimizer receives."""
 
@@ -160,7 +160,7 @@ def step(s: Subject) -> Outcome:
     if train is None:
         return "not applicable", "no training function is given: --train"
     model = deepcopy(s.model).train()
-    watch = Watch(model)
+    watch = GradientWatch(model)
     mode = lambda module, args: setattr(watch, "eval", watch.eval or not module.training)
     hooks: list[Any] = [p.register_hook(watch.gradient(name)) for name, p in watch.trained.items()]
     before = [p.detach().clone() for p in watch.all()]
@@ -176,7 +176,7 @@ def step(s: Subject) -> Outcome:
     return judged(watch, before)
 
 
-def judged(watch: Watch, before: list[Tensor]) -> Outcome:
+def judged(watch: GradientWatch, before: list[Tensor]) -> Outcome:
     since, ever = watch.cosines[-1]
     what = (
         f"in step {watch.steps}, the cosine of the optimizer's gradients and those since the last step is {since:.4f}"

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from onward.config.part_types import Norm
-from onward.inspection.attention import logits
+from onward.inspection.attention_maps import logits
 from onward.model.decoder import Decoder
 from onward.planning.descriptions import formula
-from onward.reports.explain.story import Step
+from onward.reports.explain.story import StoryStep
 from onward.reports.pictures.markup import MARKS, readable
 from onward.reports.pictures.panels import cells
 from onward.reports.pictures.picture import Panel
-from onward.reports.pictures.scale import Scale
+from onward.reports.pictures.scale import ColorScale
 from onward.text.tokenizer import Tokenizer
 from onward.tracing.names import activation_names
 from onward.tracing.trace import Trace, trace
@@ -62,14 +62,14 @@ class Followed:
         name = readable(self.tokenizer.piece(int(p.argmax())), MARKS)
         return f"If the model ended here, it would predict “{name}” with {p.max():.1%}.".replace("%", " %")
 
-    def norm(self, part: Norm, title: str, before: str, after: str, wide: str) -> Step:
+    def norm(self, part: Norm, title: str, before: str, after: str, wide: str) -> StoryStep:
         """`before` and `after` name the input and output activations, `wide` is their shape as text."""
         y, scale, module = self.at(after), f"{after}.scale", self.model.get_submodule(after)
         divided = formula(part)
         weighted = ", then multiplied by learned weights" * any(True for _ in module.parameters())
         applied = f" Here it divides by {float(self.at(scale)):.3f}." if scale in self.t else ""
         panels = [vector("before", self.at(before))] if before in self.t else []
-        return Step(
+        return StoryStep(
             title,
             wide,
             "y = norm(x)",
@@ -78,7 +78,7 @@ class Followed:
             [*panels, vector("after", y)],
         )
 
-    def of_heads(self, title: str, x: Tensor, scale: Scale | None = None, reading: str = "") -> Panel:
+    def of_heads(self, title: str, x: Tensor, scale: ColorScale | None = None, reading: str = "") -> Panel:
         """A row per head, a column for each of the last KEYS tokens up to the followed one; x (H, p + 1)."""
         shown = slice(max(0, self.p + 1 - KEYS), self.p + 1)
         rows = [f"head {h}" for h in range(min(len(x), 2 * HEADS))]
@@ -86,7 +86,7 @@ class Followed:
         return cells(title, values, rows, self.pieces[shown], scale=scale, reading=reading)
 
     def weights_panel(self, layer: int) -> Panel:
-        scale = Scale(1, root=True, unit="weight")
+        scale = ColorScale(1, root=True, unit="weight")
         return self.of_heads("attention weights", self.weights(layer), scale, "{row} looks at {column} with {value}")
 
 
@@ -99,7 +99,7 @@ def vector(title: str, x: Tensor) -> Panel:
         shown[None].numpy(),
         columns=[str(i) for i in range(len(shown))],
         texts=[[f"{v:.2f}" for v in shown.tolist()]],
-        scale=Scale(float(x.abs().max()) or 1.0, signed=True),
+        scale=ColorScale(float(x.abs().max()) or 1.0, signed=True),
         reading="number {column}: {value}",
     )
 
@@ -113,7 +113,7 @@ def head_vectors(title: str, x: Tensor) -> Panel:
         shown.numpy(),
         [f"head {h}" for h in range(len(shown))],
         [str(i) for i in range(shown.size(1))],
-        scale=Scale(float(x.abs().max()) or 1.0, signed=True, unit=title),
+        scale=ColorScale(float(x.abs().max()) or 1.0, signed=True, unit=title),
         reading="{row}, number {column}: {value}",
         room=240,
     )

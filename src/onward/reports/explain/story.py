@@ -15,7 +15,7 @@ from onward.reports.pictures.picture import PANEL_STYLE, Panel, Picture, Theme, 
 
 
 @dataclass(frozen=True)
-class Step:
+class StoryStep:
     """One step of the forward pass that `onward explain` explains."""
 
     title: str
@@ -30,7 +30,7 @@ class Story:
     """The steps of one token through a decoder, for a terminal or as a page."""
 
     title: str
-    steps: Sequence[Step]
+    steps: Sequence[StoryStep]
 
     def text(self, width: int = 100) -> str:
         lines = [self.title]

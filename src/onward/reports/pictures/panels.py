@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from onward.reports.pictures.markup import readable, visible
 from onward.reports.pictures.picture import LINE_MARKS, Panel, fitted, gray_png, padded
 from onward.reports.pictures.plot import Frame, Heights, Series, plot, rounded, short
-from onward.reports.pictures.scale import NEGATIVE, SHADES, Scale
+from onward.reports.pictures.scale import NEGATIVE, SHADES, ColorScale
 
 LABEL, DEEP = 6.7, 12  # pixels of a character of a label, largest number of characters
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -31,7 +31,7 @@ def cells(
     rows: Sequence[str] = (),
     columns: Sequence[str] = (),
     *,
-    scale: Scale | None = None,
+    scale: ColorScale | None = None,
     room: float = 400,
     texts: Sequence[Sequence[str]] | None = None,
     longest: int = DEEP,
@@ -45,7 +45,7 @@ def cells(
     {column}: {value}".
     """
     values = np.asarray(values, float)
-    scale = scale or Scale(float(np.nanmax(np.abs(values), initial=0)), bool((values < 0).any()), unit="value")
+    scale = scale or ColorScale(float(np.nanmax(np.abs(values), initial=0)), bool((values < 0).any()), unit="value")
     scale = replace(scale, faint=scale.faint or texts is not None).over(values)
     (height, width), size, labels = values.shape, 0.0, list[list[str]]()
     if texts is not None:
@@ -127,7 +127,7 @@ def cell_lines(
     values: np.ndarray,
     rows: Sequence[str],
     columns: Sequence[str],
-    scale: Scale,
+    scale: ColorScale,
     texts: Sequence[Sequence[str]] | None,
 ) -> list[str]:
     """One shading character per cell or, if given, the `texts` of the cells."""
@@ -290,7 +290,7 @@ def words(
     pieces: Sequence[str],
     values: np.ndarray,
     notes: Sequence[str],
-    scale: Scale,
+    scale: ColorScale,
     below: Sequence[str] = (),
     width: float = 760,
 ) -> Panel:

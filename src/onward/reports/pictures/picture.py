@@ -19,7 +19,7 @@ from onward.base.errors import UserError
 from onward.base.files import atomic_write
 from onward.reports.pictures.markup import MARKS, boxed, embedded, page_of, readable, resource, visible
 from onward.reports.pictures.plot import COLORS, STYLE
-from onward.reports.pictures.scale import Scale, legends
+from onward.reports.pictures.scale import ColorScale, legends
 
 FORMATS = ".svg", ".png", ".html", ".json"
 Theme = Literal["auto", "light", "dark"]  # auto: as the reader's system; a PNG is then light
@@ -56,7 +56,7 @@ class Panel:
     body: str  # SVG elements, starting at the origin
     text: Sequence[str]  # the same picture as lines for a terminal
     data: Mapping[str, Any] = field(default_factory=dict)  # the numbers shown, for JSON and for the pointer
-    scale: Scale | None = None  # scale of the cells, for the legend
+    scale: ColorScale | None = None  # scale of the cells, for the legend
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Picture:
     panels: Sequence[Panel]
 
     @property
-    def legends(self) -> list[Scale]:
+    def legends(self) -> list[ColorScale]:
         return legends(panel.scale for panel in self.panels)
 
     def write(self, path: Path, theme: Theme = "auto") -> None:
@@ -170,7 +170,7 @@ class Picture:
         return "\n".join(lines)
 
 
-def legend_of(scale: Scale) -> str:
+def legend_of(scale: ColorScale) -> str:
     """A legend as an SVG element, for a page that provides the colors."""
     svg, width, height = scale.legend()
     size = f'viewBox="0 0 {width:g} {height:g}" style="--width:{width:g}px;max-width:{width:.0f}px"'

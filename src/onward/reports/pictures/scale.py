@@ -25,7 +25,7 @@ class Legend(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scale:
+class ColorScale:
     """A color scale, which maps values to shades for the cells of a picture: 0 is transparent, `top` is opaque. If
     `signed`, negative values use the second color, down to -top."""
 
@@ -42,7 +42,7 @@ class Scale:
         """The opacity of cells with the value `top`."""
         return FAINT if self.faint else 1.0
 
-    def over(self, values: np.ndarray) -> "Scale":
+    def over(self, values: np.ndarray) -> "ColorScale":
         """A copy that is marked as `clipped` if some of `values` exceed the top."""
         beyond = bool(np.nanmax(np.abs(values), initial=0) > 1.001 * self.top)
         return replace(self, clipped=self.clipped or beyond)
@@ -110,9 +110,9 @@ class Scale:
         return [self.words, *lines, *(["   ".join(["   ", *reach("-", NEGATIVE)])] if self.signed else [])]
 
 
-def legends(scales: Iterable[Scale | None]) -> list[Scale]:
+def legends(scales: Iterable[ColorScale | None]) -> list[ColorScale]:
     """The distinct scales that have a legend, clipped if the values of any panel exceed them."""
-    distinct: dict[Scale, bool] = {}
+    distinct: dict[ColorScale, bool] = {}
     for scale in scales:
         if scale and (scale.unit or scale.keys):
             plain = replace(scale, clipped=False)

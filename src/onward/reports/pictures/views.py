@@ -17,9 +17,9 @@ from onward.reports.pictures.layer_views import attention, experts, heads, neuro
 from onward.reports.pictures.panels import bars, cells, curves, text_width, unique, words
 from onward.reports.pictures.picture import Picture, fitted
 from onward.reports.pictures.reading import Reading
-from onward.reports.pictures.scale import Scale
+from onward.reports.pictures.scale import ColorScale
 
-CHANCE = Scale(1, unit="probability")
+CHANCE = ColorScale(1, unit="probability")
 LENS_TEXT, LENS_WIDTH = 8, 800.0  # characters of a token in the lens, pixels of a row of it
 USUAL, UNCHANGED = Sampling(), Sampling(temperature=1.0)
 ENDING = 5  # tokens of a text that a title quotes
@@ -101,7 +101,7 @@ def tokens(reading: Reading) -> Picture:
         notes.append(f"loss {loss:.2f}, rank {rank:,}, entropy {entropy:.2f}")
     uniform = float(np.log(reading.model.config.vocab_size))
     ranks = ["", *(f"{rank:,}" for rank in statistics.ranks[1:].tolist())]
-    scale = Scale(uniform, unit="nats of loss")
+    scale = ColorScale(uniform, unit="nats of loss")
     panels = [words("each token by its loss, over its rank", pieces, losses.numpy(), notes, scale, below=ranks)]
     if len(pieces) > 2:
         series = {"loss": losses[1:].tolist(), "entropy": statistics.entropies[1:].tolist()}
@@ -143,7 +143,7 @@ def patch(reading: Reading, *, corrupted: str = "", right: str = "", wrong: str 
         for piece, changed in zip(reading.pieces(clean), reading.pieces(other), strict=True)
     ]
     layers = [f"layer {i}" for i in range(len(streams))]
-    scale = Scale(1, signed=True, unit="0: nothing changes; 1: the answer of the text is restored")
+    scale = ColorScale(1, signed=True, unit="0: nothing changes; 1: the answer of the text is restored")
     answers = reading.pieces([answer, other_answer])
     return Picture(
         "Activation patching",

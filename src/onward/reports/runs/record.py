@@ -17,7 +17,7 @@ from onward.base.fields import text
 from onward.base.files import read_json
 from onward.base.notebook import Shown
 from onward.config.decoder import DecoderConfig, Experts, each
-from onward.planning.fits import Run
+from onward.planning.fits import RunPoint
 from onward.reports.runs.metrics import Metrics, numbers, read_lines, read_metrics
 from onward.reports.runs.scores import TaskScore, read_scores
 from onward.training.finetuning.config import config_class
@@ -169,11 +169,11 @@ def find_runs(folder: Path) -> list[Path]:
     return sorted(run for run in folders if not any(part.startswith(".") for part in run.relative_to(folder).parts))
 
 
-def finished_runs(folder: Path) -> list[Run]:
+def finished_runs(folder: Path) -> list[RunPoint]:
     """Sizes, tokens and losses of the runs in a folder, the data of scaling laws; others are skipped."""
     figures = (Record(run).figures() for run in find_runs(folder))
     known = ((run.parameters, run.tokens, run.validation_loss) for run in figures)
-    return [Run(size, tokens, loss) for size, tokens, loss in known if size and loss]
+    return [RunPoint(size, tokens, loss) for size, tokens, loss in known if size and loss]
 
 
 def read_table(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from onward.base.fields import decimal
 from onward.config.decoder import DecoderConfig
 from onward.planning.flops import training_flops
 from onward.reports.pictures.plot import short
-from onward.reports.runs.published import Published, nearest
+from onward.reports.runs.published import PublishedResult, nearest
 from onward.reports.runs.record import Figures, Record
 from onward.reports.runs.scores import TaskScore
 from onward.reports.runs.wording import duration, source_line
@@ -78,7 +78,7 @@ def score_row(score: TaskScore) -> tuple[str, ...]:
     return score.task, f"{score.score:.3f}{error}", chance, f"{score.examples}", questions, f"{score.suite}{metric}"
 
 
-def published(figures: Figures, scores: Sequence[TaskScore]) -> list[Published]:
+def published(figures: Figures, scores: Sequence[TaskScore]) -> list[PublishedResult]:
     """Results of the models nearest in size at the same tasks and, beside bits per byte, theirs on enwik8."""
     if not figures.parameters:
         return []
@@ -88,7 +88,7 @@ def published(figures: Figures, scores: Sequence[TaskScore]) -> list[Published]:
     return [figure for one in wanted for figure in nearest(figures.parameters, *one)]
 
 
-def published_row(figure: Published) -> tuple[str, ...]:
+def published_row(figure: PublishedResult) -> tuple[str, ...]:
     score = f"{figure.score:.3f}" if figure.suite != "a text" else f"{figure.score:.2f} {figure.metric}"
     return figure.model, short(figure.parameters), figure.task, score
 

@@ -14,6 +14,7 @@ from onward.config.decoder import DecoderConfig, Experts, SelfAttention, at, eac
 from onward.config.mesh import Mesh, divides_tokens, divides_vocabulary
 from onward.data.windows import Batch
 from onward.generation.cache.growing import CHUNK
+from onward.planning.divided_parameters import ParameterGroup, groups, matrices_by_shape, of_stage
 from onward.planning.dry import DryStep, Segment, dry_step
 from onward.planning.memory import (
     AUTOCAST,
@@ -25,7 +26,6 @@ from onward.planning.memory import (
     weight_bytes,
 )
 from onward.planning.parameters import kinds, modules, parameters, size
-from onward.planning.pieces import Group, groups, matrices_by_shape, of_stage
 from onward.planning.stages import of_later_batch, of_one_batch
 
 LOOKUP = 9  # bytes per token that a divided embedding keeps: its row index, and whether another process has the row
@@ -152,7 +152,7 @@ def with_norms(dry: DryStep, config: DecoderConfig, tensor: int, tokens: int) ->
     )
 
 
-def orthogonalizing(param_groups: list[Group], count: int) -> int:
+def orthogonalizing(param_groups: list[ParameterGroup], count: int) -> int:
     """Peak bytes while Muon orthogonalizes one shape: a process's own matrices, and a result of each process."""
     return max(
         ORTHOGONAL * -(-number // count) * math.prod(shape) + 2 * count * math.prod(shape)
@@ -181,7 +181,7 @@ def kind_of_layers(config: DecoderConfig) -> list[int]:
     return [numbers[layer] for layer in range(config.n_layers)]
 
 
-def with_gathers(dry: DryStep, part: DecoderConfig, param_groups: list[Group], width: int) -> DryStep:
+def with_gathers(dry: DryStep, part: DecoderConfig, param_groups: list[ParameterGroup], width: int) -> DryStep:
     """Add the weights that shards gather, and the gradients to reduce. Embedding, final norm and head are gathered in
     fp32 for the entire step, blocks two at a time (`width` bytes per element)."""
     *blocks, rest = param_groups

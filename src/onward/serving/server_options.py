@@ -33,7 +33,7 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """What a client may ask for."""
 
     max_queue: Annotated[int, Range(0, 1 << 20)] = 64  # maximum number of waiting answers; further ones get status 429
@@ -42,7 +42,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listening(Limits):
+class Listening(RequestLimits):
     """Where the server listens, and whom it answers."""
 
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: all addresses of this machine

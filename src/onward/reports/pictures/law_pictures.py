@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onward.planning.fits import LossFit, Parabola, Run
-from onward.planning.laws import FITTED, LAWS, REFIT, Frontier, Loss
+from onward.planning.fits import LossFit, Parabola, RunPoint
+from onward.planning.laws import FITTED, LAWS, REFIT, Frontier, LossLaw
 from onward.reports.pictures.panels import curves
 from onward.reports.pictures.picture import Panel, Picture
 
@@ -20,7 +20,9 @@ def optimum_picture(flops: float) -> Picture:
     budgets = np.logspace(np.log10(flops) - 2, np.log10(flops) + 2, POINTS)
     best = {law.name: np.array([law.optimum(c) for c in budgets]) for law in LAWS}
     powers, mark = np.log10(budgets), {"here": float(np.log10(flops))}
-    losses = {law.name: [law.law.loss(*law.optimum(c)) for c in budgets] for law in LAWS if isinstance(law.law, Loss)}
+    losses = {
+        law.name: [law.law.loss(*law.optimum(c)) for c in budgets] for law in LAWS if isinstance(law.law, LossLaw)
+    }
     x_name = "FLOPs, as a power of ten"
     sizes = {name: points[:, 0] for name, points in best.items()}
     tokens = {name: points[:, 1] for name, points in best.items()}
@@ -40,7 +42,7 @@ def optimum_picture(flops: float) -> Picture:
     return Picture(f"The best model for {flops:.3g} FLOPs", caption, panels)
 
 
-def profiles(law: Loss, flops: float) -> Panel:
+def profiles(law: LossLaw, flops: float) -> Panel:
     """Loss by model size for a tenth, one and ten times `flops`."""
     best = law.optimum(flops)[0]
     sizes = np.logspace(np.log10(best) - 1, np.log10(best) + 1, POINTS)
@@ -49,7 +51,7 @@ def profiles(law: Loss, flops: float) -> Panel:
     return curves("IsoFLOP curves", np.log10(sizes).tolist(), series, x_name="parameters, as a power of ten")
 
 
-def isoflops(law: Loss, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola]) -> Panel:
+def isoflops(law: LossLaw, runs: Sequence[RunPoint], profiles_of_runs: Sequence[Parabola]) -> Panel:
     """Loss by model size for each budget of several sizes: the curve of `law`, and the runs as points."""
     sizes = np.log10([run.parameters for run in runs])
     x = np.linspace(sizes.min() - 0.1, sizes.max() + 0.1, POINTS)
@@ -60,7 +62,7 @@ def isoflops(law: Loss, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola
 
 
 def fit_picture(
-    fit: LossFit, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola], frontier: Frontier | None
+    fit: LossFit, runs: Sequence[RunPoint], profiles_of_runs: Sequence[Parabola], frontier: Frontier | None
 ) -> Picture:
     """Draw a law fitted to runs: the loss by budget, IsoFLOP curves, best sizes (unless the runs do not determine the
     law), and residuals."""

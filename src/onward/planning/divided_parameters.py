@@ -52,7 +52,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     """The parameters that FSDP gathers together: those of one block, or those outside of blocks."""
 
     pieces: tuple[Piece, ...]
@@ -75,14 +75,14 @@ def of_stage(config: DecoderConfig, mesh: Mesh, stage: int) -> DecoderConfig:
     return reduced(config, [*layers_of_stage(config.n_layers, mesh.pipeline, stage)])
 
 
-def groups(config: DecoderConfig, mesh: Mesh, stage: int = 0) -> list[Group]:
+def groups(config: DecoderConfig, mesh: Mesh, stage: int = 0) -> list[ParameterGroup]:
     """Parameters of a pipeline stage: one group per kind of block, then embedding, final norm and head."""
     *blocks, (rest, _) = modules(of_stage(config, mesh, stage))
     # a tied weight is on the first and the last stage, which exchange its gradient
     held = [holds(name, config, stage, mesh.pipeline) for name, _ in rest.named_parameters()]
     return [
-        *(Group(tuple(pieces_of(block, mesh)), count, True) for block, count in blocks),
-        Group(tuple(compress(pieces_of(rest, mesh), held)), 1, False),
+        *(ParameterGroup(tuple(pieces_of(block, mesh)), count, True) for block, count in blocks),
+        ParameterGroup(tuple(compress(pieces_of(rest, mesh), held)), 1, False),
     ]
 
 
@@ -106,7 +106,7 @@ def pieces_of(module: nn.Module, mesh: Mesh) -> Iterator[Piece]:
         yield Piece(full_shape, tuple(shape), mesh.shards, parameter.requires_grad, matrix, summed, stream)
 
 
-def matrices_by_shape(param_groups: list[Group]) -> Counter[tuple[int, ...]]:
+def matrices_by_shape(param_groups: list[ParameterGroup]) -> Counter[tuple[int, ...]]:
     """Count the matrices that Muon trains by shape, (O, I) or (X, O, I); a transposed shape counts as the same."""
     alike = Counter[tuple[int, ...]]()
     for group in param_groups:
