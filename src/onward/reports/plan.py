@@ -89,7 +89,7 @@ class Planned:
 
     @cached_property
     def trained(self) -> DecoderConfig:
-        # except on a CPU without dropout, since fused attention kernels store no dropped attention weights
+        # without dropout, except on a CPU: fused attention kernels store no dropped attention weights
         return self.config if self.machine.is_cpu else replace(self.config, dropout=0.0)
 
     @property
